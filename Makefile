@@ -1,0 +1,83 @@
+# `make demo` and `make test` need Python 3.11+ and make, nothing else: they set up .venv themselves.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-core test-service test-integration test-containers test-gpu verify \
+  verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
+  verify-spelling protos bench bench-core bench-peers chaos learn-check up down clean
+
+help:  ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+$(VENV)/.ready: pyproject.toml scripts/setup_venv.py
+	$(PYTHON) scripts/setup_venv.py $(VENV)
+
+setup: $(VENV)/.ready  ## Make the virtual environment with everything in it
+
+demo: $(VENV)/.ready  ## Watch an agent learn CartPole through the service (ARGS="--help" for options)
+	$(BIN)/breadbox demo $(ARGS)
+
+test: $(VENV)/.ready  ## All tests but those that need containers
+	$(BIN)/python -m pytest -m "not containers" $(ARGS)
+
+test-core: $(VENV)/.ready  ## The pure core alone
+	$(BIN)/python -m pytest tests/core $(ARGS)
+
+test-service: $(VENV)/.ready  ## Service and client, without other processes
+	$(BIN)/python -m pytest tests/service tests/client $(ARGS)
+
+test-integration: $(VENV)/.ready  ## Real processes, real Redis
+	$(BIN)/python -m pytest tests/integration $(ARGS)
+
+test-containers: $(VENV)/.ready  ## Build, start, drive and stop the containers
+	$(BIN)/python -m pytest tests/containers -m containers $(ARGS)
+
+test-gpu: $(VENV)/.ready  ## What needs a CUDA device
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
+
+verify: verify-format verify-lint verify-spelling verify-types verify-imports verify-protos test  ## Everything that must hold before a merge
+
+verify-format: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+
+fix-format: $(VENV)/.ready  ## Format the code
+	$(BIN)/ruff format .
+
+verify-lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+
+fix-lint: $(VENV)/.ready  ## Mend what the linter can
+	$(BIN)/ruff check --fix .
+
+verify-spelling: $(VENV)/.ready
+	$(BIN)/codespell $$(git ls-files '*.py' '*.md' '*.toml' '*.proto' '*.yml' '*.yaml')
+
+verify-types: $(VENV)/.ready
+	$(BIN)/mypy
+
+verify-imports: $(VENV)/.ready
+	$(BIN)/lint-imports
+
+verify-protos: $(VENV)/.ready
+	$(BIN)/python scripts/gen_protos.py --check
+
+protos: $(VENV)/.ready  ## Write the stubs from protos/
+	$(BIN)/python scripts/gen_protos.py
+
+bench-core: $(VENV)/.ready  ## Cost per operation of the core, by size
+	$(BIN)/python bench/core.py $(ARGS)
+
+bench: $(VENV)/.ready  ## All figures, beside the limit (ARGS=--quick: two minutes)
+	$(BIN)/python -m bench $(ARGS)
+
+up:  ## Start the local cluster
+	docker compose up --build --detach
+
+down:  ## Stop the local cluster and delete its volumes
+	docker compose down --volumes
+
+clean:  ## Delete what the other targets made
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out

@@ -1,0 +1,1 @@
+"""Breadbox: a replay-buffer service for online reinforcement learning."""

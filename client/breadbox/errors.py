@@ -1,0 +1,182 @@
+"""The one tree of errors that users of the library meet.
+
+Everything derives from `ReplayBufferError`. Classes hold fields and build their message from them.
+No `grpc.RpcError` and no `redis.RedisError` leaves the library; the cause is chained.
+"""
+
+
+class ReplayBufferError(Exception):
+    """Base of every error of this library."""
+
+    request_id: str | None = None
+    """The server's id for the failed call, when it gave one; quote it in a bug report."""
+
+
+class InvalidRequestError(ReplayBufferError):
+    """An argument is malformed, out of range, or can never be met."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class BufferNotFoundError(ReplayBufferError):
+    """No buffer has this name."""
+
+    def __init__(self, buffer: str) -> None:
+        super().__init__(f"no buffer is named {buffer!r}; create it with create_buffer()")
+        self.buffer = buffer
+
+
+class BufferExistsError(ReplayBufferError):
+    """A buffer of this name exists with other limits."""
+
+    def __init__(self, buffer: str) -> None:
+        super().__init__(f"buffer {buffer!r} exists with other limits")
+        self.buffer = buffer
+
+
+class SessionEndedError(ReplayBufferError):
+    """The session is unknown or has ended; another learner may have started its own."""
+
+    def __init__(self, session_id: str, current_session_id: str) -> None:
+        super().__init__(
+            f"session {session_id!r} is not current; current is {current_session_id!r}"
+        )
+        self.session_id = session_id
+        self.current_session_id = current_session_id
+
+
+class VersionRegressedError(ReplayBufferError):
+    """A model version lower than the current one was published."""
+
+    def __init__(self, current: int, announced: int) -> None:
+        super().__init__(f"model version {announced} is lower than the current {current}")
+        self.current = current
+        self.announced = announced
+
+
+class LeaseExpiredError(ReplayBufferError):
+    """The lease is unknown or has expired: its payloads may be gone; fetch again."""
+
+    def __init__(self, lease_id: str) -> None:
+        super().__init__(f"lease {lease_id!r} is unknown or has expired; fetch again")
+        self.lease_id = lease_id
+
+
+class RequestNotFoundError(ReplayBufferError):
+    """No grant is remembered for the request_id."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"no grant is remembered for request {request_id!r}")
+
+
+class RequestMismatchError(ReplayBufferError):
+    """A request_id was used again for another size, or the ranks of a fetch disagree."""
+
+
+class WaitElapsedError(ReplayBufferError, TimeoutError):
+    """A fetch waited as long as it was allowed to. Nothing was taken."""
+
+    def __init__(self, waited_s: float, reason: str) -> None:
+        super().__init__(f"waited {waited_s:.1f} s for a batch: {reason}")
+        self.waited_s = waited_s
+        self.reason = reason
+
+
+class BackpressureError(ReplayBufferError):
+    """The server, or the store, asks to wait and try again."""
+
+    def __init__(self, what: str, retry_delay_s: float) -> None:
+        super().__init__(f"{what}; try again in {retry_delay_s:.2f} s")
+        self.what = what
+        self.retry_delay_s = retry_delay_s
+
+
+class UnavailableError(ReplayBufferError):
+    """The server or the store cannot be reached, or is draining; retries have been used up."""
+
+
+class DeadlineExceededError(ReplayBufferError, TimeoutError):
+    """The call's own deadline passed without an answer: the server is slow, stuck or cut off."""
+
+
+class UnauthenticatedError(ReplayBufferError):
+    """The server wants credentials that this client did not give, or that it does not know."""
+
+
+class PermissionDeniedError(ReplayBufferError):
+    """The credentials do not allow this call."""
+
+
+class InternalError(ReplayBufferError):
+    """A bug in the server; its log has the details under the request id."""
+
+
+class ClosedError(ReplayBufferError):
+    """The client, appender or lease was closed before this call."""
+
+
+class StoreError(ReplayBufferError):
+    """Base of what goes wrong between this process and the payload store."""
+
+
+class StoreUrlError(StoreError):
+    """The store URL is malformed, or of a kind that is not known. Never holds the password."""
+
+
+class StoreUnavailableError(StoreError):
+    """The payload store cannot be reached."""
+
+
+class StoreFullError(StoreError):
+    """The payload store has no room (Redis at maxmemory, disk full); wait and try again."""
+
+    def __init__(self, what: str, retry_delay_s: float = 0.5) -> None:
+        super().__init__(f"{what}; try again in {retry_delay_s:.2f} s")
+        self.what = what
+        self.retry_delay_s = retry_delay_s
+
+
+class PayloadMissingError(StoreError):
+    """The store does not have the payload: it expired unannounced, or was deleted or lost."""
+
+    def __init__(self, payload_id: str) -> None:
+        super().__init__(f"payload {payload_id} is not in the store")
+        self.payload_id = payload_id
+
+
+class PayloadCorruptError(StoreError):
+    """A payload is truncated, fails its checksum, or contradicts its own header."""
+
+
+class PayloadFormatError(StoreError):
+    """A payload is of a format version that this library does not read."""
+
+    def __init__(self, version: int, supported: int) -> None:
+        super().__init__(f"payload format version {version}; this library reads {supported}")
+        self.version = version
+        self.supported = supported
+
+
+class TreeMismatchError(ReplayBufferError, ValueError):
+    """Two trees that should be alike differ; names the path, what was wanted and what was got."""
+
+    def __init__(self, path: str, wanted: str, got: str, where: str = "") -> None:
+        super().__init__(
+            f"{where + ': ' if where else ''}{path or '(root)'}: wanted {wanted}, got {got}"
+        )
+        self.path = path
+        self.wanted = wanted
+        self.got = got
+        self.where = where
+
+
+class UnsupportedArrayError(ReplayBufferError, ValueError):
+    """A leaf cannot be stored, such as an object array; names the path."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path or '(root)'}: {problem}")
+        self.path = path
+        self.problem = problem

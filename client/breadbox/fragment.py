@@ -1,0 +1,71 @@
+"""A fragment: T consecutive steps of one worker, as arrays.
+
+Step t is what the policy saw and did at time t and what came of it: `reward[t]`, `terminated[t]`
+and `truncated[t]` are the environment's answer to `action[t]`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tree = Any
+"""Nested dicts (string keys), lists and tuples whose leaves are numpy arrays, or None."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Fragment:
+    """T steps of one worker. Leaves of trees are `[T, ...]` unless said otherwise."""
+
+    worker_id: str
+    fragment_index: int
+    """Position in the worker's sequence within the session, contiguous from 0."""
+    session_id: str
+    model_version_min: int
+    """Version that produced the oldest step."""
+    model_version_max: int
+    """Version that produced the newest step."""
+    obs: Tree
+    """What the policy saw; any dtypes, [T, ...]."""
+    action: Tree
+    """What it did; any dtypes, [T, ...]."""
+    reward: NDArray[np.float32]
+    """float32[T], undiscounted."""
+    terminated: NDArray[np.bool_]
+    """bool[T]; the episode ended in a terminal state with this step."""
+    truncated: NDArray[np.bool_]
+    """bool[T]; the episode was cut off after this step (time limit, aborted environment)."""
+    first: NDArray[np.bool_]
+    """bool[T]; this step starts an episode; first[t] == ended[t-1] within a fragment."""
+    episode_id: NDArray[np.int64]
+    """int64[T]; the same number for all steps of an episode."""
+    next_obs: Tree
+    """The observation after the last step, leaves [...]; of the next episode if the last step ended one."""
+    in_state: Tree = None
+    """Recurrent state before step 0, leaves [...] without a batch axis; None for a policy without."""
+    final_obs_step: NDArray[np.int32] | None = None
+    """int32[K]; ascending steps at which an episode ended and its true final observation is known."""
+    final_obs: Tree = None
+    """Final observations of those K episodes, leaves [K, ...]; None when K is 0."""
+    log_prob: NDArray[np.float32] | None = None
+    """float32[T]; log-probability of `action` under the policy that acted."""
+    value: NDArray[np.float32] | None = None
+    """float32[T]; value estimate of the policy that acted, in reward units."""
+    model_version: NDArray[np.int64] | None = None
+    """int64[T]; version that produced each step; None when min equals max."""
+    extras: dict[str, Tree] = field(default_factory=dict)
+    """Anything else, leaves [T, ...]."""
+    discontinuity: bool = False
+    """Steps were dropped between the previous fragment and this one."""
+
+    @property
+    def step_count(self) -> int:
+        """T."""
+        return len(self.reward)
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        """bool[T]; terminated or truncated."""
+        ended: NDArray[np.bool_] = self.terminated | self.truncated
+        return ended

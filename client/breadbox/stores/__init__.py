@@ -1,0 +1,1 @@
+"""Payload stores: one protocol, several places."""

@@ -1,0 +1,101 @@
+"""What a payload store must do, as its clients and as the server see it.
+
+Two faces of one store. `PayloadStore` moves bytes and is used by writers and readers, from threads.
+`PayloadCustodian` never moves bytes: the server confirms, deletes and counts with it, on its loop.
+
+Life of a payload: *unannounced* once written (it expires by itself), *confirmed* once the server
+admitted its fragment (it stays until it is deleted).
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from breadbox.types import PayloadReference
+
+Scatter = Callable[[int, memoryview], Sequence["Segment"]]
+"""Given a request's position and the payload's head (prelude and header), the segments wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A byte range of a payload and the writable memory that receives it."""
+
+    offset_bytes: int
+    """First byte wanted, counted from the start of the payload."""
+    destination: memoryview
+    """Format "B", C-contiguous; as long as the range."""
+
+
+class PayloadStore(Protocol):
+    """Where payload bytes live, as a client sees it. Thread-safe; blocking.
+
+    Raises (all methods):
+        StoreUnavailableError: The store cannot be reached, or did not answer in time.
+        StoreFullError: There is no room; nothing usable was left behind.
+        PayloadMissingError: A payload to read is not there.
+        PayloadCorruptError: A payload is shorter than its reference says.
+    """
+
+    def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
+        """Write payloads, each given as the buffers that joined would be its bytes.
+
+        Nobody sees a payload half-written. Each is unannounced: it expires after the store's
+        `unannounced_s` unless the server confirms it.
+
+        Returns:
+            One reference per payload, in order, with fresh ids.
+        """
+
+    def read_many(self, references: Sequence[PayloadReference], scatter: Scatter) -> None:
+        """Receive payloads, asking `scatter` once per payload where its bytes should go.
+
+        `scatter` is called with the payload's head as soon as it is there; segments must be in
+        order of offset and must not overlap. Bytes that no segment wants are not copied, and not
+        moved where the store can help it.
+        """
+
+    def delete_many(self, references: Sequence[PayloadReference]) -> None:
+        """Delete payloads that were written but will not be announced; missing ones are fine."""
+
+    def close(self) -> None:
+        """Close connections. Idempotent."""
+
+
+class PayloadCustodian(Protocol):
+    """Where payload bytes live, as the server sees it. On one event loop.
+
+    Raises (all methods):
+        StoreUnavailableError: The store cannot be reached, or did not answer in time.
+    """
+
+    async def ping(self) -> None:
+        """Find out whether the store answers."""
+
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
+        """Make payloads stay; False where the payload, or a piece of it, is not there.
+
+        Idempotent. One round trip for all of them.
+        """
+
+    async def delete(self, references: Sequence[PayloadReference]) -> None:
+        """Delete payloads; missing ones are fine. One round trip for all of them."""
+
+    async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
+        """Whether each payload is completely there."""
+
+    def confirmed(self) -> AsyncIterator[str]:
+        """Every payload id in the store that is confirmed, in no order, for sweeping and fsck."""
+
+    async def delete_ids(self, payload_ids: Iterable[str]) -> None:
+        """Delete payloads of which only the id is known."""
+
+    async def sweep_unannounced(self) -> int:
+        """Delete unannounced payloads past their time, where the store does not do it by itself.
+
+        Returns:
+            Payloads deleted.
+        """
+
+    async def close(self) -> None:
+        """Close connections. Idempotent."""

@@ -1,0 +1,233 @@
+"""Plain, frozen values of the public API. No protobuf type appears here.
+
+Counts are whole numbers, durations `float` seconds ending `_s`, sizes end `_bytes`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+
+class AdmissionOutcome(Enum):
+    """What became of an appended fragment."""
+
+    UNSPECIFIED = "unspecified"
+    ADMITTED = "admitted"
+    DUPLICATE = "duplicate"
+    STALE = "stale"
+    WRONG_SESSION = "wrong_session"
+    BUFFER_FULL = "buffer_full"
+    BYTES_FULL = "bytes_full"
+    PAYLOAD_MISSING = "payload_missing"
+
+    @property
+    def asks_to_wait(self) -> bool:
+        """Whether the same fragment should be sent again after the reply's retry delay."""
+        return self in (AdmissionOutcome.BUFFER_FULL, AdmissionOutcome.BYTES_FULL)
+
+
+class FullPolicy(Enum):
+    """What an append meets when the buffer has no room."""
+
+    EVICT_OLDEST = "evict_oldest"
+    BLOCK = "block"
+
+
+class LeaseExpiryPolicy(Enum):
+    """What an expired lease counts as."""
+
+    GIVE_BACK = "give_back"
+    CONSUME = "consume"
+
+
+class ReleaseMode(Enum):
+    """How a lease ends: the use counts, or is given back."""
+
+    CONSUMED = "consumed"
+    RETURNED = "returned"
+
+
+class EpisodeEnd(Enum):
+    """How an episode ended; ABORTED is an environment that failed, never a terminal state."""
+
+    TERMINATED = "terminated"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadReference:
+    """Where a payload lives in the store."""
+
+    payload_id: str
+    """32 lower-case hexadecimal digits."""
+    size_bytes: int
+    """Bytes of the whole payload."""
+    piece_size_bytes: int = 0
+    """Bytes of a piece (the last may be shorter); 0: stored whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentMetadata:
+    """What the service knows of one fragment; identity is (buffer, session, worker, index)."""
+
+    worker_id: str
+    fragment_index: int
+    session_id: str
+    model_version_min: int
+    model_version_max: int
+    payload: PayloadReference
+    step_count: int
+    discontinuity: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentReference:
+    """One fragment of a granted chunk."""
+
+    metadata: FragmentMetadata
+    chunk_id: int
+    staleness: int
+    """Versions, at the moment of the grant."""
+    use_count: int
+    """Deliveries of the chunk, this one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """What became of one fragment; `first_outcome` is for DUPLICATE."""
+
+    outcome: AdmissionOutcome
+    first_outcome: AdmissionOutcome = AdmissionOutcome.UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True)
+class AppendReply:
+    """Answer to a batch of appends."""
+
+    results: tuple[AppendResult, ...]
+    session_id: str
+    model_version: int | None
+    append_credit_count: int
+    append_credit_bytes: int
+    retry_delay_s: float | None
+    """Seconds to wait before sending again what asks to wait; None when nothing does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """What is current in a buffer; ("", None, None) when no session is."""
+
+    session_id: str
+    model_version: int | None
+    weights: PayloadReference | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReply:
+    """Answer to a published model version."""
+
+    model_version: int
+    evicted_chunk_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """A granted share: the lease and its fragments in draw order."""
+
+    lease_id: str
+    remaining_s: float
+    """Seconds the lease had left when the reply was made."""
+    fragments: tuple[FragmentReference, ...]
+    session_id: str
+    model_version: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MinimumChunks:
+    """A fetch waits until the buffer holds this many chunks."""
+
+    chunk_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleToInsertRatio:
+    """Keeps deliveries within `error_chunks` of `ratio` times the insertions."""
+
+    ratio: float
+    error_chunks: float
+    minimum_chunk_count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferConfig:
+    """Limits of a buffer; None takes the server's default, or in an update stays as it is."""
+
+    fragments_per_chunk: int | None = None
+    capacity_chunks: int | None = None
+    capacity_bytes: int | None = None
+    staleness_max: int | None = None
+    uses_max: int | None = None
+    full_policy: FullPolicy | None = None
+    lease_expiry_policy: LeaseExpiryPolicy | None = None
+    lease_s: float | None = None
+    waiters_max: int | None = None
+    leases_max: int | None = None
+    workers_max: int | None = None
+    open_chunk_s: float | None = None
+    sampler: str | None = None
+    limiter: MinimumChunks | SampleToInsertRatio | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BufferState:
+    """Gauges and counters of a buffer; counters cover its whole life."""
+
+    chunk_count: int = 0
+    open_chunk_count: int = 0
+    open_fragment_count: int = 0
+    fragment_count: int = 0
+    payload_bytes: int = 0
+    lease_count: int = 0
+    waiter_count: int = 0
+    worker_count: int = 0
+    counters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    chunk_count_by_staleness: Mapping[int, int] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    waiting_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferDescription:
+    """One buffer as it was when asked."""
+
+    name: str
+    config: BufferConfig
+    session_id: str
+    model_version: int | None
+    state: BufferState
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Where payloads live. `repr` hides the URL, which may hold a password."""
+
+    store_url: str = field(repr=False)
+    unannounced_s: float
+    piece_size_bytes: int
+    server_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeReport:
+    """One finished episode."""
+
+    worker_id: str
+    task: str = "default"
+    return_sum: float
+    discounted_return_sum: float
+    step_count: int
+    end: EpisodeEnd

@@ -1,0 +1,136 @@
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FullPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FULL_POLICY_UNSPECIFIED: _ClassVar[FullPolicy]
+    FULL_POLICY_EVICT_OLDEST: _ClassVar[FullPolicy]
+    FULL_POLICY_BLOCK: _ClassVar[FullPolicy]
+
+class LeaseExpiryPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEASE_EXPIRY_POLICY_UNSPECIFIED: _ClassVar[LeaseExpiryPolicy]
+    LEASE_EXPIRY_POLICY_GIVE_BACK: _ClassVar[LeaseExpiryPolicy]
+    LEASE_EXPIRY_POLICY_CONSUME: _ClassVar[LeaseExpiryPolicy]
+FULL_POLICY_UNSPECIFIED: FullPolicy
+FULL_POLICY_EVICT_OLDEST: FullPolicy
+FULL_POLICY_BLOCK: FullPolicy
+LEASE_EXPIRY_POLICY_UNSPECIFIED: LeaseExpiryPolicy
+LEASE_EXPIRY_POLICY_GIVE_BACK: LeaseExpiryPolicy
+LEASE_EXPIRY_POLICY_CONSUME: LeaseExpiryPolicy
+
+class BufferConfig(_message.Message):
+    __slots__ = ("fragments_per_chunk", "capacity_chunks", "capacity_bytes", "staleness_max", "uses_max", "full_policy", "lease_expiry_policy", "lease_duration", "waiters_max", "leases_max", "workers_max", "open_chunk_duration", "sampler", "limiter")
+    FRAGMENTS_PER_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_MAX_FIELD_NUMBER: _ClassVar[int]
+    USES_MAX_FIELD_NUMBER: _ClassVar[int]
+    FULL_POLICY_FIELD_NUMBER: _ClassVar[int]
+    LEASE_EXPIRY_POLICY_FIELD_NUMBER: _ClassVar[int]
+    LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    WAITERS_MAX_FIELD_NUMBER: _ClassVar[int]
+    LEASES_MAX_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_MAX_FIELD_NUMBER: _ClassVar[int]
+    OPEN_CHUNK_DURATION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLER_FIELD_NUMBER: _ClassVar[int]
+    LIMITER_FIELD_NUMBER: _ClassVar[int]
+    fragments_per_chunk: int
+    capacity_chunks: int
+    capacity_bytes: int
+    staleness_max: int
+    uses_max: int
+    full_policy: FullPolicy
+    lease_expiry_policy: LeaseExpiryPolicy
+    lease_duration: _duration_pb2.Duration
+    waiters_max: int
+    leases_max: int
+    workers_max: int
+    open_chunk_duration: _duration_pb2.Duration
+    sampler: str
+    limiter: Limiter
+    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[str] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ...) -> None: ...
+
+class Limiter(_message.Message):
+    __slots__ = ("minimum_chunks", "sample_to_insert_ratio")
+    MINIMUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_TO_INSERT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    minimum_chunks: MinimumChunks
+    sample_to_insert_ratio: SampleToInsertRatio
+    def __init__(self, minimum_chunks: _Optional[_Union[MinimumChunks, _Mapping]] = ..., sample_to_insert_ratio: _Optional[_Union[SampleToInsertRatio, _Mapping]] = ...) -> None: ...
+
+class MinimumChunks(_message.Message):
+    __slots__ = ("chunk_count",)
+    CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    chunk_count: int
+    def __init__(self, chunk_count: _Optional[int] = ...) -> None: ...
+
+class SampleToInsertRatio(_message.Message):
+    __slots__ = ("ratio", "error_chunks", "minimum_chunk_count")
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ratio: float
+    error_chunks: float
+    minimum_chunk_count: int
+    def __init__(self, ratio: _Optional[float] = ..., error_chunks: _Optional[float] = ..., minimum_chunk_count: _Optional[int] = ...) -> None: ...
+
+class Buffer(_message.Message):
+    __slots__ = ("name", "config", "session_id", "model_version", "state")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    config: BufferConfig
+    session_id: str
+    model_version: int
+    state: BufferState
+    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[BufferConfig, _Mapping]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., state: _Optional[_Union[BufferState, _Mapping]] = ...) -> None: ...
+
+class BufferState(_message.Message):
+    __slots__ = ("chunk_count", "open_chunk_count", "open_fragment_count", "fragment_count", "payload_bytes", "lease_count", "waiter_count", "worker_count", "counters", "chunk_count_by_staleness", "waiting_reason")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ChunkCountByStalenessEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FRAGMENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAITER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_COUNT_BY_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
+    chunk_count: int
+    open_chunk_count: int
+    open_fragment_count: int
+    fragment_count: int
+    payload_bytes: int
+    lease_count: int
+    waiter_count: int
+    worker_count: int
+    counters: _containers.ScalarMap[str, int]
+    chunk_count_by_staleness: _containers.ScalarMap[int, int]
+    waiting_reason: str
+    def __init__(self, chunk_count: _Optional[int] = ..., open_chunk_count: _Optional[int] = ..., open_fragment_count: _Optional[int] = ..., fragment_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., waiter_count: _Optional[int] = ..., worker_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., chunk_count_by_staleness: _Optional[_Mapping[int, int]] = ..., waiting_reason: _Optional[str] = ...) -> None: ...

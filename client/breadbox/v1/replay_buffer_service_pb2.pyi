@@ -1,0 +1,335 @@
+from breadbox.v1 import buffer_pb2 as _buffer_pb2
+from breadbox.v1 import fragment_pb2 as _fragment_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FetchOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FETCH_OUTCOME_UNSPECIFIED: _ClassVar[FetchOutcome]
+    FETCH_OUTCOME_GRANTED: _ClassVar[FetchOutcome]
+    FETCH_OUTCOME_WAIT_ELAPSED: _ClassVar[FetchOutcome]
+
+class ReleaseMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RELEASE_MODE_UNSPECIFIED: _ClassVar[ReleaseMode]
+    RELEASE_MODE_CONSUMED: _ClassVar[ReleaseMode]
+    RELEASE_MODE_RETURNED: _ClassVar[ReleaseMode]
+
+class EpisodeEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EPISODE_END_UNSPECIFIED: _ClassVar[EpisodeEnd]
+    EPISODE_END_TERMINATED: _ClassVar[EpisodeEnd]
+    EPISODE_END_TRUNCATED: _ClassVar[EpisodeEnd]
+    EPISODE_END_ABORTED: _ClassVar[EpisodeEnd]
+FETCH_OUTCOME_UNSPECIFIED: FetchOutcome
+FETCH_OUTCOME_GRANTED: FetchOutcome
+FETCH_OUTCOME_WAIT_ELAPSED: FetchOutcome
+RELEASE_MODE_UNSPECIFIED: ReleaseMode
+RELEASE_MODE_CONSUMED: ReleaseMode
+RELEASE_MODE_RETURNED: ReleaseMode
+EPISODE_END_UNSPECIFIED: EpisodeEnd
+EPISODE_END_TERMINATED: EpisodeEnd
+EPISODE_END_TRUNCATED: EpisodeEnd
+EPISODE_END_ABORTED: EpisodeEnd
+
+class StartSessionRequest(_message.Message):
+    __slots__ = ("buffer", "session_id", "model_version")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    session_id: str
+    model_version: int
+    def __init__(self, buffer: _Optional[str] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+
+class StartSessionResponse(_message.Message):
+    __slots__ = ("session_id", "model_version")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    model_version: int
+    def __init__(self, session_id: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+
+class EndSessionRequest(_message.Message):
+    __slots__ = ("buffer", "session_id")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    session_id: str
+    def __init__(self, buffer: _Optional[str] = ..., session_id: _Optional[str] = ...) -> None: ...
+
+class EndSessionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PublishModelRequest(_message.Message):
+    __slots__ = ("buffer", "session_id", "model_version", "weights")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    session_id: str
+    model_version: int
+    weights: _fragment_pb2.PayloadReference
+    def __init__(self, buffer: _Optional[str] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., weights: _Optional[_Union[_fragment_pb2.PayloadReference, _Mapping]] = ...) -> None: ...
+
+class PublishModelResponse(_message.Message):
+    __slots__ = ("model_version", "evicted_chunk_count")
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    model_version: int
+    evicted_chunk_count: int
+    def __init__(self, model_version: _Optional[int] = ..., evicted_chunk_count: _Optional[int] = ...) -> None: ...
+
+class WatchModelRequest(_message.Message):
+    __slots__ = ("buffer", "known_session_id", "known_model_version", "max_wait")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    known_session_id: str
+    known_model_version: int
+    max_wait: _duration_pb2.Duration
+    def __init__(self, buffer: _Optional[str] = ..., known_session_id: _Optional[str] = ..., known_model_version: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class WatchModelResponse(_message.Message):
+    __slots__ = ("changed", "session_id", "model_version", "weights")
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    session_id: str
+    model_version: int
+    weights: _fragment_pb2.PayloadReference
+    def __init__(self, changed: bool = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., weights: _Optional[_Union[_fragment_pb2.PayloadReference, _Mapping]] = ...) -> None: ...
+
+class AppendFragmentsRequest(_message.Message):
+    __slots__ = ("buffer", "fragments")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    fragments: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.FragmentMetadata]
+    def __init__(self, buffer: _Optional[str] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentMetadata, _Mapping]]] = ...) -> None: ...
+
+class AppendFragmentsResponse(_message.Message):
+    __slots__ = ("results", "session_id", "model_version", "append_credit_count", "append_credit_bytes", "retry_delay")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    APPEND_CREDIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    APPEND_CREDIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RETRY_DELAY_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[AppendResult]
+    session_id: str
+    model_version: int
+    append_credit_count: int
+    append_credit_bytes: int
+    retry_delay: _duration_pb2.Duration
+    def __init__(self, results: _Optional[_Iterable[_Union[AppendResult, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., append_credit_count: _Optional[int] = ..., append_credit_bytes: _Optional[int] = ..., retry_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class AppendResult(_message.Message):
+    __slots__ = ("outcome", "first_outcome")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    outcome: _fragment_pb2.AdmissionOutcome
+    first_outcome: _fragment_pb2.AdmissionOutcome
+    def __init__(self, outcome: _Optional[_Union[_fragment_pb2.AdmissionOutcome, str]] = ..., first_outcome: _Optional[_Union[_fragment_pb2.AdmissionOutcome, str]] = ...) -> None: ...
+
+class FetchFragmentsRequest(_message.Message):
+    __slots__ = ("buffer", "request_id", "fragment_count", "max_wait", "rank", "world_size", "lease_duration")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    request_id: str
+    fragment_count: int
+    max_wait: _duration_pb2.Duration
+    rank: int
+    world_size: int
+    lease_duration: _duration_pb2.Duration
+    def __init__(self, buffer: _Optional[str] = ..., request_id: _Optional[str] = ..., fragment_count: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class FetchFragmentsResponse(_message.Message):
+    __slots__ = ("outcome", "lease", "fragments", "session_id", "model_version", "waiting_reason")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
+    outcome: FetchOutcome
+    lease: Lease
+    fragments: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.FragmentReference]
+    session_id: str
+    model_version: int
+    waiting_reason: str
+    def __init__(self, outcome: _Optional[_Union[FetchOutcome, str]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., waiting_reason: _Optional[str] = ...) -> None: ...
+
+class GetPreparedFragmentsRequest(_message.Message):
+    __slots__ = ("buffer", "request_id")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    request_id: str
+    def __init__(self, buffer: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class GetPreparedFragmentsResponse(_message.Message):
+    __slots__ = ("fragments",)
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    fragments: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.FragmentReference]
+    def __init__(self, fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ...) -> None: ...
+
+class RenewLeaseRequest(_message.Message):
+    __slots__ = ("buffer", "lease_id", "lease_duration")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    lease_id: str
+    lease_duration: _duration_pb2.Duration
+    def __init__(self, buffer: _Optional[str] = ..., lease_id: _Optional[str] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class RenewLeaseResponse(_message.Message):
+    __slots__ = ("lease",)
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    lease: Lease
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
+
+class ReleaseLeaseRequest(_message.Message):
+    __slots__ = ("buffer", "lease_id", "mode")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    lease_id: str
+    mode: ReleaseMode
+    def __init__(self, buffer: _Optional[str] = ..., lease_id: _Optional[str] = ..., mode: _Optional[_Union[ReleaseMode, str]] = ...) -> None: ...
+
+class ReleaseLeaseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("lease_id", "remaining_duration")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_DURATION_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    remaining_duration: _duration_pb2.Duration
+    def __init__(self, lease_id: _Optional[str] = ..., remaining_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class CreateBufferRequest(_message.Message):
+    __slots__ = ("name", "config")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    config: _buffer_pb2.BufferConfig
+    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[_buffer_pb2.BufferConfig, _Mapping]] = ...) -> None: ...
+
+class CreateBufferResponse(_message.Message):
+    __slots__ = ("buffer",)
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    buffer: _buffer_pb2.Buffer
+    def __init__(self, buffer: _Optional[_Union[_buffer_pb2.Buffer, _Mapping]] = ...) -> None: ...
+
+class UpdateBufferRequest(_message.Message):
+    __slots__ = ("name", "config")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    config: _buffer_pb2.BufferConfig
+    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[_buffer_pb2.BufferConfig, _Mapping]] = ...) -> None: ...
+
+class UpdateBufferResponse(_message.Message):
+    __slots__ = ("buffer",)
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    buffer: _buffer_pb2.Buffer
+    def __init__(self, buffer: _Optional[_Union[_buffer_pb2.Buffer, _Mapping]] = ...) -> None: ...
+
+class DeleteBufferRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteBufferResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListBuffersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListBuffersResponse(_message.Message):
+    __slots__ = ("buffers",)
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    buffers: _containers.RepeatedCompositeFieldContainer[_buffer_pb2.Buffer]
+    def __init__(self, buffers: _Optional[_Iterable[_Union[_buffer_pb2.Buffer, _Mapping]]] = ...) -> None: ...
+
+class GetBufferRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetBufferResponse(_message.Message):
+    __slots__ = ("buffer",)
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    buffer: _buffer_pb2.Buffer
+    def __init__(self, buffer: _Optional[_Union[_buffer_pb2.Buffer, _Mapping]] = ...) -> None: ...
+
+class GetStoreConfigRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStoreConfigResponse(_message.Message):
+    __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version")
+    STORE_URL_FIELD_NUMBER: _ClassVar[int]
+    UNANNOUNCED_DURATION_FIELD_NUMBER: _ClassVar[int]
+    PIECE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    store_url: str
+    unannounced_duration: _duration_pb2.Duration
+    piece_size_bytes: int
+    server_version: str
+    def __init__(self, store_url: _Optional[str] = ..., unannounced_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., piece_size_bytes: _Optional[int] = ..., server_version: _Optional[str] = ...) -> None: ...
+
+class ReportEpisodesRequest(_message.Message):
+    __slots__ = ("buffer", "episodes")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    episodes: _containers.RepeatedCompositeFieldContainer[EpisodeReport]
+    def __init__(self, buffer: _Optional[str] = ..., episodes: _Optional[_Iterable[_Union[EpisodeReport, _Mapping]]] = ...) -> None: ...
+
+class ReportEpisodesResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EpisodeReport(_message.Message):
+    __slots__ = ("worker_id", "task", "return_sum", "discounted_return_sum", "step_count", "end")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    RETURN_SUM_FIELD_NUMBER: _ClassVar[int]
+    DISCOUNTED_RETURN_SUM_FIELD_NUMBER: _ClassVar[int]
+    STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    task: str
+    return_sum: float
+    discounted_return_sum: float
+    step_count: int
+    end: EpisodeEnd
+    def __init__(self, worker_id: _Optional[str] = ..., task: _Optional[str] = ..., return_sum: _Optional[float] = ..., discounted_return_sum: _Optional[float] = ..., step_count: _Optional[int] = ..., end: _Optional[_Union[EpisodeEnd, str]] = ...) -> None: ...

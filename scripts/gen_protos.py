@@ -1,0 +1,66 @@
+"""Compile protos/ into client/breadbox/v1, or check that the committed stubs are current.
+
+Usage: python scripts/gen_protos.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROTOS = ROOT / "protos"
+TARGET = ROOT / "client" / "breadbox" / "v1"
+
+
+def compile_protos(out: Path) -> None:
+    """Compile every proto under `protos/` into `out`, which becomes the package breadbox.v1."""
+    protos = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
+    services = [name for name in protos if name.endswith("_service.proto")]
+    # `python -m` finds google/protobuf/*.proto; grpc_tools.protoc.main() does not.
+    protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTOS}"]
+    with tempfile.TemporaryDirectory() as scratch:
+        subprocess.run(
+            [*protoc, f"--python_out={scratch}", f"--pyi_out={scratch}", *protos], check=True
+        )
+        subprocess.run([*protoc, f"--grpc_python_out={scratch}", *services], check=True)
+        shutil.copytree(Path(scratch) / "breadbox" / "v1", out, dirs_exist_ok=True)
+    (out / "__init__.py").write_text('"""Stubs of the wire contract; see protos/."""\n')
+
+
+def stale_files(fresh: Path, committed: Path) -> list[str]:
+    """Names that differ between `fresh` and `committed`, or stand in only one of them."""
+
+    def names(folder: Path) -> set[str]:
+        return {path.name for path in folder.glob("*.py*") if path.is_file()}
+
+    both = names(fresh) & names(committed)
+    changed = [n for n in both if not filecmp.cmp(fresh / n, committed / n, shallow=False)]
+    return sorted([*changed, *(names(fresh) ^ names(committed))])
+
+
+def main() -> int:
+    """Write the stubs, or with --check return 1 and name those that are stale."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    check = parser.parse_args().check
+    with tempfile.TemporaryDirectory() as scratch:
+        fresh = Path(scratch) / "v1"
+        compile_protos(fresh)
+        if check:
+            stale = stale_files(fresh, TARGET)
+            if stale:
+                print(f"stale stubs in client/breadbox/v1: {', '.join(stale)}; run `make protos`")
+            return int(bool(stale))
+        shutil.rmtree(TARGET, ignore_errors=True)
+        shutil.copytree(fresh, TARGET)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

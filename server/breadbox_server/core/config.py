@@ -1,0 +1,161 @@
+"""Every limit of a buffer, with its unit, its default and its behaviour at the limit (B15)."""
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from breadbox_server.core.errors import InvalidArgumentError
+
+DAY_S = 86_400.0
+FRAGMENT_INDEX_MAX = 2**48
+"""Largest fragment index accepted; a larger one is a caller's bug, not a long run."""
+MODEL_VERSION_MAX = 2**53
+COUNT_MAX = 2**40
+NAME_SIZE_BYTES_MAX = 128
+
+
+class FullPolicy(Enum):
+    """What an append meets when there is no room."""
+
+    EVICT_OLDEST = "evict_oldest"
+    BLOCK = "block"
+
+
+class LeaseExpiryPolicy(Enum):
+    """What an expired lease counts as."""
+
+    GIVE_BACK = "give_back"
+    CONSUME = "consume"
+
+
+@dataclass(frozen=True, slots=True)
+class MinimumChunksConfig:
+    """A fetch waits until the buffer holds this many chunks."""
+
+    chunk_count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SampleToInsertRatioConfig:
+    """Keeps deliveries within a band around `ratio` times the insertions."""
+
+    ratio: float
+    error_chunks: float
+    minimum_chunk_count: int = 1
+
+
+LimiterConfig = MinimumChunksConfig | SampleToInsertRatioConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferConfig:
+    """The limits of one buffer; checked on construction.
+
+    Raises:
+        InvalidArgumentError: A limit is out of its range, not a number, or contradicts another.
+    """
+
+    fragments_per_chunk: int = 1
+    """Consecutive fragments that make a chunk; 1 to 1024; fixed for the buffer's life."""
+    capacity_chunks: int = 4096
+    """Chunks held for sampling; at the limit `full_policy` decides."""
+    capacity_bytes: int = 8 * 2**30
+    """Payload bytes referred to by open chunks, chunks and leases; at the limit `full_policy` decides."""
+    staleness_max: int = 2
+    """Versions; a chunk this stale is still served, one version staler is evicted."""
+    uses_max: int = 1
+    """Deliveries after which a chunk leaves the buffer."""
+    full_policy: FullPolicy = FullPolicy.EVICT_OLDEST
+    lease_expiry_policy: LeaseExpiryPolicy = LeaseExpiryPolicy.GIVE_BACK
+    lease_s: float = 60.0
+    """Seconds a lease lives from grant or renewal; then `lease_expiry_policy` decides."""
+    waiters_max: int = 1024
+    """Requests that may wait at a time; the next fetch is refused with WAITERS_FULL."""
+    leases_max: int = 1024
+    """Leases alive at a time; at the limit a fetch waits until one ends."""
+    workers_max: int = 65_536
+    """Workers remembered within a session; the next worker's fragment is refused with WORKERS_FULL."""
+    outcomes_per_worker_max: int = 64
+    """First outcomes remembered per worker for B2; an older index is answered DUPLICATE without one."""
+    requests_remembered_max: int = 4096
+    """Ended requests remembered for B12; the oldest is forgotten first."""
+    open_chunk_s: float = 600.0
+    """Seconds of a worker's silence after which its open chunk is discarded."""
+    retry_delay_s: float = 0.25
+    """Seconds a producer is told to wait when there is no room."""
+    sampler: str = "uniform"
+    """Name of the sampler; see `breadbox_server.core.samplers`."""
+    limiter: LimiterConfig = field(default_factory=MinimumChunksConfig)
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        self._check_durations()
+        self._check_limiter()
+        if self.fragments_per_chunk > 1024:
+            raise InvalidArgumentError("fragments_per_chunk", "must be at most 1024")
+
+    def _check_counts(self) -> None:
+        smallest = {
+            "fragments_per_chunk": 1,
+            "capacity_chunks": 1,
+            "capacity_bytes": 1,
+            "staleness_max": 0,
+            "uses_max": 1,
+            "waiters_max": 1,
+            "leases_max": 1,
+            "workers_max": 1,
+            "outcomes_per_worker_max": 1,
+            "requests_remembered_max": 1,
+        }
+        for name, minimum in smallest.items():
+            value = getattr(self, name)
+            largest = 2**62 if name == "capacity_bytes" else COUNT_MAX
+            if type(value) is not int or not minimum <= value <= largest:
+                raise InvalidArgumentError(
+                    name, f"must be a whole number from {minimum} to {largest}, got {value!r}"
+                )
+
+    def _check_durations(self) -> None:
+        for name in ("lease_s", "open_chunk_s", "retry_delay_s"):
+            check_duration(name, getattr(self, name))
+
+    def _check_limiter(self) -> None:
+        match self.limiter:
+            case MinimumChunksConfig(chunk_count=count):
+                if not 1 <= count <= self.capacity_chunks:
+                    raise InvalidArgumentError(
+                        "limiter.chunk_count",
+                        f"must be from 1 to capacity_chunks ({self.capacity_chunks}), got {count}",
+                    )
+            case SampleToInsertRatioConfig(
+                ratio=ratio, error_chunks=error, minimum_chunk_count=count
+            ):
+                if not (math.isfinite(ratio) and ratio > 0):
+                    raise InvalidArgumentError("limiter.ratio", f"must be positive, got {ratio!r}")
+                if not (math.isfinite(error) and error >= max(1.0, ratio)):
+                    raise InvalidArgumentError(
+                        "limiter.error_chunks",
+                        f"must be at least 1 and at least ratio ({ratio}), got {error!r}",
+                    )
+                if not 1 <= count <= self.capacity_chunks:
+                    raise InvalidArgumentError(
+                        "limiter.minimum_chunk_count",
+                        f"must be from 1 to capacity_chunks ({self.capacity_chunks}), got {count}",
+                    )
+
+    @property
+    def capacity_fragments(self) -> int:
+        """Largest fetch, in fragments, that can ever be met (B8)."""
+        return self.capacity_chunks * self.fragments_per_chunk
+
+
+def check_duration(name: str, seconds: float) -> None:
+    """Refuse a duration that is not over 0 and at most a day.
+
+    Raises:
+        InvalidArgumentError: It is zero, negative, NaN, infinite or longer than a day.
+    """
+    if not (isinstance(seconds, int | float) and math.isfinite(seconds) and 0 < seconds <= DAY_S):
+        raise InvalidArgumentError(
+            name, f"must be over 0 and at most {DAY_S:.0f} s, got {seconds!r}"
+        )

@@ -1,0 +1,159 @@
+"""What a caller did wrong, or must wait for, as exceptions with fields.
+
+Each class has one row in `breadbox_server.status`; `reason` is its identity on the wire. An input
+that raises one of these has changed nothing (B14).
+"""
+
+from typing import ClassVar
+
+
+class DomainError(Exception):
+    """Base of everything the core refuses. Never raised itself."""
+
+    reason: ClassVar[str]
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Whatever varies in the message, for machines."""
+        return {name: str(value) for name, value in vars(self).items()}
+
+
+class InvalidArgumentError(DomainError):
+    """An argument is malformed or out of range."""
+
+    reason = "ARGUMENT_INVALID"
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class FetchExceedsCapacityError(DomainError):
+    """More fragments were asked for than the buffer can ever hold (B8)."""
+
+    reason = "FETCH_EXCEEDS_CAPACITY"
+
+    def __init__(self, requested: int, capacity: int) -> None:
+        super().__init__(
+            f"fragment_count is {requested}, but the buffer holds at most {capacity} fragments; "
+            "ask for fewer or raise capacity_chunks"
+        )
+        self.requested = requested
+        self.capacity = capacity
+
+
+class BufferNotFoundError(DomainError):
+    """No buffer has this name."""
+
+    reason = "BUFFER_NOT_FOUND"
+
+    def __init__(self, buffer: str) -> None:
+        super().__init__(f"no buffer is named {buffer!r}; create it with CreateBuffer")
+        self.buffer = buffer
+
+
+class BufferExistsError(DomainError):
+    """A buffer of this name exists with other limits."""
+
+    reason = "BUFFER_EXISTS"
+
+    def __init__(self, buffer: str) -> None:
+        super().__init__(
+            f"buffer {buffer!r} exists with other limits; use UpdateBuffer or another name"
+        )
+        self.buffer = buffer
+
+
+class BuffersFullError(DomainError):
+    """The server holds as many buffers as it may."""
+
+    reason = "BUFFERS_FULL"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the server holds its limit of {limit} buffers; delete one first")
+        self.limit = limit
+
+
+class SessionNotCurrentError(DomainError):
+    """The session is unknown or has ended."""
+
+    reason = "SESSION_NOT_CURRENT"
+
+    def __init__(self, session: str, current: str) -> None:
+        super().__init__(f"session {session!r} is not current; current is {current!r}")
+        self.session = session
+        self.current = current
+
+
+class VersionRegressedError(DomainError):
+    """A model version lower than the current one was published (B5)."""
+
+    reason = "VERSION_REGRESSED"
+
+    def __init__(self, current: int, announced: int) -> None:
+        super().__init__(f"model version {announced} is lower than the current {current}")
+        self.current = current
+        self.announced = announced
+
+
+class LeaseNotFoundError(DomainError):
+    """The lease is unknown, or has expired."""
+
+    reason = "LEASE_NOT_FOUND"
+
+    def __init__(self, lease: str) -> None:
+        super().__init__(f"lease {lease!r} is unknown or has expired; fetch again")
+        self.lease = lease
+
+
+class RequestNotFoundError(DomainError):
+    """No grant was made for this request_id, or it is no longer remembered."""
+
+    reason = "REQUEST_NOT_FOUND"
+
+    def __init__(self, request: str) -> None:
+        super().__init__(f"no grant is remembered for request {request!r}")
+        self.request = request
+
+
+class RequestMismatchError(DomainError):
+    """A request_id came again with another size, or its ranks disagree (B12)."""
+
+    reason = "REQUEST_MISMATCH"
+
+    def __init__(self, request: str, field: str, first: int, now: int) -> None:
+        super().__init__(f"request {request!r} had {field} {first} first and {now} now")
+        self.request = request
+        self.field = field
+        self.first = first
+        self.now = now
+
+
+class WaitersFullError(DomainError):
+    """As many fetches wait as may."""
+
+    reason = "WAITERS_FULL"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} fetches wait already, which is the limit waiters_max")
+        self.limit = limit
+
+
+class WorkersFullError(DomainError):
+    """As many workers take part in the session as may."""
+
+    reason = "WORKERS_FULL"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} workers take part already, which is the limit workers_max")
+        self.limit = limit
+
+
+class DrainingError(DomainError):
+    """The server is shutting down and takes no new work."""
+
+    reason = "DRAINING"
+
+    def __init__(self) -> None:
+        super().__init__("the server is draining; try again, it may be back or replaced soon")

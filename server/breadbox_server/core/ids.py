@@ -1,0 +1,14 @@
+"""Names for the kinds of identifiers, so that a type checker keeps them apart."""
+
+from typing import NewType
+
+BufferName = NewType("BufferName", str)
+SessionId = NewType("SessionId", str)
+WorkerId = NewType("WorkerId", str)
+PayloadId = NewType("PayloadId", str)
+RequestId = NewType("RequestId", str)
+LeaseId = NewType("LeaseId", str)
+ChunkId = NewType("ChunkId", int)
+CallerId = NewType("CallerId", int)
+ModelVersion = NewType("ModelVersion", int)
+FragmentIndex = NewType("FragmentIndex", int)

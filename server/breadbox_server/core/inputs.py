@@ -1,0 +1,241 @@
+"""What the core can be told, one frozen dataclass each, and what it answers.
+
+`BufferSet.apply(input, now=...)` takes any of these. Input that is refused (a `DomainError`)
+changes nothing (B14).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.ids import (
+    BufferName,
+    CallerId,
+    ChunkId,
+    FragmentIndex,
+    LeaseId,
+    ModelVersion,
+    PayloadId,
+    RequestId,
+    SessionId,
+    WorkerId,
+)
+
+
+class AdmissionOutcome(Enum):
+    """What became of an appended fragment (B1)."""
+
+    ADMITTED = "admitted"
+    DUPLICATE = "duplicate"
+    STALE = "stale"
+    WRONG_SESSION = "wrong_session"
+    BUFFER_FULL = "buffer_full"
+    BYTES_FULL = "bytes_full"
+
+    @property
+    def asks_to_wait(self) -> bool:
+        """Whether the caller should send the same fragment again later."""
+        return self in (AdmissionOutcome.BUFFER_FULL, AdmissionOutcome.BYTES_FULL)
+
+
+class ReleaseMode(Enum):
+    """How a lease ends."""
+
+    CONSUMED = "consumed"
+    RETURNED = "returned"
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Where bytes live; opaque to the core but for their size."""
+
+    payload_id: PayloadId
+    size_bytes: int
+    piece_size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """Metadata of one fragment. Identity: (buffer, session_id, worker_id, fragment_index) (B2)."""
+
+    worker_id: WorkerId
+    fragment_index: FragmentIndex
+    session_id: SessionId
+    model_version_min: ModelVersion
+    model_version_max: ModelVersion
+    payload: Payload
+    step_count: int = 1
+    discontinuity: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartSession:
+    """Make a session current; ends the previous one. Answer: `ModelState`."""
+
+    buffer: BufferName
+    session_id: SessionId
+    model_version: ModelVersion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession:
+    """End the session if it is current. Answer: None."""
+
+    buffer: BufferName
+    session_id: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class PublishModel:
+    """Move the version forward and evict what that makes stale (B5). Answer: `Published`."""
+
+    buffer: BufferName
+    session_id: SessionId
+    model_version: ModelVersion
+    weights: Payload | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFragment:
+    """Offer one fragment whose payload is confirmed in the store. Answer: `Appended`."""
+
+    buffer: BufferName
+    fragment: Fragment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Ask for fragments (B8, B12). Answer: the `CallerId`; the outcome comes as an event.
+
+    A request that can be met, or whose request_id was granted before, is granted by an event
+    of the same turn. `deadline_at <= now` makes it not wait: it is granted or elapses at once.
+    """
+
+    buffer: BufferName
+    request_id: RequestId
+    fragment_count: int
+    deadline_at: float
+    rank: int = 0
+    world_size: int = 1
+    lease_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelFetch:
+    """The caller went away before its outcome was told; unknown callers are ignored. Answer: None."""
+
+    buffer: BufferName
+    caller_id: CallerId
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLease:
+    """Let a lease live for another `lease_s` (None: as granted) from now. Answer: its expiry, `float`."""
+
+    buffer: BufferName
+    lease_id: LeaseId
+    lease_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease:
+    """End a lease. Repeating it is a no-op while the request is remembered. Answer: None."""
+
+    buffer: BufferName
+    lease_id: LeaseId
+    mode: ReleaseMode
+
+
+@dataclass(frozen=True, slots=True)
+class UndeliveredGrant:
+    """A grant that its caller never received (it was cancelled in that very tick).
+
+    With one rank the grant is undone and forgotten, so that a retry draws anew; with several, the
+    rank's lease stays for its retry or expires. Answer: None.
+    """
+
+    buffer: BufferName
+    lease_id: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class DropPayloads:
+    """The store lost these payloads: whatever refers to them goes (PAYLOAD_LOST). Answer: int, fragments dropped."""
+
+    buffer: BufferName
+    payload_ids: tuple[PayloadId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateBuffer:
+    """Answer: None. The same name with equal limits is a no-op."""
+
+    buffer: BufferName
+    config: BufferConfig
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateBuffer:
+    """Replace the limits; what no longer fits is evicted at once. Answer: None."""
+
+    buffer: BufferName
+    config: BufferConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteBuffer:
+    """Answer: None. Waiters are refused with BUFFER_NOT_FOUND; all payloads become disposable."""
+
+    buffer: BufferName
+
+
+Input = (
+    StartSession
+    | EndSession
+    | PublishModel
+    | AppendFragment
+    | Fetch
+    | CancelFetch
+    | RenewLease
+    | ReleaseLease
+    | UndeliveredGrant
+    | DropPayloads
+    | CreateBuffer
+    | UpdateBuffer
+    | DeleteBuffer
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """What is current in a buffer; no session is ("", None, None)."""
+
+    session_id: SessionId
+    model_version: ModelVersion | None
+    weights: Payload | None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Answer to `PublishModel`."""
+
+    model_version: ModelVersion
+    evicted_chunk_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Answer to `AppendFragment`; `first_outcome` is for DUPLICATE, None when no longer remembered."""
+
+    outcome: AdmissionOutcome
+    first_outcome: AdmissionOutcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedFragment:
+    """One fragment of a grant, in the order in which it is to be handed out."""
+
+    fragment: Fragment
+    chunk_id: ChunkId
+    staleness: int
+    use_count: int
