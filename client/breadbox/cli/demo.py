@@ -229,7 +229,8 @@ class Demo:
         title = f"{options.env}: {reached} after {len(self._log.records)} updates"
         write_report(self._log, path, title=title, target_return=options.target_return)
         self._console.print(
-            f"{reached} over the last 100 episodes, {len(self._log.records)} model versions, {self._screen.elapsed_s:.0f} s",
+            f"{reached} over the last 100 episodes, {len(self._log.records)} model versions, "
+            f"{self._screen.elapsed_s:.0f} s",
             highlight=False,
         )
         self._console.print(f"report: {path}", highlight=False, soft_wrap=True)
