@@ -1,0 +1,1 @@
+"""Learner: batches from a buffer on time, advantages, and a reference PPO."""
