@@ -85,9 +85,8 @@ def main() -> int:
         print(__doc__)
         return 2
     if sys.version_info < PYTHON_MINIMUM:
-        say(
-            f"Python {'.'.join(map(str, PYTHON_MINIMUM))} or newer is needed; this is {sys.version.split()[0]}."
-        )
+        wanted = ".".join(map(str, PYTHON_MINIMUM))
+        say(f"Python {wanted} or newer is needed; this is {sys.version.split()[0]}.")
         say("Name another one with `make PYTHON=python3.11 ...`.")
         return 2
     folder = Path(sys.argv[1])
