@@ -60,7 +60,9 @@ class BufferConfig:
     capacity_chunks: int = 4096
     """Chunks held for sampling; at the limit `full_policy` decides."""
     capacity_bytes: int = 8 * 2**30
-    """Payload bytes referred to by open chunks, chunks and leases; at the limit `full_policy` decides."""
+    """Payload bytes referred to by open chunks, chunks and leases; at the limit `full_policy`
+    decides. Only chunks without a lease are evicted for bytes; where that cannot make room,
+    BYTES_FULL."""
     staleness_max: int = 2
     """Versions; a chunk this stale is still served, one version staler is evicted."""
     uses_max: int = 1
@@ -74,9 +76,10 @@ class BufferConfig:
     leases_max: int = 1024
     """Leases alive at a time; at the limit a fetch waits until one ends."""
     workers_max: int = 65_536
-    """Workers remembered within a session; the next worker's fragment is refused with WORKERS_FULL."""
+    """Workers remembered within a session; the next one's fragment is refused with WORKERS_FULL."""
     outcomes_per_worker_max: int = 64
-    """First outcomes remembered per worker for B2; an older index is answered DUPLICATE without one."""
+    """Indices back from a worker's newest whose first outcome is remembered (B2); an older index
+    is answered DUPLICATE without one."""
     requests_remembered_max: int = 4096
     """Ended requests remembered for B12; the oldest is forgotten first."""
     open_chunk_s: float = 600.0

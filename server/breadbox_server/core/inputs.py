@@ -70,7 +70,10 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class StartSession:
-    """Make a session current; ends the previous one. Answer: `ModelState`."""
+    """Make a session current; ends the previous one. Answer: `ModelState`.
+
+    `model_version` None is 0. Repeating it with the current session changes nothing.
+    """
 
     buffer: BufferName
     session_id: SessionId
@@ -97,7 +100,11 @@ class PublishModel:
 
 @dataclass(frozen=True, slots=True)
 class AppendFragment:
-    """Offer one fragment whose payload is confirmed in the store. Answer: `Appended`."""
+    """Offer one fragment whose payload is confirmed in the store. Answer: `Appended`.
+
+    Only an ADMITTED payload becomes the buffer's; one that was confirmed in vain stays the
+    driver's to put right, and is never told disposable.
+    """
 
     buffer: BufferName
     fragment: Fragment
@@ -122,7 +129,10 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class CancelFetch:
-    """The caller went away before its outcome was told; unknown callers are ignored. Answer: None."""
+    """The caller went away before its outcome was told. Answer: None.
+
+    A caller that is unknown, or was told already, is ignored.
+    """
 
     buffer: BufferName
     caller_id: CallerId
@@ -130,7 +140,7 @@ class CancelFetch:
 
 @dataclass(frozen=True, slots=True)
 class RenewLease:
-    """Let a lease live for another `lease_s` (None: as granted) from now. Answer: its expiry, `float`."""
+    """Let a lease live for another `lease_s` from now (None: as granted). Answer: its expiry."""
 
     buffer: BufferName
     lease_id: LeaseId
@@ -160,7 +170,13 @@ class UndeliveredGrant:
 
 @dataclass(frozen=True, slots=True)
 class DropPayloads:
-    """The store lost these payloads: whatever refers to them goes (PAYLOAD_LOST). Answer: int, fragments dropped."""
+    """The store lost these payloads: what refers to them goes (PAYLOAD_LOST).
+
+    A chunk goes whole; of an open chunk the fragments after the last lost one stay; of a leased
+    chunk the lease lives on, but the chunk never comes back. Ids that nothing refers to are
+    ignored. What remains of the lost payloads is reported disposable like any other.
+    Answer: fragments dropped, `int`.
+    """
 
     buffer: BufferName
     payload_ids: tuple[PayloadId, ...]
@@ -221,11 +237,17 @@ class Published:
 
     model_version: ModelVersion
     evicted_chunk_count: int
+    weights_taken: bool = False
+    """Whether the buffer refers to the weights that came with this very input; a retry that
+    brought a second copy gets False, and the copy is the driver's to delete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Answer to `AppendFragment`; `first_outcome` is for DUPLICATE, None when no longer remembered."""
+    """Answer to `AppendFragment`.
+
+    `first_outcome` is for DUPLICATE only; None when it is no longer remembered.
+    """
 
     outcome: AdmissionOutcome
     first_outcome: AdmissionOutcome | None = None

@@ -1,0 +1,49 @@
+"""What an operator can see of a buffer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.ids import BufferName
+from breadbox_server.core.inputs import ModelState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferDescription:
+    """One buffer at one instant. Gauges are of now, `counters` of the buffer's whole life."""
+
+    name: BufferName
+    config: BufferConfig
+    model: ModelState
+    chunk_count: int
+    """Chunks held for sampling; those that only a lease keeps are not among them."""
+    open_chunk_count: int
+    open_fragment_count: int
+    fragment_count: int
+    """Fragments of the chunks held for sampling."""
+    payload_bytes: int
+    """Bytes referred to by open chunks, chunks and leases: what `capacity_bytes` limits."""
+    weights_bytes: int
+    """Bytes of the model weights referred to; `capacity_bytes` does not count them."""
+    lease_count: int
+    waiter_count: int
+    """Requests that wait, not callers: the ranks and retries of one request are one waiter."""
+    worker_count: int
+    """Workers remembered in the current session."""
+    counters: Mapping[str, int]
+    """By stable names, sorted; see `breadbox_server.core.counters`."""
+    chunk_count_by_staleness: Mapping[int, int]
+    """Chunks held for sampling, by staleness in versions, ascending."""
+    waiting_reason: str
+    """One sentence with numbers: what the next fetch would wait for; empty when it would not."""
+
+
+class AppendCredit(NamedTuple):
+    """What producers together may send now without being told to wait; both at least 0.
+
+    Advice, not a promise: other producers draw on the same credit.
+    """
+
+    fragment_count: int
+    size_bytes: int
