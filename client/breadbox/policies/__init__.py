@@ -1,0 +1,22 @@
+"""Torch policies that rollout workers act with and learners train: the same networks on both sides.
+
+`make_policy` builds one by name from the spaces of an environment. Importing this package imports
+torch; the rest of the library does not need it.
+"""
+
+from breadbox.policies.protocol import ActResult, Evaluation, Policy, PolicyModule, State
+from breadbox.policies.registry import make_policy, policy_names
+from breadbox.policies.weights import WeightsMismatchError, policy_weights, set_policy_weights
+
+__all__ = [
+    "ActResult",
+    "Evaluation",
+    "Policy",
+    "PolicyModule",
+    "State",
+    "WeightsMismatchError",
+    "make_policy",
+    "policy_names",
+    "policy_weights",
+    "set_policy_weights",
+]

@@ -1,0 +1,89 @@
+"""Recurrent policies: an encoder, an LSTM, and heads for action and value."""
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from breadbox.errors import InvalidRequestError
+from breadbox.policies.actions import make_action_head
+from breadbox.policies.encoders import ObservationEncoder, image_layout, initialise
+from breadbox.policies.protocol import ActResult, Evaluation, PolicyModule, State, Tree
+
+
+class LstmPolicy(PolicyModule):
+    """Images through convolutions, vectors through a linear layer, then one LSTM.
+
+    The state is (hidden, cell), float32[B, memory_count] each; zeros at the start of an episode.
+    """
+
+    def __init__(
+        self,
+        observation_space: "gymnasium.Space[object]",
+        action_space: "gymnasium.Space[object]",
+        feature_count: int = 128,
+        memory_count: int = 128,
+    ) -> None:
+        super().__init__()
+        self.encoder = ObservationEncoder(observation_space, feature_count)
+        self.head = make_action_head(action_space)
+        self.memory_count = memory_count
+        self.cell = nn.LSTMCell(self.encoder.output_count, memory_count)
+        for name, parameter in self.cell.named_parameters():
+            nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
+        self.actor = initialise(nn.Linear(memory_count, self.head.input_count), 0.01)
+        self.critic = initialise(nn.Linear(memory_count, 1), 1.0)
+
+    def initial_state(self, batch_size: int) -> State:
+        """Return zeros, on the policy's device."""
+        zeros = torch.zeros(batch_size, self.memory_count, device=self.cell.weight_ih.device)
+        return (zeros, zeros.clone())
+
+    def act(
+        self, obs: Tree, state: State, first: Tensor, *, generator: torch.Generator | None = None
+    ) -> ActResult:
+        """See `Policy.act`."""
+        hidden, cell = self._remember(self.encoder(obs), state, first)
+        action, log_prob = self.head.sample(self.actor(hidden), generator)
+        value = self.critic(hidden).squeeze(-1).float()
+        return ActResult(action, log_prob, value, (hidden.float(), cell.float()))
+
+    def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
+        """See `Policy.evaluate`. Only the LSTM goes step by step; the rest sees all steps."""
+        features = self.encoder(obs)
+        hidden_by_step = []
+        for step in range(features.shape[1]):
+            state = self._remember(features[:, step], state, first[:, step])
+            hidden_by_step.append(state[0])
+        hidden = torch.stack(hidden_by_step, 1)
+        judged = self.head.judge(self.actor(hidden), action)
+        value = self.critic(hidden).squeeze(-1).float()
+        return Evaluation(judged.log_prob, judged.entropy, value, state)
+
+    def _remember(self, features: Tensor, state: State, first: Tensor) -> tuple[Tensor, Tensor]:
+        """Advance the memory by one step, from zeros where an episode starts."""
+        keep = (~first).unsqueeze(-1)
+        hidden, cell = self.cell(features, (state[0] * keep, state[1] * keep))
+        return hidden, cell
+
+
+class ConvLstmPolicy(LstmPolicy):
+    """An `LstmPolicy` that insists on images."""
+
+    def __init__(
+        self,
+        observation_space: "gymnasium.Space[object]",
+        action_space: "gymnasium.Space[object]",
+        feature_count: int = 256,
+        memory_count: int = 256,
+    ) -> None:
+        parts = (
+            list(observation_space.values())
+            if isinstance(observation_space, gymnasium.spaces.Dict)
+            else [observation_space]
+        )
+        if not any(image_layout(part) for part in parts):
+            raise InvalidRequestError(
+                "observation_space",
+                f"holds no uint8 image, got {observation_space}; use the policy 'lstm' or 'mlp'",
+            )
+        super().__init__(observation_space, action_space, feature_count, memory_count)

@@ -1,0 +1,52 @@
+"""Policies by name."""
+
+import importlib
+from typing import cast
+
+import gymnasium
+
+from breadbox.errors import InvalidRequestError
+from breadbox.policies.protocol import PolicyModule
+
+_FACTORIES = {
+    "mlp": "breadbox.policies.mlp:MlpPolicy",
+    "lstm": "breadbox.policies.recurrent:LstmPolicy",
+    "conv_lstm": "breadbox.policies.recurrent:ConvLstmPolicy",
+}
+
+
+def policy_names() -> list[str]:
+    """Return the names that `make_policy` knows, besides `module:factory`."""
+    return list(_FACTORIES)
+
+
+def make_policy(
+    name: str,
+    observation_space: "gymnasium.Space[object]",
+    action_space: "gymnasium.Space[object]",
+    **options: object,
+) -> PolicyModule:
+    """Build a policy with fresh weights, drawn from torch's global generator, on the CPU.
+
+    Args:
+        name: "mlp", "lstm", "conv_lstm", or `module:factory` of your own, called alike.
+        observation_space: Of one environment, without a batch axis.
+        action_space: Likewise.
+        **options: Keyword arguments of the policy, such as `hidden_sizes` of "mlp".
+
+    Raises:
+        InvalidRequestError: The name, an option or a space does not fit.
+    """
+    target = _FACTORIES.get(name, name)
+    module_name, _, attribute = target.partition(":")
+    if not attribute:
+        known = ", ".join(policy_names())
+        raise InvalidRequestError("policy", f"{name!r} is not one of {known}, nor module:factory")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InvalidRequestError("policy", f"{name!r} cannot be loaded: {error}") from error
+    try:
+        return cast(PolicyModule, factory(observation_space, action_space, **options))
+    except TypeError as error:
+        raise InvalidRequestError("policy_options", f"do not fit {name!r}: {error}") from error

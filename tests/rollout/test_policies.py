@@ -1,0 +1,174 @@
+"""Policies: what acting says of an action, evaluating it later says again."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from breadbox.errors import InvalidRequestError
+from breadbox.policies import (
+    PolicyModule,
+    WeightsMismatchError,
+    make_policy,
+    policy_weights,
+    set_policy_weights,
+)
+
+IMAGE = spaces.Box(0, 255, (36, 40, 3), np.uint8)
+VECTOR = spaces.Box(-1, 1, (5,), np.float32)
+OBSERVATIONS: dict[str, gymnasium.Space[Any]] = {
+    "mlp": spaces.Dict({"vector": VECTOR, "mode": spaces.Discrete(3)}),
+    "lstm": VECTOR,
+    "conv_lstm": spaces.Dict({"image": IMAGE, "vector": VECTOR}),
+}
+ACTIONS: list[gymnasium.Space[Any]] = [
+    spaces.Discrete(4, start=1),
+    spaces.MultiDiscrete([3, 2]),
+    spaces.MultiBinary(3),
+    spaces.Box(-2, 2, (2,), np.float32),
+    spaces.Dict({"buttons": spaces.Discrete(7), "camera": spaces.Box(-1, 1, (2,), np.float32)}),
+]
+
+
+def draw(space: gymnasium.Space[Any], count: int) -> Any:
+    """A tree of tensors [count, ...] of samples of the space."""
+    space.seed(3)
+    if isinstance(space, spaces.Dict):
+        return {key: draw(part, count) for key, part in space.items()}
+    return torch.from_numpy(np.stack([np.asarray(space.sample()) for _ in range(count)]))
+
+
+def stack_steps(trees: list[Any]) -> Any:
+    if isinstance(trees[0], dict):
+        return {key: stack_steps([tree[key] for tree in trees]) for key in trees[0]}
+    return torch.stack(trees, 1)
+
+
+def policy_of(name: str, action_space: gymnasium.Space[Any]) -> PolicyModule:
+    torch.manual_seed(0)
+    return make_policy(name, OBSERVATIONS[name], action_space)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lstm", "conv_lstm"])
+@pytest.mark.parametrize("action_space", ACTIONS, ids=lambda space: type(space).__name__)
+def test_evaluation_repeats_the_log_prob_and_value_of_acting_across_an_episode_border(
+    name: str, action_space: gymnasium.Space[Any]
+) -> None:
+    policy = policy_of(name, action_space)
+    generator = torch.Generator().manual_seed(1)
+    state = in_state = policy.initial_state(2)
+    first = torch.tensor([[True, False, False, False], [False, False, True, False]])
+    results, seen = [], []
+    with torch.no_grad():
+        for step in range(4):
+            obs = draw(OBSERVATIONS[name], 2)
+            results.append(policy.act(obs, state, first[:, step], generator=generator))
+            state = results[-1].state
+            seen.append(obs)
+        judged = policy.evaluate(
+            stack_steps(seen), stack_steps([r.action for r in results]), in_state, first
+        )
+    torch.testing.assert_close(torch.stack([r.log_prob for r in results], 1), judged.log_prob)
+    torch.testing.assert_close(torch.stack([r.value for r in results], 1), judged.value)
+    assert (2, 4) == tuple(judged.entropy.shape)
+
+
+@pytest.mark.parametrize("name", ["lstm", "conv_lstm"])
+def test_a_first_step_forgets_whatever_state_it_was_given(name: str) -> None:
+    policy = policy_of(name, ACTIONS[0])
+    obs = draw(OBSERVATIONS[name], 3)
+    dirty = tuple(torch.full_like(part, 7.0) for part in policy.initial_state(3))
+    first = torch.ones(3, dtype=torch.bool)
+    with torch.no_grad():
+        clean_value = policy.act(obs, policy.initial_state(3), first).value
+        assert torch.equal(clean_value, policy.act(obs, dirty, first).value)
+        assert not torch.equal(clean_value, policy.act(obs, dirty, ~first).value)
+
+
+def test_split_undoes_merge() -> None:
+    policy = policy_of("lstm", ACTIONS[0])
+    singles = [(torch.full((128,), float(i)), torch.full((128,), float(-i))) for i in range(3)]
+    parts = policy.split_state(policy.merge_state(singles))
+    assert all(
+        torch.equal(wanted, got)
+        for single, part in zip(singles, parts, strict=True)
+        for wanted, got in zip(single, part, strict=True)
+    )
+
+
+def test_a_fresh_policy_is_near_uniform_and_the_same_seed_draws_the_same_actions() -> None:
+    policy = policy_of("mlp", spaces.Discrete(4))
+    obs, first = draw(OBSERVATIONS["mlp"], 64), torch.zeros(64, dtype=torch.bool)
+    draws = [
+        policy.act(obs, None, first, generator=torch.Generator().manual_seed(5)) for _ in range(2)
+    ]
+    assert torch.equal(draws[0].action, draws[1].action)
+    assert float((draws[0].log_prob.detach().exp() - 0.25).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout_ok"),
+    [((84, 84), True), ((4, 84, 84), True), ((9, 9, 1), True), ((5,), False)],
+)
+def test_conv_lstm_takes_any_image_layout_and_refuses_what_is_no_image(
+    shape: tuple[int, ...], layout_ok: bool
+) -> None:
+    space = spaces.Box(0, 255, shape, np.uint8)
+    if not layout_ok:
+        with pytest.raises(InvalidRequestError, match="no uint8 image"):
+            make_policy("conv_lstm", space, spaces.Discrete(2))
+        return
+    policy = make_policy("conv_lstm", space, spaces.Discrete(2))
+    result = policy.act(draw(space, 2), policy.initial_state(2), torch.ones(2, dtype=torch.bool))
+    assert (2,) == tuple(result.action.shape)
+
+
+def test_weights_travel_as_arrays_and_make_two_policies_equal() -> None:
+    one = policy_of("conv_lstm", ACTIONS[4])
+    torch.manual_seed(9)
+    two = make_policy("conv_lstm", OBSERVATIONS["conv_lstm"], ACTIONS[4])
+    set_policy_weights(two, policy_weights(one))
+    assert all(
+        torch.equal(one.state_dict()[name], two.state_dict()[name]) for name in one.state_dict()
+    )
+
+
+def test_weights_that_do_not_fit_are_named_and_change_nothing() -> None:
+    """D31: the ancestor loaded what fitted and labelled it as the new version."""
+    policy = policy_of("mlp", ACTIONS[0])
+    before = policy_weights(policy)
+    weights = {name: array + 1 for name, array in before.items()}
+    weights["actor.0.weight"] = np.zeros((2, 2), np.float32)
+    weights["surplus"] = np.zeros(1, np.float32)
+    del weights["critic.0.bias"]
+    with pytest.raises(WeightsMismatchError) as caught:
+        set_policy_weights(policy, weights)
+    assert ["critic.0.bias"] == caught.value.missing
+    assert ["surplus"] == caught.value.unexpected
+    assert "actor.0.weight (wanted (64, 8), got (2, 2))" in str(caught.value)
+    assert all(np.array_equal(before[k], v) for k, v in policy_weights(policy).items())
+    set_policy_weights(policy, weights, strict=False)
+    assert np.array_equal(before["critic.4.bias"] + 1, policy_weights(policy)["critic.4.bias"])
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nonesuch", "is not one of mlp, lstm, conv_lstm, nor module:factory"),
+        ("no_such_module:thing", "cannot be loaded"),
+        ("math:nothing", "cannot be loaded"),
+    ],
+)
+def test_an_unknown_policy_is_refused_by_name(name: str, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem):
+        make_policy(name, VECTOR, spaces.Discrete(2))
+
+
+def test_an_unknown_option_and_an_unknown_space_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="policy_options"):
+        make_policy("mlp", VECTOR, spaces.Discrete(2), depth=3)
+    with pytest.raises(InvalidRequestError, match="has no action head for Text"):
+        make_policy("mlp", VECTOR, spaces.Text(3))
