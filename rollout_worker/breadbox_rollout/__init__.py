@@ -1,0 +1,1 @@
+"""The rollout worker: environments, batched inference, fragments, and the episode generator."""

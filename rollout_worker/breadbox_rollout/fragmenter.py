@@ -1,0 +1,281 @@
+"""Cuts the steps of one worker into fragments. Pure: no clock, no I/O, no torch.
+
+Time runs as push, answer, push, answer, ...: the policy sees an observation and acts (push), the
+environment answers (answer). With T steps a fragment:
+
+    push    0   1   2  ...  T-1   T              step T completes the fragment and is
+    answer    0   1   2  ...  T-1                element 0 of the next one
+            |<---- fragment ---->|
+
+What it keeps:
+
+F1  A fragment has exactly T answered steps; `next_obs` is the observation of step T.
+F2  `first[t]` is `ended[t-1]` within a fragment, and across fragments without a discontinuity.
+F3  Only the environment makes a step `terminated`. An environment that failed leaves `truncated`.
+F4  An unanswered action is never part of a fragment.
+F5  A fragment is marked `discontinuity` if and only if steps were dropped since the previous one
+    of the same session.
+F6  Indices of a session are contiguous from 0.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.fragment import Fragment, Tree
+from breadbox_rollout.columns import Columns, map_tree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What the policy saw and did, once. Arrays are copied; the caller may reuse them."""
+
+    session_id: str
+    model_version: int
+    obs: Tree
+    """Leaves [...]."""
+    action: Tree
+    """Leaves [...]."""
+    first: bool
+    """This observation starts an episode."""
+    episode_id: int
+    state: Tree = None
+    """Recurrent state before this step, leaves [...]; read only where `wants_state` is true."""
+    log_prob: float | None = None
+    value: float | None = None
+
+
+class _OpenFragment:
+    """The fragment being filled: T + 1 rows, of which the last may be unanswered."""
+
+    def __init__(self, step_count: int, where: str) -> None:
+        row_count = step_count + 1
+        self.obs = Columns(row_count, where)
+        self.action = Columns(row_count, where)
+        self.in_state: Tree = None
+        self.reward = np.zeros(row_count, np.float32)
+        self.terminated = np.zeros(row_count, np.bool_)
+        self.truncated = np.zeros(row_count, np.bool_)
+        self.first = np.zeros(row_count, np.bool_)
+        self.episode_id = np.zeros(row_count, np.int64)
+        self.model_version = np.zeros(row_count, np.int64)
+        self.log_prob: NDArray[np.float32] | None = None
+        self.value: NDArray[np.float32] | None = None
+        self.final_steps: list[int] = []
+        self.final_obs = Columns(row_count, where)
+        self.count = 0
+        self.answered_count = 0
+
+    def write(self, step: Step) -> None:
+        """Append a step; on an error the count stays, so that nothing half-written is kept."""
+        row = self.count
+        self.obs.write(row, step.obs)
+        self.action.write(row, step.action)
+        if row == 0:
+            self.in_state = map_tree(np.array, step.state)
+            self.log_prob = _column_for(step.log_prob, len(self.reward))
+            self.value = _column_for(step.value, len(self.reward))
+        self.first[row] = step.first
+        self.episode_id[row] = step.episode_id
+        self.model_version[row] = step.model_version
+        if self.log_prob is not None:
+            self.log_prob[row] = step.log_prob
+        if self.value is not None:
+            self.value[row] = step.value
+        # Rows are reused after an abort.
+        self.terminated[row] = self.truncated[row] = False
+        self.count += 1
+
+    def end_with(self, row: int, final_obs: Tree) -> None:
+        """Remember the true last observation of the episode that ended with *row*."""
+        self.final_obs.write(len(self.final_steps), final_obs)
+        self.final_steps.append(row)
+
+    def ended(self, row: int) -> bool:
+        """Whether an episode ends with *row*."""
+        return bool(self.terminated[row] or self.truncated[row])
+
+
+def _column_for(value: float | None, row_count: int) -> NDArray[np.float32] | None:
+    return None if value is None else np.zeros(row_count, np.float32)
+
+
+class Fragmenter:
+    """Cuts one worker's steps.
+
+    Args:
+        worker_id: Of the fragments.
+        step_count: T, at least 1.
+        staleness_max: A fragment whose oldest step is more versions behind than this would be
+            refused; its steps are dropped as soon as that is known. None: never.
+    """
+
+    def __init__(
+        self, *, worker_id: str, step_count: int, staleness_max: int | None = None
+    ) -> None:
+        if step_count < 1:
+            raise ValueError(f"step_count must be at least 1, got {step_count}")
+        self.worker_id = worker_id
+        self.staleness_max = staleness_max
+        self.dropped_step_count = 0
+        """Answered steps that never reached a fragment, over the whole life."""
+        self._step_count = step_count
+        self._session_id = ""
+        self._fragment_index = 0
+        self._broken = False
+        self._open = self._new_open()
+
+    @property
+    def wants_state(self) -> bool:
+        """Whether the next pushed step's `state` will be read: it may begin a fragment."""
+        return self._open.count in (0, self._step_count)
+
+    @property
+    def open_step_count(self) -> int:
+        """Steps of the fragment being filled."""
+        return self._open.count
+
+    def push(self, step: Step) -> Fragment | None:
+        """Take a step whose action is on its way to the environment.
+
+        Args:
+            step: Of the current episode; the step before it has been answered or aborted.
+
+        Returns:
+            The fragment that this step completes, if it does. Its arrays are the caller's.
+
+        Raises:
+            TreeMismatchError: Observation or action differ in structure from those before. The
+                step was not taken; follow with `abort`.
+        """
+        assert self._open.count == self._open.answered_count, "the last step has no answer yet"
+        assert step.session_id, "steps are only taken within a session"
+        if step.session_id != self._session_id:
+            self._begin_session(step.session_id)
+        self._drop_if_stale(step.model_version)
+        self._open.write(step)
+        if self._open.count <= self._step_count:
+            return None
+        return self._emit(step)
+
+    def answer(
+        self, reward: float, *, terminated: bool, truncated: bool, final_obs: Tree = None
+    ) -> None:
+        """Take the environment's answer to the last pushed step.
+
+        Args:
+            reward: Undiscounted.
+            terminated: The episode ended in a terminal state.
+            truncated: The episode was cut off.
+            final_obs: Where the episode ended: the observation that the last action led to, which
+                no policy will see; None where the environment does not give it.
+        """
+        open_ = self._open
+        assert open_.count == open_.answered_count + 1, "no step waits for an answer"
+        row = open_.answered_count
+        open_.reward[row] = reward
+        open_.terminated[row] = terminated
+        open_.truncated[row] = truncated
+        if (terminated or truncated) and final_obs is not None:
+            open_.end_with(row, final_obs)
+        open_.answered_count += 1
+
+    def abort(self, next_obs: Tree = None) -> None:
+        """Take notice that the environment failed; the next pushed step starts a new episode.
+
+        An unanswered step goes: nobody knows what came of it. The last answered step keeps its
+        reward and, if it did not end the episode, becomes truncated, with the observation that
+        followed it as its final one. The next fragment is a discontinuity.
+
+        Args:
+            next_obs: The observation after the last answered step, where no step was pushed on it.
+        """
+        open_ = self._open
+        if open_.count > open_.answered_count:
+            next_obs = map_tree(np.array, open_.obs.row(open_.answered_count))
+            open_.count = open_.answered_count
+        self._broken = True
+        if open_.count == 0 or open_.ended(open_.count - 1):
+            return
+        open_.truncated[open_.count - 1] = True
+        if next_obs is not None:
+            open_.end_with(open_.count - 1, next_obs)
+
+    def drop_open(self) -> int:
+        """Forget the fragment being filled; the next one is a discontinuity.
+
+        Returns:
+            Answered steps dropped.
+        """
+        dropped = self._open.answered_count
+        self._broken = self._broken or self._open.count > 0
+        self.dropped_step_count += dropped
+        self._open = self._new_open()
+        return dropped
+
+    def _begin_session(self, session_id: str) -> None:
+        self.drop_open()
+        self._session_id = session_id
+        self._fragment_index = 0
+        self._broken = False
+        self._open = self._new_open()
+
+    def _drop_if_stale(self, model_version: int) -> None:
+        if self.staleness_max is None or self._open.count == 0:
+            return
+        if model_version - int(self._open.model_version[0]) > self.staleness_max:
+            self.drop_open()
+
+    def _emit(self, next_step: Step) -> Fragment:
+        """Hand out the first T rows; row T begins the next fragment."""
+        done, end = self._open, self._step_count
+        versions = done.model_version[:end]
+        final_count = len(done.final_steps)
+        fragment = Fragment(
+            worker_id=self.worker_id,
+            fragment_index=self._fragment_index,
+            session_id=self._session_id,
+            model_version_min=int(versions.min()),
+            model_version_max=int(versions.max()),
+            obs=done.obs.rows(end),
+            action=done.action.rows(end),
+            reward=done.reward[:end],
+            terminated=done.terminated[:end],
+            truncated=done.truncated[:end],
+            first=done.first[:end],
+            episode_id=done.episode_id[:end],
+            next_obs=done.obs.row(end),
+            in_state=done.in_state,
+            final_obs_step=np.array(done.final_steps, np.int32) if final_count else None,
+            final_obs=done.final_obs.rows(final_count) if final_count else None,
+            log_prob=None if done.log_prob is None else done.log_prob[:end],
+            value=None if done.value is None else done.value[:end],
+            model_version=versions if versions.min() != versions.max() else None,
+            discontinuity=self._broken,
+        )
+        self._fragment_index += 1
+        self._broken = False
+        self._open = self._new_open()
+        self._open.write(next_step)
+        return fragment
+
+    def _new_open(self) -> _OpenFragment:
+        where = f"fragment {self._fragment_index} of worker {self.worker_id}"
+        return _OpenFragment(self._step_count, where)
+
+
+def fragment_size_bytes(fragment: Fragment) -> int:
+    """Return the bytes of the fragment's arrays, without any header."""
+    total = 0
+
+    def add(array: NDArray[Any]) -> None:
+        nonlocal total
+        total += np.asarray(array).nbytes
+
+    for column in (fragment.obs, fragment.action, fragment.in_state, fragment.final_obs):
+        map_tree(add, column)
+    map_tree(add, [fragment.next_obs, fragment.reward, fragment.episode_id, fragment.extras])
+    # Flags, log-probs, values and versions are at most 23 bytes a step.
+    return total + 23 * fragment.step_count
