@@ -1,1 +1,33 @@
-"""Payload stores: one protocol, several places."""
+"""Payload stores: one protocol, several places.
+
+A store is named by a URL:
+
+    file:///DIR                                  a directory on this host, best on shared memory
+    redis://[USER:PASSWORD@]HOST[:PORT][/DB]     Redis; rediss:// with TLS
+    unix:///SOCKET[?db=N]                        Redis on a unix socket
+    redis+cluster://HOST[:PORT]                  Redis Cluster; rediss+cluster:// with TLS
+    redis+sentinel://HOST[:PORT],HOST.../NAME    the primary that Sentinels name
+
+Options of redis-py's connections may follow as a query, such as `?ssl_ca_certs=/path`.
+"""
+
+from breadbox.stores.base import (
+    PRELUDE_BYTES,
+    PayloadCustodian,
+    PayloadReceiver,
+    PayloadStore,
+    Segment,
+)
+from breadbox.stores.factory import open_custodian, open_store
+from breadbox.stores.urls import redact
+
+__all__ = [
+    "PRELUDE_BYTES",
+    "PayloadCustodian",
+    "PayloadReceiver",
+    "PayloadStore",
+    "Segment",
+    "open_custodian",
+    "open_store",
+    "redact",
+]

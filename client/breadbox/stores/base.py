@@ -7,14 +7,14 @@ Life of a payload: *unannounced* once written (it expires by itself), *confirmed
 admitted its fragment (it stays until it is deleted).
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from breadbox.types import PayloadReference
 
-Scatter = Callable[[int, memoryview], Sequence["Segment"]]
-"""Given a request's position and the payload's head (prelude and header), the segments wanted."""
+PRELUDE_BYTES = 32
+"""First bytes of every payload; from them a receiver tells how long the payload's head is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,32 @@ class Segment:
     """First byte wanted, counted from the start of the payload."""
     destination: memoryview
     """Format "B", C-contiguous; as long as the range."""
+
+
+class PayloadReceiver(Protocol):
+    """Says where the bytes of payloads go while a store receives them.
+
+    For each payload, in this order: `head_bytes`, `segments`, then `arrived`; all from the thread
+    that called `read_many`, or from threads of the store, but never at once for one payload. After
+    a broken connection the store may start a payload again, with `head_bytes`.
+    An exception raised here ends the read and leaves `read_many` as it is.
+    """
+
+    @property
+    def wants_whole(self) -> bool:
+        """Whether nearly all bytes are wanted: then one pass costs less than picking ranges."""
+
+    def head_bytes(self, position: int, prelude: memoryview) -> int:
+        """Length of the head of the payload at `position` of the request, prelude included."""
+
+    def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
+        """Where bytes behind the head go: in order of offset, without overlap.
+
+        `head` is the receiver's to keep; it is not written again.
+        """
+
+    def arrived(self, position: int) -> None:
+        """All segments of this payload are filled."""
 
 
 class PayloadStore(Protocol):
@@ -47,12 +73,19 @@ class PayloadStore(Protocol):
             One reference per payload, in order, with fresh ids.
         """
 
-    def read_many(self, references: Sequence[PayloadReference], scatter: Scatter) -> None:
-        """Receive payloads, asking `scatter` once per payload where its bytes should go.
+    def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
+        """Receive payloads straight into the memory that `receiver` names.
 
-        `scatter` is called with the payload's head as soon as it is there; segments must be in
-        order of offset and must not overlap. Bytes that no segment wants are not copied, and not
-        moved where the store can help it.
+        Bytes that no segment wants are not copied, and not moved where the store can help it.
+        """
+
+    def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
+        """Map payloads into memory, read-only, without moving a byte.
+
+        A mapping stays readable after the payload is deleted, for as long as the view lives.
+
+        Returns:
+            One view per payload, in order; None where the store is not on this host.
         """
 
     def delete_many(self, references: Sequence[PayloadReference]) -> None:

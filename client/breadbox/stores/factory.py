@@ -1,0 +1,168 @@
+"""Makes stores and custodians from URLs: the one place that sets redis-py's options."""
+
+from typing import Any, Final
+
+import redis
+import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from breadbox.errors import StoreUrlError
+from breadbox.stores.base import PayloadCustodian, PayloadStore
+from breadbox.stores.file_store import FileCustodian, FileStore
+from breadbox.stores.keys import PIECE_SIZE_BYTES_MIN
+from breadbox.stores.redis_custodian import RedisCustodian
+from breadbox.stores.redis_store import PIECE_SIZE_BYTES_DEFAULT, RedisStore
+from breadbox.stores.redis_wire import translated_errors
+from breadbox.stores.urls import StoreUrl, parse_store_url, redact
+
+UNANNOUNCED_S_DEFAULT: Final = 600.0
+"""Life of a payload between its write and its announcement: long enough for a server restart."""
+
+_SOCKET_TIMEOUT_S: Final = 30.0
+_CONNECT_TIMEOUT_S: Final = 5.0
+_HEALTH_CHECK_S: Final = 30
+_CONNECTIONS_MAX: Final = 16
+_CONNECT_RETRIES: Final = 3
+
+
+def open_store(
+    url: str, *, unannounced_s: float = UNANNOUNCED_S_DEFAULT, piece_size_bytes: int = 0
+) -> PayloadStore:
+    """Open the store at `url` for writing and reading payloads. Redis is connected to on use.
+
+    Args:
+        url: See the package's docstring.
+        unannounced_s: Seconds until a written payload expires unless the server confirms it; over 0.
+        piece_size_bytes: Payloads beyond this are cut into pieces of it; at least 64 KiB.
+            0 takes the default. Only Redis cuts.
+
+    Raises:
+        StoreUrlError: The URL, or its options, cannot be used.
+        StoreUnavailableError: The directory of a file:// URL cannot be made.
+    """
+    parsed = parse_store_url(url)
+    if not unannounced_s > 0:
+        raise StoreUrlError(f"unannounced_s must be over 0, not {unannounced_s}")
+    if piece_size_bytes and piece_size_bytes < PIECE_SIZE_BYTES_MIN:
+        raise StoreUrlError(
+            f"piece_size_bytes must be 0 or at least {PIECE_SIZE_BYTES_MIN}, not {piece_size_bytes}"
+        )
+    if parsed.kind == "file":
+        return FileStore(parsed.directory)
+    piece_size_bytes = piece_size_bytes or PIECE_SIZE_BYTES_DEFAULT
+    if parsed.kind == "cluster":
+        return _open_cluster_store(parsed, unannounced_s, piece_size_bytes)
+    client = _sentinel_client(redis, parsed) if parsed.kind == "sentinel" else _client(parsed)
+    pool = client.connection_pool
+    return RedisStore(
+        client, lambda _: pool, unannounced_s=unannounced_s, piece_size_bytes=piece_size_bytes
+    )
+
+
+def open_custodian(
+    url: str, *, unannounced_s: float = UNANNOUNCED_S_DEFAULT, answer_s: float = 5.0
+) -> PayloadCustodian:
+    """Open the store at `url` for confirming and deleting. Redis is connected to on use.
+
+    Args:
+        url: See the package's docstring.
+        unannounced_s: Age in seconds at which files that nobody announced are swept.
+        answer_s: Seconds that Redis may take for one answer.
+
+    Raises:
+        StoreUrlError: The URL, or its options, cannot be used.
+        StoreUnavailableError: The directory of a file:// URL cannot be made.
+    """
+    parsed = parse_store_url(url)
+    if parsed.kind == "file":
+        return FileCustodian(parsed.directory, unannounced_s=unannounced_s)
+    options = _options(parsed) | {"socket_timeout": answer_s}
+    with _url_errors(parsed):
+        if parsed.kind == "cluster":
+            options.pop("max_connections")
+            return RedisCustodian(redis.asyncio.RedisCluster.from_url(parsed.url, **options))
+        if parsed.kind == "sentinel":
+            return RedisCustodian(_sentinel_client(redis.asyncio, parsed))
+        return RedisCustodian(redis.asyncio.Redis.from_url(parsed.url, **options))
+
+
+class _url_errors:  # noqa: N801 - a context manager that reads as a function
+    """Turn redis-py's complaints about a URL's options into a StoreUrlError."""
+
+    def __init__(self, parsed: StoreUrl) -> None:
+        self._parsed = parsed
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (ValueError, TypeError)) and not isinstance(error, redis.RedisError):
+            # Without the cause: redis-py may quote the URL.
+            raise StoreUrlError(
+                f"store URL {redact(self._parsed.url)!r} has options that cannot be used"
+            ) from None
+
+
+def _options(parsed: StoreUrl) -> dict[str, Any]:
+    del parsed
+    return {
+        "protocol": 2,
+        "decode_responses": False,
+        "socket_timeout": _SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": _CONNECT_TIMEOUT_S,
+        "health_check_interval": _HEALTH_CHECK_S,
+        "max_connections": _CONNECTIONS_MAX,
+        "client_name": "breadbox",
+    }
+
+
+def _client(parsed: StoreUrl) -> Any:
+    with _url_errors(parsed):
+        pool = redis.BlockingConnectionPool.from_url(
+            parsed.url,
+            timeout=_SOCKET_TIMEOUT_S,
+            retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), _CONNECT_RETRIES),
+            **_options(parsed),
+        )
+        return redis.Redis.from_pool(pool)
+
+
+def _open_cluster_store(
+    parsed: StoreUrl, unannounced_s: float, piece_size_bytes: int
+) -> PayloadStore:
+    options = _options(parsed)
+    options.pop("max_connections")
+    with _url_errors(parsed), translated_errors():
+        client: Any = redis.RedisCluster.from_url(parsed.url, **options)
+
+    def pool_of(payload_id: str) -> redis.ConnectionPool:
+        node = client.get_node_from_key(f"breadbox:{{{payload_id}}}:0")
+        pool: redis.ConnectionPool = client.get_redis_connection(node).connection_pool
+        return pool
+
+    return RedisStore(
+        client,
+        pool_of,
+        unannounced_s=unannounced_s,
+        piece_size_bytes=piece_size_bytes,
+        refresh=client.nodes_manager.initialize,
+    )
+
+
+def _sentinel_client(module: Any, parsed: StoreUrl) -> Any:
+    """Make a client of the primary, found anew through the Sentinels on each connection."""
+    with _url_errors(parsed):
+        options = _options(parsed)
+        address = redis.connection.parse_url(parsed.url)
+        for name in ("username", "password", "db"):
+            if name in address:
+                options[name] = address[name]
+        if parsed.url.startswith("rediss:"):
+            options["ssl"] = True
+        sentinel = module.sentinel.Sentinel(
+            list(parsed.addresses), sentinel_kwargs={"socket_timeout": _CONNECT_TIMEOUT_S}
+        )
+        return sentinel.master_for(parsed.service_name, **options)

@@ -1,0 +1,377 @@
+"""Payloads as files in a directory, on shared memory or disk: the fast path on one host.
+
+    DIR/unannounced/<id>       written, not yet confirmed; swept by age
+    DIR/unannounced/.<id>      being written; nobody looks at it
+    DIR/payloads/<2 hex>/<id>  confirmed
+
+Both steps are renames within one file system, so a payload is seen whole or not at all.
+Files are readable by their owner only.
+"""
+
+import asyncio
+import errno
+import mmap
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from breadbox.errors import (
+    ClosedError,
+    PayloadCorruptError,
+    PayloadMissingError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver
+from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
+from breadbox.types import PayloadReference
+
+_BUFFERS_PER_CALL: Final = 1024
+"""IOV_MAX of Linux."""
+
+_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
+
+_HEAD_GUESS_BYTES: Final = 16 * 1024
+"""First read of a payload; holds the head of nearly all."""
+
+
+class PayloadDirectory:
+    """Where the files are."""
+
+    def __init__(self, directory: str) -> None:
+        self.root = Path(directory)
+        self.unannounced = self.root / "unannounced"
+        self.payloads = self.root / "payloads"
+
+    def make(self) -> None:
+        """Make the directories, where they are missing.
+
+        Raises:
+            StoreUnavailableError: They cannot be made.
+        """
+        with _translated_errors():
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.unannounced.mkdir(mode=0o700, exist_ok=True)
+            self.payloads.mkdir(mode=0o700, exist_ok=True)
+            for number in range(256):
+                (self.payloads / f"{number:02x}").mkdir(mode=0o700, exist_ok=True)
+
+    def confirmed_path(self, payload_id: str) -> str:
+        """Path of a confirmed payload; `payload_id` must be well-formed."""
+        return f"{self.payloads}/{payload_id[:2]}/{payload_id}"
+
+    def unannounced_path(self, payload_id: str) -> str:
+        """Path of an unconfirmed payload."""
+        return f"{self.unannounced}/{payload_id}"
+
+    def open(self, reference: PayloadReference) -> int:
+        """Open a payload for reading, confirmed or not.
+
+        Raises:
+            PayloadMissingError: It is in neither place.
+            PayloadCorruptError: Its file is of another size than the reference says.
+        """
+        if not is_sound(reference):
+            raise PayloadCorruptError(f"a payload reference is out of bounds: {reference}")
+        payload_id = reference.payload_id
+        # The first place twice: the payload may be confirmed between the first two looks.
+        confirmed = self.confirmed_path(payload_id)
+        for path in (confirmed, self.unannounced_path(payload_id), confirmed):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            size_bytes = os.fstat(descriptor).st_size
+            if size_bytes != reference.size_bytes:
+                os.close(descriptor)
+                raise PayloadCorruptError(
+                    f"payload {payload_id} has {size_bytes} bytes where its reference says "
+                    f"{reference.size_bytes}"
+                )
+            return descriptor
+        raise PayloadMissingError(payload_id)
+
+
+class FileStore:
+    """A `PayloadStore` in a directory. See `breadbox.stores.base` for the contract."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = PayloadDirectory(directory)
+        self._directory.make()
+        self._is_closed = False
+
+    def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
+        """See PayloadStore. On failure nothing of the call is left behind."""
+        self._check_open()
+        written: list[PayloadReference] = []
+        try:
+            for buffers in payloads:
+                with _translated_errors():
+                    written.append(self._write(buffers))
+        except BaseException:
+            self.delete_many(written)
+            raise
+        return written
+
+    def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
+        """See PayloadStore."""
+        self._check_open()
+        for position, reference in enumerate(references):
+            with _opened(self._directory, reference) as descriptor:
+                _read(descriptor, position, reference, receiver)
+            receiver.arrived(position)
+
+    def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
+        """See PayloadStore."""
+        self._check_open()
+        mapped = []
+        for reference in references:
+            with _opened(self._directory, reference) as descriptor, _translated_errors():
+                mapping = mmap.mmap(descriptor, reference.size_bytes, access=mmap.ACCESS_READ)
+            # The view holds the mapping; it is unmapped when the last view is gone.
+            mapped.append(memoryview(mapping))
+        return mapped
+
+    def delete_many(self, references: Sequence[PayloadReference]) -> None:
+        """See PayloadStore."""
+        self._check_open()
+        _delete(self._directory, [reference.payload_id for reference in references])
+
+    def close(self) -> None:
+        """See PayloadStore."""
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the payload store is closed")
+
+    def _write(self, buffers: Sequence[memoryview]) -> PayloadReference:
+        size_bytes = sum(len(buffer) for buffer in buffers)
+        payload_id = new_payload_id()
+        hidden = f"{self._directory.unannounced}/.{payload_id}"
+        descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                _write_vector(descriptor, buffers)
+            finally:
+                os.close(descriptor)
+            os.rename(hidden, self._directory.unannounced_path(payload_id))
+        except BaseException:
+            os.unlink(hidden)
+            raise
+        return PayloadReference(payload_id, size_bytes)
+
+
+class FileCustodian:
+    """A `PayloadCustodian` in a directory. See `breadbox.stores.base` for the contract.
+
+    File operations run in a thread, so that a slow disk does not hold up the loop.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        unannounced_s: float,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Look after `directory`.
+
+        Args:
+            directory: Absolute path; made if missing.
+            unannounced_s: Age at which unconfirmed files are swept.
+            wall_clock: Seconds since the epoch, as file times are.
+        """
+        self._directory = PayloadDirectory(directory)
+        self._directory.make()
+        self._unannounced_s = unannounced_s
+        self._wall_clock = wall_clock
+
+    async def ping(self) -> None:
+        """See PayloadCustodian."""
+        await asyncio.to_thread(self._ping)
+
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
+        """See PayloadCustodian."""
+        return await asyncio.to_thread(self._each, self._confirm_one, references)
+
+    async def delete(self, references: Sequence[PayloadReference]) -> None:
+        """See PayloadCustodian."""
+        payload_ids = [each.payload_id for each in references]
+        await asyncio.to_thread(_delete, self._directory, payload_ids)
+
+    async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
+        """See PayloadCustodian."""
+        return await asyncio.to_thread(self._each, self._is_present, references)
+
+    async def confirmed(self) -> AsyncIterator[str]:
+        """See PayloadCustodian."""
+        for number in range(256):
+            for payload_id in await asyncio.to_thread(self._list, f"{number:02x}"):
+                yield payload_id
+
+    async def delete_ids(self, payload_ids: Iterable[str]) -> None:
+        """See PayloadCustodian."""
+        await asyncio.to_thread(_delete, self._directory, list(payload_ids))
+
+    async def sweep_unannounced(self) -> int:
+        """See PayloadCustodian."""
+        return await asyncio.to_thread(self._sweep)
+
+    async def close(self) -> None:
+        """See PayloadCustodian. The files stay."""
+
+    def _ping(self) -> None:
+        with _translated_errors():
+            os.stat(self._directory.unannounced)
+
+    def _each(
+        self,
+        ask: Callable[[PayloadReference], bool],
+        references: Sequence[PayloadReference],
+    ) -> list[bool]:
+        with _translated_errors():
+            return [is_sound(reference) and ask(reference) for reference in references]
+
+    def _confirm_one(self, reference: PayloadReference) -> bool:
+        confirmed = self._directory.confirmed_path(reference.payload_id)
+        unannounced = self._directory.unannounced_path(reference.payload_id)
+        try:
+            if os.stat(unannounced).st_size != reference.size_bytes:
+                return False
+            os.rename(unannounced, confirmed)
+        except FileNotFoundError:
+            return _has_size(confirmed, reference.size_bytes)
+        return True
+
+    def _is_present(self, reference: PayloadReference) -> bool:
+        return any(
+            _has_size(path, reference.size_bytes)
+            for path in (
+                self._directory.confirmed_path(reference.payload_id),
+                self._directory.unannounced_path(reference.payload_id),
+                self._directory.confirmed_path(reference.payload_id),
+            )
+        )
+
+    def _list(self, prefix: str) -> list[str]:
+        with _translated_errors():
+            return [
+                name
+                for name in os.listdir(self._directory.payloads / prefix)
+                if is_payload_id(name)
+            ]
+
+    def _sweep(self) -> int:
+        oldest = self._wall_clock() - self._unannounced_s
+        swept = 0
+        with _translated_errors():
+            for entry in os.scandir(self._directory.unannounced):
+                try:
+                    if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                        os.unlink(entry.path)
+                        swept += 1
+                except FileNotFoundError:
+                    continue  # Confirmed or deleted meanwhile.
+        return swept
+
+
+def _read(
+    descriptor: int, position: int, reference: PayloadReference, receiver: PayloadReceiver
+) -> None:
+    """Read the head, then every segment straight into its destination."""
+    guess = memoryview(bytearray(min(_HEAD_GUESS_BYTES, reference.size_bytes)))
+    _read_fully(descriptor, guess, 0, reference)
+    if len(guess) < PRELUDE_BYTES:
+        raise PayloadCorruptError(f"payload {reference.payload_id} is shorter than its prelude")
+    head_bytes = receiver.head_bytes(position, guess[:PRELUDE_BYTES])
+    if not PRELUDE_BYTES <= head_bytes <= reference.size_bytes:
+        raise PayloadCorruptError(
+            f"payload {reference.payload_id} of {reference.size_bytes} bytes claims a head of "
+            f"{head_bytes} bytes"
+        )
+    head = guess[:head_bytes]
+    if head_bytes > len(guess):
+        head = memoryview(bytearray(head_bytes))
+        _read_fully(descriptor, head, 0, reference)
+    for segment in receiver.segments(position, head):
+        start = segment.offset_bytes
+        end = start + len(segment.destination)
+        if end <= len(guess):
+            segment.destination[:] = guess[start:end]
+        else:
+            _read_fully(descriptor, segment.destination, start, reference)
+
+
+def _read_fully(
+    descriptor: int, destination: memoryview, offset: int, reference: PayloadReference
+) -> None:
+    with _translated_errors():
+        while len(destination):
+            count = os.preadv(descriptor, [destination], offset)
+            if not count:
+                raise PayloadCorruptError(f"payload {reference.payload_id} ends at byte {offset}")
+            destination = destination[count:]
+            offset += count
+
+
+def _write_vector(descriptor: int, buffers: Sequence[memoryview]) -> None:
+    for first in range(0, len(buffers), _BUFFERS_PER_CALL):
+        rest = list(buffers[first : first + _BUFFERS_PER_CALL])
+        while rest:
+            written = os.writev(descriptor, rest)
+            done = 0
+            while done < len(rest) and written >= len(rest[done]):
+                written -= len(rest[done])
+                done += 1
+            del rest[:done]
+            if written:
+                rest[0] = rest[0][written:]
+
+
+def _has_size(path: str, size_bytes: int) -> bool:
+    try:
+        return os.stat(path).st_size == size_bytes
+    except FileNotFoundError:
+        return False
+
+
+def _delete(directory: PayloadDirectory, payload_ids: Iterable[str]) -> None:
+    with _translated_errors():
+        for payload_id in payload_ids:
+            if not is_payload_id(payload_id):
+                continue
+            # Unannounced first: a confirm between the two looks moves it to where we look next.
+            for path in (
+                directory.unannounced_path(payload_id),
+                directory.confirmed_path(payload_id),
+            ):
+                try:
+                    os.unlink(path)
+                except FileNotFoundError:
+                    continue
+
+
+@contextmanager
+def _opened(directory: PayloadDirectory, reference: PayloadReference) -> Iterator[int]:
+    with _translated_errors():
+        descriptor = directory.open(reference)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    """Turn what the file system raises into our own errors; the cause is chained."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+        if error.errno in _FULL_ERRNOS:
+            raise StoreFullError(f"the payload directory is full ({what})") from error
+        raise StoreUnavailableError(f"the payload directory failed ({what})") from error

@@ -1,0 +1,83 @@
+"""How payloads are named and cut in a store: the one place that knows.
+
+A payload id is 32 lower-case hexadecimal digits, chosen at random by the writer. In Redis, piece k
+of it is the value of `breadbox:{<payload id>}:<k>`; the braces are a hash tag, so that all pieces
+of one payload live on one node of a cluster. In a directory it is one file of that name.
+"""
+
+import re
+import secrets
+from collections.abc import Iterator
+
+from breadbox.types import PayloadReference
+
+_PAYLOAD_ID = re.compile(r"[0-9a-f]{32}")
+_KEY = re.compile(rb"breadbox:\{([0-9a-f]{32})\}:([0-9]+)")
+
+KEY_PATTERN = "breadbox:{*}:0"
+"""Matches the first piece of every payload, as Redis SCAN takes it."""
+
+PAYLOAD_SIZE_BYTES_MAX = 1 << 36
+"""64 GiB: far beyond any fragment; a reference that claims more is taken for damaged."""
+
+PIECE_SIZE_BYTES_MIN = 1 << 16
+"""64 KiB: bounds the keys that one reference can name (with the limit above) to 2^20."""
+
+
+def new_payload_id() -> str:
+    """Return a fresh id: 128 random bits."""
+    return secrets.token_hex(16)
+
+
+def is_payload_id(text: str) -> bool:
+    """Whether `text` is well-formed; anything else is never put into a key or path."""
+    return _PAYLOAD_ID.fullmatch(text) is not None
+
+
+def is_sound(reference: PayloadReference) -> bool:
+    """Whether a reference, which may come from the network, is within all bounds."""
+    return (
+        is_payload_id(reference.payload_id)
+        and 0 < reference.size_bytes <= PAYLOAD_SIZE_BYTES_MAX
+        and (reference.piece_size_bytes == 0 or reference.piece_size_bytes >= PIECE_SIZE_BYTES_MIN)
+    )
+
+
+def piece_key(payload_id: str, piece: int) -> bytes:
+    """Redis key of one piece."""
+    return b"breadbox:{%s}:%d" % (payload_id.encode("ascii"), piece)
+
+
+def payload_id_of_key(key: bytes) -> str | None:
+    """Payload id that a Redis key belongs to; None for a key that is not ours."""
+    match = _KEY.fullmatch(key)
+    return match[1].decode("ascii") if match else None
+
+
+def piece_count(reference: PayloadReference) -> int:
+    """Pieces that the payload was cut into; at least 1."""
+    if reference.piece_size_bytes <= 0:
+        return 1
+    return max(1, -(-reference.size_bytes // reference.piece_size_bytes))
+
+
+def piece_keys(reference: PayloadReference) -> list[bytes]:
+    """Redis keys of all pieces, in order."""
+    return [piece_key(reference.payload_id, piece) for piece in range(piece_count(reference))]
+
+
+def piece_ranges(
+    reference: PayloadReference, offset_bytes: int, length_bytes: int
+) -> Iterator[tuple[int, int, int]]:
+    """Cut a byte range of a payload at the borders of its pieces.
+
+    Yields:
+        (piece, first byte within the piece, bytes), in order.
+    """
+    piece_size = reference.piece_size_bytes or reference.size_bytes
+    end = offset_bytes + length_bytes
+    while offset_bytes < end:
+        piece, start = divmod(offset_bytes, piece_size)
+        length = min(piece_size - start, end - offset_bytes)
+        yield piece, start, length
+        offset_bytes += length

@@ -1,0 +1,432 @@
+"""Payloads in Redis, as clients see them: cut into pieces, each with an expiry until confirmed."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import redis
+
+from breadbox.errors import (
+    ClosedError,
+    PayloadCorruptError,
+    PayloadMissingError,
+    StoreUnavailableError,
+)
+from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, Segment
+from breadbox.stores.keys import (
+    is_sound,
+    new_payload_id,
+    piece_key,
+    piece_keys,
+    piece_ranges,
+)
+from breadbox.stores.redis_wire import (
+    MovedError,
+    Wire,
+    borrowed_wire,
+    raise_reply_error,
+    translated_errors,
+)
+from breadbox.types import PayloadReference
+
+_log = logging.getLogger(__name__)
+
+PIECE_SIZE_BYTES_DEFAULT: Final = 512 * 1024
+"""Measured best on unix sockets; see ARCHITECTURE."""
+
+_ATTEMPTS_MAX: Final = 3
+"""Tries of one call on fresh connections. Writes and reads repeat without harm."""
+
+_COMMANDS_IN_FLIGHT_MAX: Final = 256
+"""Writes sent before their replies are read: keeps replies (5 bytes each) within socket buffers."""
+
+_BYTES_IN_FLIGHT_MAX: Final = 8 * 1024 * 1024
+"""Values asked for before they are received: bounds what Redis must hold in reply buffers."""
+
+_RANGE_GUESS_BYTES: Final = 4 * 1024
+"""First read of a payload of which only parts are wanted; holds most heads."""
+
+_WHOLE_BYTES_MAX: Final = 64 * 1024
+"""Payloads up to this size are read whole, whatever is wanted of them: one round trip, not two."""
+
+Router = Callable[[str], redis.ConnectionPool]
+"""The pool of the node that has a payload's pieces, by payload id."""
+
+
+class RedisStore:
+    """A `PayloadStore` in Redis. See `breadbox.stores.base` for the contract."""
+
+    def __init__(
+        self,
+        client: Any,
+        router: Router,
+        *,
+        unannounced_s: float,
+        piece_size_bytes: int,
+        refresh: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Use `client` for small commands and the pools that `router` names for values.
+
+        Args:
+            client: A redis-py client (Redis or RedisCluster); closed with the store.
+            router: Finds the connection pool for a payload.
+            unannounced_s: Seconds until an unconfirmed payload expires.
+            piece_size_bytes: Payloads beyond this are cut into pieces of it.
+            refresh: Called when a node says that the keys have moved, before another try.
+        """
+        self._client = client
+        self._router = router
+        self._refresh = refresh
+        self._expiry_ms = max(1, round(unannounced_s * 1000))
+        self._piece_size_bytes = piece_size_bytes
+        self._is_closed = False
+
+    def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
+        """See PayloadStore. On failure nothing of the call is left behind, or it expires."""
+        self._check_open()
+        references = [self._new_reference(buffers) for buffers in payloads]
+        work = list(zip(references, payloads, strict=True))
+        try:
+            self._per_node(work, lambda item: item[0], self._write)
+        except BaseException:
+            self._discard(references)
+            raise
+        return references
+
+    def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
+        """See PayloadStore."""
+        self._check_open()
+        for reference in references:
+            if not is_sound(reference):
+                raise PayloadCorruptError(f"a payload reference is out of bounds: {reference}")
+        work = list(enumerate(references))
+        self._per_node(work, lambda item: item[1], lambda wire, part: _read(wire, part, receiver))
+
+    def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
+        """Return None: Redis' memory cannot be mapped."""
+        del references
+        return None
+
+    def delete_many(self, references: Sequence[PayloadReference]) -> None:
+        """See PayloadStore."""
+        self._check_open()
+        keys = [key for reference in references for key in piece_keys(reference)]
+        with translated_errors():
+            pipeline = self._client.pipeline(transaction=False)
+            for key in keys:
+                pipeline.unlink(key)
+            pipeline.execute()
+
+    def close(self) -> None:
+        """See PayloadStore."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._client.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the payload store is closed")
+
+    def _new_reference(self, buffers: Sequence[memoryview]) -> PayloadReference:
+        size_bytes = sum(len(buffer) for buffer in buffers)
+        piece_size_bytes = self._piece_size_bytes if size_bytes > self._piece_size_bytes else 0
+        return PayloadReference(new_payload_id(), size_bytes, piece_size_bytes)
+
+    def _per_node(
+        self,
+        work: Sequence[Any],
+        reference_of: Callable[[Any], PayloadReference],
+        act: Callable[[Wire, Sequence[Any]], None],
+    ) -> None:
+        """Do the work node by node, each on one connection, again on a fresh one if it breaks."""
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            groups: dict[redis.ConnectionPool, list[Any]] = defaultdict(list)
+            for item in work:
+                groups[self._router(reference_of(item).payload_id)].append(item)
+            try:
+                for pool, part in groups.items():
+                    with borrowed_wire(pool) as wire:
+                        act(wire, part)
+            except (StoreUnavailableError, MovedError) as error:
+                if attempt == _ATTEMPTS_MAX:
+                    raise
+                _log.info("payload store call failed, trying again: %s", error)
+                if isinstance(error, MovedError):
+                    self._refresh()
+            else:
+                return
+
+    def _write(
+        self, wire: Wire, part: Sequence[tuple[PayloadReference, Sequence[memoryview]]]
+    ) -> None:
+        """Send all pieces, reading replies at least every so many commands."""
+        commands: list[memoryview | bytes] = []
+        pending = 0
+        failure: bytes | None = None
+        for reference, buffers in part:
+            for piece, (length, cut) in enumerate(_cut(buffers, reference.piece_size_bytes)):
+                commands += self._set_command(reference.payload_id, piece, length, cut)
+                pending += 1
+                if pending == _COMMANDS_IN_FLIGHT_MAX:
+                    failure = _exchange(wire, commands, pending) or failure
+                    commands, pending = [], 0
+                    if failure:
+                        raise_reply_error(failure)
+        failure = _exchange(wire, commands, pending)
+        if failure:
+            raise_reply_error(failure)
+
+    def _set_command(
+        self, payload_id: str, piece: int, length: int, cut: Sequence[memoryview]
+    ) -> list[memoryview | bytes]:
+        """Pack `SET key value PX expiry` around the value's own memory."""
+        key = piece_key(payload_id, piece)
+        expiry = b"%d" % self._expiry_ms
+        head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, length)
+        tail = b"\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(expiry), expiry)
+        return [head, *cut, tail]
+
+    def _discard(self, references: Sequence[PayloadReference]) -> None:
+        """Delete what a failed write left, if Redis still listens; else it expires by itself."""
+        try:
+            self.delete_many(references)
+        except (StoreUnavailableError, MovedError) as error:
+            _log.debug("a failed write is left to its expiry: %s", error)
+
+
+def _exchange(wire: Wire, commands: Sequence[memoryview | bytes], count: int) -> bytes | None:
+    """Send `count` commands, read all their replies; the first error, if any."""
+    wire.send(commands)
+    failure = None
+    for _ in range(count):
+        failure = failure or wire.expect_ok()
+    return failure
+
+
+def _cut(
+    buffers: Sequence[memoryview], piece_size_bytes: int
+) -> Iterable[tuple[int, list[memoryview]]]:
+    """Cut a payload into pieces, each (length, the parts of the buffers that it is made of)."""
+    if not piece_size_bytes:
+        yield sum(len(buffer) for buffer in buffers), list(buffers)
+        return
+    piece: list[memoryview] = []
+    room = piece_size_bytes
+    for whole in buffers:
+        buffer = whole
+        while len(buffer) >= room:
+            yield piece_size_bytes, [*piece, buffer[:room]]
+            buffer = buffer[room:]
+            piece, room = [], piece_size_bytes
+        if len(buffer):
+            piece.append(buffer)
+            room -= len(buffer)
+    if piece:
+        yield piece_size_bytes - room, piece
+
+
+def _read(
+    wire: Wire, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
+) -> None:
+    """Read payloads of one node: in one pass, or by ranges where only parts are wanted."""
+    whole, ranged = [], []
+    for item in part:
+        is_whole = receiver.wants_whole or item[1].size_bytes <= _WHOLE_BYTES_MAX
+        (whole if is_whole else ranged).append(item)
+    _read_whole(wire, whole, receiver)
+    _read_ranges(wire, ranged, receiver)
+
+
+class _Stream:
+    """The bytes of bulk replies, expected in a known order and of known length, as one stream.
+
+    Commands are sent ahead of the replies, up to a bound of bytes.
+    """
+
+    def __init__(self, wire: Wire, requests: Sequence[tuple[bytes, int, str]]) -> None:
+        """Prepare to ask for `requests`, each (packed command, bytes of the reply, payload id)."""
+        self._wire = wire
+        self._requests = requests
+        self._asked = 0
+        self._asked_bytes = 0
+        self._current = -1
+        self._left = 0
+
+    def receive_into(self, destination: memoryview) -> None:
+        """Fill `destination` with the next bytes of the stream."""
+        while len(destination):
+            if not self._left:
+                self._next_reply()
+            count = min(self._left, len(destination))
+            self._wire.receive_into(destination[:count])
+            destination = destination[count:]
+            self._took(count)
+
+    def skip(self, count: int) -> None:
+        """Drop the next bytes of the stream."""
+        while count:
+            if not self._left:
+                self._next_reply()
+            dropped = min(self._left, count)
+            self._wire.skip(dropped)
+            count -= dropped
+            self._took(dropped)
+
+    def _took(self, count: int) -> None:
+        self._left -= count
+        if not self._left:
+            self._wire.end_bulk()
+
+    def _next_reply(self) -> None:
+        self._current += 1
+        self._ask_ahead()
+        _, expected, payload_id = self._requests[self._current]
+        length = self._wire.bulk_length()
+        if length is None or (length == 0 and expected):
+            # GET says nil, GETRANGE says empty, of a key that is not there.
+            raise PayloadMissingError(payload_id)
+        if length != expected:
+            raise PayloadCorruptError(
+                f"payload {payload_id}: a piece has {length} bytes where {expected} were expected"
+            )
+        self._asked_bytes -= length
+        self._left = length
+
+    def _ask_ahead(self) -> None:
+        commands = []
+        while self._asked < len(self._requests) and (
+            self._asked <= self._current or self._asked_bytes < _BYTES_IN_FLIGHT_MAX
+        ):
+            command, length, _ = self._requests[self._asked]
+            commands.append(command)
+            self._asked += 1
+            self._asked_bytes += length
+        if commands:
+            self._wire.send([b"".join(commands)])
+
+
+def _read_whole(
+    wire: Wire, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
+) -> None:
+    requests = []
+    for _, reference in part:
+        for piece, _, length in piece_ranges(reference, 0, reference.size_bytes):
+            key = piece_key(reference.payload_id, piece)
+            command = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key)
+            requests.append((command, length, reference.payload_id))
+    stream = _Stream(wire, requests)
+    for position, reference in part:
+        head = _receive_head(stream, position, reference, receiver)
+        offset = len(head)
+        for segment in receiver.segments(position, head):
+            stream.skip(segment.offset_bytes - offset)
+            stream.receive_into(segment.destination)
+            offset = segment.offset_bytes + len(segment.destination)
+        stream.skip(reference.size_bytes - offset)
+        receiver.arrived(position)
+
+
+def _receive_head(
+    stream: _Stream, position: int, reference: PayloadReference, receiver: PayloadReceiver
+) -> memoryview:
+    if reference.size_bytes < PRELUDE_BYTES:
+        raise PayloadCorruptError(f"payload {reference.payload_id} is shorter than its prelude")
+    prelude = memoryview(bytearray(PRELUDE_BYTES))
+    stream.receive_into(prelude)
+    head_bytes = receiver.head_bytes(position, prelude)
+    _check_head_bytes(reference, head_bytes)
+    head = memoryview(bytearray(head_bytes))
+    head[:PRELUDE_BYTES] = prelude
+    stream.receive_into(head[PRELUDE_BYTES:])
+    return head
+
+
+def _check_head_bytes(reference: PayloadReference, head_bytes: int) -> None:
+    if not PRELUDE_BYTES <= head_bytes <= reference.size_bytes:
+        raise PayloadCorruptError(
+            f"payload {reference.payload_id} of {reference.size_bytes} bytes claims a head of "
+            f"{head_bytes} bytes"
+        )
+
+
+def _read_ranges(
+    wire: Wire, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
+) -> None:
+    """Read heads first, then only the ranges wanted: two round trips for all payloads together.
+
+    A third is needed where heads are longer than the first guess.
+    """
+    heads = _read_heads(wire, part, receiver)
+    plans = [
+        (reference, receiver.segments(position, head))
+        for (position, reference), head in zip(part, heads, strict=True)
+    ]
+    requests = [
+        request
+        for reference, segments in plans
+        for segment in segments
+        for request in _range_requests(reference, segment.offset_bytes, len(segment.destination))
+    ]
+    stream = _Stream(wire, requests)
+    for (position, _), (_, segments) in zip(part, plans, strict=True):
+        for segment in segments:
+            stream.receive_into(segment.destination)
+        receiver.arrived(position)
+
+
+def _read_heads(
+    wire: Wire, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
+) -> list[memoryview]:
+    guesses = [min(_RANGE_GUESS_BYTES, reference.size_bytes) for _, reference in part]
+    first = _Stream(
+        wire,
+        [
+            request
+            for (_, reference), guess in zip(part, guesses, strict=True)
+            for request in _range_requests(reference, 0, guess)
+        ],
+    )
+    heads = []
+    missing: list[tuple[PayloadReference, Segment]] = []
+    for (position, reference), guess in zip(part, guesses, strict=True):
+        guessed = memoryview(bytearray(guess))
+        first.receive_into(guessed)
+        head_bytes = receiver.head_bytes(position, guessed[:PRELUDE_BYTES])
+        _check_head_bytes(reference, head_bytes)
+        head = guessed[:head_bytes]
+        if head_bytes > guess:
+            head = memoryview(bytearray(head_bytes))
+            head[:guess] = guessed
+            missing.append((reference, Segment(guess, head[guess:])))
+        heads.append(head)
+    rest = _Stream(
+        wire,
+        [
+            request
+            for reference, segment in missing
+            for request in _range_requests(
+                reference, segment.offset_bytes, len(segment.destination)
+            )
+        ],
+    )
+    for _, segment in missing:
+        rest.receive_into(segment.destination)
+    return heads
+
+
+def _range_requests(
+    reference: PayloadReference, offset_bytes: int, length_bytes: int
+) -> Iterable[tuple[bytes, int, str]]:
+    for piece, start, length in piece_ranges(reference, offset_bytes, length_bytes):
+        key = piece_key(reference.payload_id, piece)
+        first, last = b"%d" % start, b"%d" % (start + length - 1)
+        command = b"*4\r\n$8\r\nGETRANGE\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+            len(key),
+            key,
+            len(first),
+            first,
+            len(last),
+            last,
+        )
+        yield command, length, reference.payload_id

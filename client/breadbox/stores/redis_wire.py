@@ -1,0 +1,283 @@
+"""Large values to and from Redis, without copies: the one place that speaks RESP by itself.
+
+redis-py makes the connections (pools, TLS, authentication, retries, health checks, Sentinel,
+Cluster). Between taking a connection from its pool and giving it back, this module packs SET
+commands around the caller's own memory and receives bulk replies straight into their destination.
+
+The state of a connection's stream is either known, then it goes back to the pool, or not (an error
+in the middle of a value, an exception of the caller), then it is disconnected first. So a value
+of one reply can never be taken for another's.
+
+Only RESP2 is spoken: with it, a server sends nothing that was not asked for.
+"""
+
+import errno
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+import redis
+
+from breadbox.errors import (
+    PayloadCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+
+_BUFFERS_PER_CALL: Final = 1024
+"""IOV_MAX of Linux: what one sendmsg or recvmsg takes."""
+
+_LOOKAHEAD_BYTES: Final = 64 * 1024
+"""Received beyond what was asked for: reply headers, and values too small for a call of their own."""
+
+_LINE_BYTES_MAX: Final = 16 * 1024
+"""A longer reply line is not Redis."""
+
+_JOIN_BYTES: Final = 16 * 1024
+"""On TLS, buffers up to this size are joined before they are sent, to fill records."""
+
+_DIRECT_BYTES: Final = 4 * 1024
+"""Smaller destinations are filled by way of the lookahead, which saves system calls."""
+
+
+class MovedError(StoreError):
+    """A node of a cluster says that another one has the key; ask again after a refresh."""
+
+
+class Connection(Protocol):
+    """What is used of a redis-py connection."""
+
+    def connect(self) -> None:
+        """Connect, authenticate and select the database, if not connected."""
+
+    def disconnect(self) -> None:
+        """Close the socket."""
+
+    def check_health(self) -> None:
+        """Ping when the connection was idle for longer than its health_check_interval."""
+
+
+@contextmanager
+def borrowed_wire(pool: redis.ConnectionPool) -> Iterator["Wire"]:
+    """Take a connection from `pool`; give it back, disconnected if the body raised.
+
+    Raises:
+        StoreUnavailableError: No connection could be made, or it broke.
+        StoreFullError: Redis refused a write for want of memory.
+    """
+    with translated_errors():
+        connection: Any = pool.get_connection()
+        try:
+            connection.check_health()
+            yield Wire(connection)
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Turn what sockets and redis-py raise into our own errors; the cause is chained."""
+    try:
+        yield
+    except redis.exceptions.OutOfMemoryError as error:
+        raise StoreFullError("the Redis payload store is at its maxmemory") from error
+    except redis.exceptions.AuthenticationError as error:
+        # Without the text: some servers repeat the user name.
+        raise StoreUnavailableError("the Redis payload store refuses our credentials") from error
+    except (redis.exceptions.TimeoutError, TimeoutError) as error:
+        raise StoreUnavailableError("the Redis payload store did not answer in time") from error
+    except (redis.RedisError, OSError) as error:
+        raise StoreUnavailableError(f"the Redis payload store failed: {describe(error)}") from error
+
+
+def describe(error: BaseException) -> str:
+    """Say what went wrong in a few words."""
+    if isinstance(error, OSError) and error.errno:
+        return errno.errorcode.get(error.errno, "") + f" ({error.strerror})"
+    return f"{type(error).__name__}: {str(error)[:200]}"
+
+
+def raise_reply_error(line: bytes) -> None:
+    """Raise what an error reply, given without its leading "-", means to us."""
+    code = line.split(b" ", 1)[0].decode("ascii", "replace")
+    text = line[:200].decode("utf-8", "replace")
+    if code == "OOM":
+        raise StoreFullError("the Redis payload store is at its maxmemory")
+    if code in ("MOVED", "ASK"):
+        raise MovedError(text)
+    raise StoreUnavailableError(f"the Redis payload store answered: {text}")
+
+
+class Wire:
+    """A borrowed connection: sends commands in vectors of buffers, receives replies into memory."""
+
+    def __init__(self, connection: Any) -> None:
+        # A pool hands out connections with nothing left to read: neither in the parser's buffer
+        # nor on the socket. From here to the last reply, only this class reads from the socket.
+        self._socket: socket.socket = connection._sock
+        self._is_tls = isinstance(self._socket, ssl.SSLSocket)
+        self._lookahead = memoryview(bytearray(_LOOKAHEAD_BYTES))
+        self._start = 0
+        self._end = 0
+
+    def send(self, buffers: Sequence[memoryview | bytes]) -> None:
+        """Send buffers one after another; returns when the kernel has them all."""
+        if self._is_tls:
+            for joined in _join_small(buffers):
+                self._socket.sendall(joined)
+            return
+        for first in range(0, len(buffers), _BUFFERS_PER_CALL):
+            self._send_vector(buffers[first : first + _BUFFERS_PER_CALL])
+
+    def expect_ok(self) -> bytes | None:
+        """Read a simple reply.
+
+        Returns:
+            None for +OK or an integer; the error, without its leading "-", if it is one.
+        """
+        line = self._line()
+        if line[:1] == b"-":
+            return line[1:]
+        if line[:1] in (b"+", b":"):
+            return None
+        raise _unexpected(line)
+
+    def bulk_length(self) -> int | None:
+        """Read the header of a bulk reply: its length, or None for a key that is not there.
+
+        Raises:
+            StoreUnavailableError: Redis answered with an error.
+            MovedError: Another node of the cluster has the key.
+        """
+        line = self._line()
+        if line[:1] == b"-":
+            raise_reply_error(line[1:])
+        if line[:1] != b"$":
+            raise _unexpected(line)
+        length = int(line[1:])
+        return None if length < 0 else length
+
+    def receive_into(self, destination: memoryview) -> None:
+        """Fill `destination` with the next bytes of a bulk reply."""
+        wanted = len(destination)
+        filled = min(wanted, self._end - self._start)
+        if filled:
+            destination[:filled] = self._lookahead[self._start : self._start + filled]
+            self._start += filled
+        while filled < wanted:
+            if wanted - filled < _DIRECT_BYTES:
+                self._fill()
+                count = min(wanted - filled, self._end - self._start)
+                destination[filled : filled + count] = self._lookahead[
+                    self._start : self._start + count
+                ]
+                self._start += count
+                filled += count
+            else:
+                filled += self._receive_direct(destination[filled:])
+
+    def skip(self, count: int) -> None:
+        """Drop the next bytes of a bulk reply."""
+        while count:
+            if self._start == self._end:
+                self._fill()
+            dropped = min(count, self._end - self._start)
+            self._start += dropped
+            count -= dropped
+
+    def end_bulk(self) -> None:
+        """Read the line end behind a bulk reply's bytes."""
+        if self._end - self._start < 2:
+            self._fill(at_least=2)
+        if bytes(self._lookahead[self._start : self._start + 2]) != b"\r\n":
+            raise PayloadCorruptError("a reply of Redis is not as long as it says")
+        self._start += 2
+
+    def _receive_direct(self, destination: memoryview) -> int:
+        """Receive once into `destination`, and what comes behind it into the lookahead."""
+        if self._is_tls:
+            count = self._socket.recv_into(destination)
+            if not count:
+                raise ConnectionResetError(errno.ECONNRESET, "closed by Redis")
+            return count
+        count = self._socket.recvmsg_into([destination, self._lookahead])[0]
+        if not count:
+            raise ConnectionResetError(errno.ECONNRESET, "closed by Redis")
+        if count > len(destination):
+            self._start, self._end = 0, count - len(destination)
+            return len(destination)
+        return count
+
+    def _send_vector(self, buffers: Sequence[memoryview | bytes]) -> None:
+        """Send up to one system call's worth of buffers, however often the socket takes a part."""
+        rest = list(buffers)
+        while rest:
+            sent = self._socket.sendmsg(rest)
+            done = 0
+            while done < len(rest) and sent >= len(rest[done]):
+                sent -= len(rest[done])
+                done += 1
+            del rest[:done]
+            if sent:
+                rest[0] = memoryview(rest[0])[sent:]
+
+    def _line(self) -> bytes:
+        """Read one line, without its end."""
+        line = b""
+        while True:
+            ready = bytes(self._lookahead[self._start : min(self._end, self._start + 64)])
+            if b"\n" not in ready:
+                ready = bytes(self._lookahead[self._start : self._end])
+            position = ready.find(b"\n")
+            if position >= 0:
+                self._start += position + 1
+                return (line + ready[:position]).removesuffix(b"\r")
+            line += ready
+            if len(line) > _LINE_BYTES_MAX:
+                raise _unexpected(line)
+            self._start = self._end
+            self._fill()
+
+    def _fill(self, at_least: int = 1) -> None:
+        """Receive into the lookahead until it holds `at_least` bytes."""
+        held = self._end - self._start
+        if held:
+            self._lookahead[:held] = bytes(self._lookahead[self._start : self._end])
+        self._start, self._end = 0, held
+        while self._end < at_least:
+            count = self._socket.recv_into(self._lookahead[self._end :])
+            if not count:
+                raise ConnectionResetError(errno.ECONNRESET, "closed by Redis")
+            self._end += count
+
+
+def _join_small(buffers: Sequence[memoryview | bytes]) -> Iterator[memoryview | bytes]:
+    """Join neighbours that are small; pass large buffers on as they are."""
+    small: list[memoryview | bytes] = []
+    small_bytes = 0
+    for buffer in buffers:
+        if len(buffer) <= _JOIN_BYTES:
+            small.append(buffer)
+            small_bytes += len(buffer)
+            if small_bytes > _JOIN_BYTES:
+                yield b"".join(small)
+                small, small_bytes = [], 0
+            continue
+        if small:
+            yield b"".join(small)
+            small, small_bytes = [], 0
+        yield buffer
+    if small:
+        yield b"".join(small)
+
+
+def _unexpected(line: bytes) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"the payload store does not speak like Redis: {line[:40].decode('ascii', 'replace')!r}"
+    )

@@ -1,0 +1,157 @@
+"""Store URLs: which kinds there are, and how to show one without its password."""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+
+from breadbox.errors import StoreUrlError
+
+_REDIS_SCHEMES = ("redis", "rediss", "unix")
+_CLUSTER_SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
+_SENTINEL_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
+_KINDS = (
+    "file:///DIR",
+    "redis://HOST:PORT/DB",
+    "rediss://HOST:PORT/DB",
+    "unix:///SOCKET",
+    "redis+cluster://HOST:PORT",
+    "redis+sentinel://HOST:PORT,HOST:PORT/NAME",
+)
+_SECRET_OPTIONS = frozenset({"password", "ssl_password", "sentinel_password"})
+_HIDDEN = "***"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StoreUrl:
+    """A store URL, taken apart. `repr` and `str` never hold a password."""
+
+    kind: str
+    """ "file", "redis", "cluster" or "sentinel"."""
+    url: str
+    """For "redis": as redis-py takes it. For the others: with a plain redis:// or rediss:// scheme."""
+    directory: str = ""
+    """For "file": the absolute path."""
+    addresses: tuple[tuple[str, int], ...] = ()
+    """For "cluster" and "sentinel": where to ask first."""
+    service_name: str = ""
+    """For "sentinel": the name of the monitored primary."""
+
+    def __str__(self) -> str:
+        return redact(self.url)
+
+    def __repr__(self) -> str:
+        return f"StoreUrl({redact(self.url)!r})"
+
+
+def redact(url: str) -> str:
+    """Return `url` with every password in it replaced, fit for logs, errors and metrics.
+
+    Never fails: of text that is no URL at all only the scheme is shown.
+    """
+    try:
+        parts = urlsplit(url)
+        netloc = _redact_netloc(parts.netloc)
+        query = urlencode(
+            [
+                (name, _HIDDEN if _is_secret(name) else value)
+                for name, value in parse_qsl(parts.query, keep_blank_values=True)
+            ],
+            safe="*/",
+        )
+    except ValueError:
+        scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=:)", url)
+        return f"{scheme[0] if scheme else 'unreadable'}:{_HIDDEN}"
+    shown = f"{parts.scheme}://{netloc}{parts.path}" if parts.scheme else parts.path
+    return shown + (f"?{query}" if query else "") + (f"#{parts.fragment}" if parts.fragment else "")
+
+
+def parse_store_url(url: str) -> StoreUrl:
+    """Take a store URL apart.
+
+    Raises:
+        StoreUrlError: The URL is malformed or of an unknown kind; the message hides passwords.
+    """
+    try:
+        parts = urlsplit(url)
+        port_is_readable = parts.scheme in _SENTINEL_SCHEMES or (parts.port or True)
+    except ValueError as error:
+        raise StoreUrlError(f"store URL {redact(url)!r} is malformed: {_reason(error)}") from None
+    if not port_is_readable:
+        raise StoreUrlError(f"store URL {redact(url)!r} names port 0")
+    if parts.scheme == "file":
+        return _parse_file(url, parts)
+    if parts.scheme in _REDIS_SCHEMES:
+        return _parse_redis(url, parts)
+    if parts.scheme in _CLUSTER_SCHEMES:
+        plain = urlunsplit(parts._replace(scheme=_CLUSTER_SCHEMES[parts.scheme]))
+        address = (_host(url, parts.hostname), parts.port or 6379)
+        return StoreUrl(kind="cluster", url=plain, addresses=(address,))
+    if parts.scheme in _SENTINEL_SCHEMES:
+        return _parse_sentinel(url, parts)
+    raise StoreUrlError(f"store URL {redact(url)!r} is of no known kind; use {', '.join(_KINDS)}")
+
+
+def _parse_file(url: str, parts: SplitResult) -> StoreUrl:
+    if parts.netloc not in ("", "localhost"):
+        raise StoreUrlError(
+            f"store URL {redact(url)!r} names a host; file:// is for this host: file:///DIR"
+        )
+    directory = unquote(parts.path)
+    if not directory.startswith("/") or "\0" in directory or parts.query or parts.fragment:
+        raise StoreUrlError(f"store URL {redact(url)!r} needs an absolute path: file:///DIR")
+    return StoreUrl(kind="file", url=f"file://{quote(directory)}", directory=directory)
+
+
+def _parse_redis(url: str, parts: SplitResult) -> StoreUrl:
+    if parts.scheme == "unix":
+        if not parts.path.startswith("/"):
+            raise StoreUrlError(f"store URL {redact(url)!r} needs a path: unix:///SOCKET")
+        return StoreUrl(kind="redis", url=url)
+    _host(url, parts.hostname)
+    return StoreUrl(kind="redis", url=url)
+
+
+def _parse_sentinel(url: str, parts: SplitResult) -> StoreUrl:
+    user_info, at, hosts = parts.netloc.rpartition("@")
+    addresses = []
+    for item in hosts.split(","):
+        host, _, port = item.partition(":")
+        if not host or (port and not port.isdecimal()):
+            raise StoreUrlError(f"store URL {redact(url)!r} needs HOST:PORT,HOST:PORT/NAME")
+        addresses.append((host, int(port or 26379)))
+    service_name, _, database = parts.path.lstrip("/").partition("/")
+    if not service_name:
+        raise StoreUrlError(f"store URL {redact(url)!r} needs the name of the primary: .../NAME")
+    netloc = f"{user_info}{at}{addresses[0][0]}:{addresses[0][1]}"
+    plain = parts._replace(
+        scheme=_SENTINEL_SCHEMES[parts.scheme], netloc=netloc, path=f"/{database or 0}"
+    )
+    return StoreUrl(
+        kind="sentinel",
+        url=urlunsplit(plain),
+        addresses=tuple(addresses),
+        service_name=unquote(service_name),
+    )
+
+
+def _host(url: str, host: str | None) -> str:
+    if not host:
+        raise StoreUrlError(f"store URL {redact(url)!r} names no host")
+    return host
+
+
+def _redact_netloc(netloc: str) -> str:
+    user_info, at, hosts = netloc.rpartition("@")
+    if not at:
+        return netloc
+    user, colon, _ = user_info.partition(":")
+    return f"{user}:{_HIDDEN}@{hosts}" if colon else f"{_HIDDEN}@{hosts}"
+
+
+def _is_secret(option: str) -> bool:
+    return option.lower() in _SECRET_OPTIONS or "password" in option.lower()
+
+
+def _reason(error: ValueError) -> str:
+    """Say what is wrong without quoting the URL, whose password urllib may repeat."""
+    return "its port is not a number" if "ort" in str(error) else "it cannot be read as a URL"
