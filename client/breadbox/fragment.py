@@ -14,6 +14,19 @@ Tree = Any
 """Nested dicts (string keys), lists and tuples whose leaves are numpy arrays, or None."""
 
 
+def tree_size_bytes(tree: Tree) -> int:
+    """Bytes of all arrays of a tree, before any codec; 0 for None."""
+    match tree:
+        case None:
+            return 0
+        case dict():
+            return sum(tree_size_bytes(child) for child in tree.values())
+        case list() | tuple():
+            return sum(tree_size_bytes(child) for child in tree)
+        case _:
+            return int(getattr(tree, "nbytes", 0))
+
+
 @dataclass(slots=True, kw_only=True)
 class Fragment:
     """T steps of one worker. Leaves of trees are `[T, ...]` unless said otherwise."""
@@ -55,7 +68,12 @@ class Fragment:
     model_version: NDArray[np.int64] | None = None
     """int64[T]; version that produced each step; None when min equals max."""
     extras: dict[str, Tree] = field(default_factory=dict)
-    """Anything else, leaves [T, ...]."""
+    """Anything else, leaves [T, ...].
+
+    Rollout workers put in `episode_return`, float32[T], and `episode_length`, int64[T]: return and
+    steps of the episode that ended with this step, counted from its start even where earlier
+    fragments were dropped; NaN and 0 where no episode ended, or one was aborted.
+    """
     discontinuity: bool = False
     """Steps were dropped between the previous fragment and this one."""
 
@@ -63,6 +81,16 @@ class Fragment:
     def step_count(self) -> int:
         """T."""
         return len(self.reward)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all arrays, before any codec: what holding it in memory costs."""
+        trees = (
+            self.obs, self.action, self.reward, self.terminated, self.truncated, self.first,
+            self.episode_id, self.next_obs, self.in_state, self.final_obs_step, self.final_obs,
+            self.log_prob, self.value, self.model_version, self.extras,
+        )  # fmt: skip
+        return sum(tree_size_bytes(tree) for tree in trees)
 
     @property
     def ended(self) -> NDArray[np.bool_]:

@@ -16,6 +16,8 @@ F4  An unanswered action is never part of a fragment.
 F5  A fragment is marked `discontinuity` if and only if steps were dropped since the previous one
     of the same session.
 F6  Indices of a session are contiguous from 0.
+F7  Where the environment ended an episode, `extras` tell its return and length, of all its steps,
+    even those that never reached a fragment. An aborted episode has neither.
 """
 
 from dataclasses import dataclass
@@ -65,6 +67,8 @@ class _OpenFragment:
         self.value: NDArray[np.float32] | None = None
         self.final_steps: list[int] = []
         self.final_obs = Columns(row_count, where)
+        self.episode_return = np.full(row_count, np.nan, np.float32)
+        self.episode_length = np.zeros(row_count, np.int64)
         self.count = 0
         self.answered_count = 0
 
@@ -86,6 +90,7 @@ class _OpenFragment:
             self.value[row] = step.value
         # Rows are reused after an abort.
         self.terminated[row] = self.truncated[row] = False
+        self.episode_return[row], self.episode_length[row] = np.nan, 0
         self.count += 1
 
     def end_with(self, row: int, final_obs: Tree) -> None:
@@ -125,6 +130,8 @@ class Fragmenter:
         self._session_id = ""
         self._fragment_index = 0
         self._broken = False
+        self._episode_return = 0.0
+        self._episode_length = 0
         self._open = self._new_open()
 
     @property
@@ -155,6 +162,8 @@ class Fragmenter:
         if step.session_id != self._session_id:
             self._begin_session(step.session_id)
         self._drop_if_stale(step.model_version)
+        if step.first:
+            self._episode_return, self._episode_length = 0.0, 0
         self._open.write(step)
         if self._open.count <= self._step_count:
             return None
@@ -178,6 +187,11 @@ class Fragmenter:
         open_.reward[row] = reward
         open_.terminated[row] = terminated
         open_.truncated[row] = truncated
+        self._episode_return += reward
+        self._episode_length += 1
+        if terminated or truncated:
+            open_.episode_return[row] = self._episode_return
+            open_.episode_length[row] = self._episode_length
         if (terminated or truncated) and final_obs is not None:
             open_.end_with(row, final_obs)
         open_.answered_count += 1
@@ -253,6 +267,10 @@ class Fragmenter:
             log_prob=None if done.log_prob is None else done.log_prob[:end],
             value=None if done.value is None else done.value[:end],
             model_version=versions if versions.min() != versions.max() else None,
+            extras={
+                "episode_return": done.episode_return[:end],
+                "episode_length": done.episode_length[:end],
+            },
             discontinuity=self._broken,
         )
         self._fragment_index += 1

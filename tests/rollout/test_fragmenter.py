@@ -380,3 +380,26 @@ def test_a_fragment_keeps_its_values_while_the_next_one_is_filled() -> None:
     trace.answer()
     trace.run([""] * 9)
     assert before == summary(trace.fragments[0])
+
+
+def test_an_episodes_return_and_length_stand_at_its_last_step_over_fragments_and_drops() -> None:
+    trace = Trace(staleness_max=0)
+    trace.run(["", "", "", ""])
+    trace.version = 2  # what is open is too old now: dropped, but its rewards were earned
+    trace.run(["", "t", "", "c"])
+    trace.push()
+    one, two = trace.fragments
+    assert [True] * 3 == np.isnan(one.extras["episode_return"]).tolist()
+    # Episode one: 0 + 10 + 20 + 30 + 40 + 50 in 6 steps; the step at time 3 was dropped.
+    np.testing.assert_equal(two.extras["episode_return"], [np.nan, 150.0, np.nan])
+    assert [0, 6, 0] == two.extras["episode_length"].tolist()
+
+
+def test_an_aborted_episode_has_no_return() -> None:
+    trace = Trace()
+    trace.run([""] * 2)
+    trace.abort()
+    trace.run([""] * 2)
+    (fragment,) = trace.fragments
+    assert [False, True, False] == fragment.truncated.tolist()
+    assert np.isnan(fragment.extras["episode_return"]).all()
