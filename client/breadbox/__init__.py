@@ -1,1 +1,83 @@
-"""Breadbox: a replay-buffer service for online reinforcement learning."""
+"""Breadbox: a replay-buffer service for online reinforcement learning.
+
+```python
+import breadbox
+
+with breadbox.connect("localhost:50051") as client:
+    client.append(fragment)  # rollout side
+    with client.fetch(fragment_count=32, max_wait_s=30) as lease:  # learner side
+        for batch in lease.batches(batch_size=8):
+            ...
+```
+
+`breadbox.aio` is the same for asyncio. Names are imported when they are first used, so that a
+command line that only prints its help does not pay for gRPC and numpy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from breadbox import aio as aio
+    from breadbox.client import Client as Client
+    from breadbox.client import connect as connect
+    from breadbox.errors import ReplayBufferError as ReplayBufferError
+    from breadbox.errors import WaitElapsedError as WaitElapsedError
+    from breadbox.fragment import Fragment as Fragment
+    from breadbox.lease import Lease as Lease
+    from breadbox.options import Tls as Tls
+    from breadbox.types import AdmissionOutcome as AdmissionOutcome
+    from breadbox.types import AppendResult as AppendResult
+    from breadbox.types import BufferConfig as BufferConfig
+    from breadbox.types import BufferDescription as BufferDescription
+    from breadbox.types import EpisodeEnd as EpisodeEnd
+    from breadbox.types import EpisodeReport as EpisodeReport
+    from breadbox.types import FragmentReference as FragmentReference
+    from breadbox.types import FullPolicy as FullPolicy
+    from breadbox.types import LeaseExpiryPolicy as LeaseExpiryPolicy
+    from breadbox.types import MinimumChunks as MinimumChunks
+    from breadbox.types import ModelState as ModelState
+    from breadbox.types import ReleaseMode as ReleaseMode
+    from breadbox.types import SampleToInsertRatio as SampleToInsertRatio
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "client": ("Client", "connect"),
+    "errors": ("ReplayBufferError", "WaitElapsedError"),
+    "fragment": ("Fragment",),
+    "lease": ("Lease",),
+    "options": ("Tls",),
+    "types": (
+        "AdmissionOutcome",
+        "AppendResult",
+        "BufferConfig",
+        "BufferDescription",
+        "EpisodeEnd",
+        "EpisodeReport",
+        "FragmentReference",
+        "FullPolicy",
+        "LeaseExpiryPolicy",
+        "MinimumChunks",
+        "ModelState",
+        "ReleaseMode",
+        "SampleToInsertRatio",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["aio", "errors", *sorted(_HOME_OF)]  # noqa: PLE0604 - all are strings
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("aio", "errors"):
+        return import_module(f"breadbox.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'breadbox' has no attribute {name!r}")
+    value = getattr(import_module(f"breadbox.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,6 +4,11 @@ Everything derives from `ReplayBufferError`. Classes hold fields and build their
 No `grpc.RpcError` and no `redis.RedisError` leaves the library; the cause is chained.
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from breadbox.types import AppendResult
+
 
 class ReplayBufferError(Exception):
     """Base of every error of this library."""
@@ -68,12 +73,23 @@ class LeaseExpiredError(ReplayBufferError):
 class RequestNotFoundError(ReplayBufferError):
     """No grant is remembered for the request_id."""
 
-    def __init__(self, request_id: str) -> None:
-        super().__init__(f"no grant is remembered for request {request_id!r}")
+    def __init__(self, fetch_request_id: str) -> None:
+        super().__init__(f"no grant is remembered for request {fetch_request_id!r}")
+        self.fetch_request_id = fetch_request_id
 
 
 class RequestMismatchError(ReplayBufferError):
     """A request_id was used again for another size, or the ranks of a fetch disagree."""
+
+    def __init__(self, fetch_request_id: str, field: str, first: int, now: int) -> None:
+        super().__init__(
+            f"request {fetch_request_id!r} had {field} {first} first and {now} now; all ranks must "
+            "ask for the same, and a new fetch needs a new request_id"
+        )
+        self.fetch_request_id = fetch_request_id
+        self.field = field
+        self.first = first
+        self.now = now
 
 
 class WaitElapsedError(ReplayBufferError, TimeoutError):
@@ -86,12 +102,19 @@ class WaitElapsedError(ReplayBufferError, TimeoutError):
 
 
 class BackpressureError(ReplayBufferError):
-    """The server, or the store, asks to wait and try again."""
+    """The server, or the store, asks to wait and try again; the library has waited as allowed."""
+
+    results: "tuple[AppendResult, ...]" = ()
+    """For appends: what became of each fragment so far, in order; sending all again is safe."""
 
     def __init__(self, what: str, retry_delay_s: float) -> None:
         super().__init__(f"{what}; try again in {retry_delay_s:.2f} s")
         self.what = what
         self.retry_delay_s = retry_delay_s
+
+
+class LimitExceededError(ReplayBufferError):
+    """A limit of the server is reached, and waiting does not help: raise the limit, or use less."""
 
 
 class UnavailableError(ReplayBufferError):
@@ -108,6 +131,10 @@ class UnauthenticatedError(ReplayBufferError):
 
 class PermissionDeniedError(ReplayBufferError):
     """The credentials do not allow this call."""
+
+
+class NotSupportedError(ReplayBufferError):
+    """The server does not know this call: it is older than this library, or not a Breadbox."""
 
 
 class InternalError(ReplayBufferError):

@@ -54,11 +54,11 @@ class Fragment:
     episode_id: NDArray[np.int64]
     """int64[T]; the same number for all steps of an episode."""
     next_obs: Tree
-    """The observation after the last step, leaves [...]; of the next episode if the last step ended one."""
+    """What follows the last step, leaves [...]; of the next episode if that step ended one."""
     in_state: Tree = None
-    """Recurrent state before step 0, leaves [...] without a batch axis; None for a policy without."""
+    """Recurrent state before step 0, leaves [...] without a batch axis; None: there is none."""
     final_obs_step: NDArray[np.int32] | None = None
-    """int32[K]; ascending steps at which an episode ended and its true final observation is known."""
+    """int32[K]; ascending steps at which an episode ended whose true final observation is known."""
     final_obs: Tree = None
     """Final observations of those K episodes, leaves [K, ...]; None when K is 0."""
     log_prob: NDArray[np.float32] | None = None

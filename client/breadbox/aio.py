@@ -1,0 +1,544 @@
+"""The asyncio client: the same operations as `breadbox.Client`, awaited.
+
+```python
+async with await breadbox.aio.connect("localhost:50051") as client:
+    await client.append(fragment)
+    async with await client.fetch(fragment_count=32, max_wait_s=30) as lease:
+        async for batch in lease.batches(batch_size=8): ...
+```
+
+Payloads move in threads, so that the loop never blocks on the store. Cancelling a call cancels it
+on the server; a payload that is being moved at that moment is moved to its end in its thread, and
+one that was not announced expires by itself.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from uuid import uuid4
+
+import grpc
+
+from breadbox import calls, errors, operations, status, types
+from breadbox.errors import ClosedError, ReplayBufferError
+from breadbox.fragment import Fragment
+from breadbox.lease import FRAGMENTS_PER_READ, RENEW_AT
+from breadbox.operations import Context, Do, Effect, Invoke, Operation, Sleep, StoreSlot
+from breadbox.options import CHANNEL_OPTIONS, ClientOptions, Tls, check_address
+from breadbox.stores.base import PayloadStore
+from breadbox.types import FragmentReference, LeaseGrant, ReleaseMode
+from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+
+if TYPE_CHECKING:
+    from breadbox.batches import Batch
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+async def connect(
+    address: str,
+    *,
+    buffer: str = "default",
+    tls: Tls | None = None,
+    token: str | None = None,
+    deadline_s: float = 10.0,
+    reconnect_s: float = 30.0,
+    append_wait_s: float = 300.0,
+    store_url: str | None = None,
+) -> "Client":
+    """Make a client of the running loop; see `breadbox.connect` for arguments and errors."""
+    options = ClientOptions(
+        buffer=buffer,
+        tls=tls,
+        token=token,
+        deadline_s=deadline_s,
+        reconnect_s=reconnect_s,
+        append_wait_s=append_wait_s,
+        store_url=store_url,
+    )
+    return Client(check_address(address), options)
+
+
+def open_channel(address: str, options: ClientOptions) -> grpc.aio.Channel:
+    """A channel to the server, encrypted if the options say so."""
+    if options.tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, options.tls.credentials(), options=CHANNEL_OPTIONS)
+
+
+class Client:
+    """A connection to one server, for the loop it was made in. Not thread-safe.
+
+    Every method does and raises what its namesake of `breadbox.Client` does and raises.
+    `asyncio.CancelledError` and the `TimeoutError` of `asyncio.timeout` are never converted.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        options: ClientOptions,
+        *,
+        channel: grpc.aio.Channel | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        rng: random.Random | None = None,
+        store: PayloadStore | None = None,
+    ) -> None:
+        """Use `connect` instead; the collaborators are for tests."""
+        self._sleep = sleep
+        self._channel = channel or open_channel(address, options)
+        self._stub = ReplayBufferServiceStub(self._channel)
+        self._metadata = options.metadata()
+        self._context = Context(
+            address=address,
+            options=options,
+            now=clock,
+            rng=rng or random.Random(),
+            new_id=lambda: uuid4().hex,
+            slot=StoreSlot(store),
+        )
+        self.closed = False
+        """Whether `close` was called."""
+
+    # Life --------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Of the server."""
+        return self._context.address
+
+    @property
+    def buffer(self) -> str:
+        """Buffer that calls are about unless they say otherwise."""
+        return self._context.options.buffer
+
+    async def open_store(self) -> PayloadStore:
+        """The payload store, opened on first use where the server says it is."""
+        return await self._run(operations.opened_store(self._context))
+
+    async def close(self) -> None:
+        """Close connections. Idempotent. Calls under way fail with ClosedError."""
+        if self.closed:
+            return
+        self.closed = True
+        await self._channel.close()
+        self._context.slot.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        state = " closed" if self.closed else ""
+        return f"<breadbox.aio.Client of {self.address}, buffer {self.buffer!r}{state}>"
+
+    # The interpreter of operations -------------------------------------------------------------
+
+    async def _run(self, operation: Operation[T]) -> T:
+        if self.closed:
+            raise ClosedError("the client was closed")
+        try:
+            effect = next(operation)
+            while True:
+                try:
+                    result = await self._perform(effect)
+                except ReplayBufferError as error:
+                    effect = operation.throw(error)
+                else:
+                    effect = operation.send(result)
+        except StopIteration as stop:
+            answer: T = stop.value
+            return answer
+        finally:
+            operation.close()
+
+    async def _perform(self, effect: Effect) -> Any:
+        match effect:
+            case Invoke(call=call, timeout_s=timeout_s):
+                return call.decode(await self._send(call, timeout_s))
+            case Sleep(duration_s=duration_s):
+                return await self._sleep(duration_s)
+            case Do(function=function):
+                return await asyncio.to_thread(function)
+
+    async def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
+        method = getattr(self._stub, call.method)
+        try:
+            return await method(call.request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise status.from_rpc_error(error, self.address) from error
+        except grpc.aio.UsageError as error:  # What gRPC raises on a closed channel.
+            raise ClosedError(f"{call.method}: {error}") from error
+        except asyncio.CancelledError:
+            # Closing the channel cancels its calls although nobody cancelled the task.
+            task = asyncio.current_task()
+            if self.closed and (task is None or not task.cancelling()):
+                raise ClosedError(f"{call.method}: the client was closed") from None
+            raise
+
+    async def _invoke(self, call: calls.Call[T]) -> T:
+        return await self._run(operations.invoke(self._context, call))
+
+    async def _invoke_once(self, call: calls.Call[T]) -> T:
+        return await self._run(operations.invoke_once(self._context, call))
+
+    # Sessions and models -----------------------------------------------------------------------
+
+    async def start_session(
+        self, session_id: str, *, model_version: int | None = None, buffer: str | None = None
+    ) -> types.ModelState:
+        """Make a session current; see `breadbox.Client.start_session`."""
+        return await self._invoke(
+            calls.start_session(buffer or self.buffer, session_id, model_version)
+        )
+
+    async def end_session(self, session_id: str, *, buffer: str | None = None) -> None:
+        """End the session if it is current; see `breadbox.Client.end_session`."""
+        await self._invoke(calls.end_session(buffer or self.buffer, session_id))
+
+    async def publish_model(
+        self,
+        session_id: str,
+        model_version: int,
+        weights: types.PayloadReference | None = None,
+        *,
+        buffer: str | None = None,
+    ) -> types.PublishReply:
+        """Move the version forward; see `breadbox.Client.publish_model`."""
+        call = calls.publish_model(buffer or self.buffer, session_id, model_version, weights)
+        return await self._invoke(call)
+
+    async def publish(
+        self,
+        session_id: str,
+        model_version: int,
+        weights: Mapping[str, Any],
+        *,
+        buffer: str | None = None,
+    ) -> types.PublishReply:
+        """Write weights and publish them; see `breadbox.Client.publish`."""
+        return await self._run(
+            operations.publish(
+                self._context, buffer or self.buffer, session_id, model_version, weights
+            )
+        )
+
+    async def watch_model(
+        self,
+        known: types.ModelState | None = None,
+        *,
+        max_wait_s: float = 0.0,
+        buffer: str | None = None,
+    ) -> types.ModelState | None:
+        """Wait for another session or version; see `breadbox.Client.watch_model`."""
+        return await self._run(
+            operations.watch_model(self._context, buffer or self.buffer, known, max_wait_s)
+        )
+
+    async def load_weights(self, reference: types.PayloadReference) -> dict[str, Any]:
+        """Read published weights; see `breadbox.Client.load_weights`."""
+        return await self._run(operations.load_weights(self._context, reference))
+
+    # Fragments in ------------------------------------------------------------------------------
+
+    async def append_fragments(
+        self, fragments: Sequence[types.FragmentMetadata], *, buffer: str | None = None
+    ) -> types.AppendReply:
+        """Announce written fragments; see `breadbox.Client.append_fragments`."""
+        return await self._invoke(calls.append_fragments(buffer or self.buffer, fragments))
+
+    async def append(self, fragment: Fragment, *, buffer: str | None = None) -> types.AppendResult:
+        """Write a payload and announce it; see `breadbox.Client.append`."""
+        return (await self.append_many([fragment], buffer=buffer))[0]
+
+    async def append_many(
+        self, fragments: Sequence[Fragment], *, buffer: str | None = None
+    ) -> list[types.AppendResult]:
+        """Write payloads and announce them; see `breadbox.Client.append_many`."""
+        return await self._run(
+            operations.append_many(self._context, buffer or self.buffer, list(fragments))
+        )
+
+    async def report_episodes(
+        self, episodes: Sequence[types.EpisodeReport], *, buffer: str | None = None
+    ) -> None:
+        """Report finished episodes; see `breadbox.Client.report_episodes`."""
+        await self._invoke(calls.report_episodes(buffer or self.buffer, episodes))
+
+    # Batches out -------------------------------------------------------------------------------
+
+    async def fetch_fragments(
+        self,
+        fragment_count: int,
+        max_wait_s: float = 0.0,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        request_id: str | None = None,
+        lease_s: float | None = None,
+        buffer: str | None = None,
+    ) -> LeaseGrant:
+        """Take fragments under a lease of the caller's; see `breadbox.Client.fetch_fragments`."""
+        request = calls.FetchRequest(
+            fragment_count=fragment_count,
+            max_wait_s=max_wait_s,
+            rank=rank,
+            world_size=world_size,
+            request_id=request_id,
+            lease_s=lease_s,
+        )
+        return await self._run(operations.fetch(self._context, buffer or self.buffer, request))
+
+    async def fetch(
+        self,
+        fragment_count: int,
+        max_wait_s: float = 0.0,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        request_id: str | None = None,
+        lease_s: float | None = None,
+        buffer: str | None = None,
+    ) -> "Lease":
+        """Take fragments under a lease, an async context manager; see `breadbox.Client.fetch`."""
+        grant = await self.fetch_fragments(
+            fragment_count,
+            max_wait_s,
+            rank=rank,
+            world_size=world_size,
+            request_id=request_id,
+            lease_s=lease_s,
+            buffer=buffer,
+        )
+        return Lease(self, buffer or self.buffer, grant, once=self._invoke_once)
+
+    async def get_prepared_fragments(
+        self, request_id: str, *, buffer: str | None = None
+    ) -> tuple[FragmentReference, ...]:
+        """Read what a request got; see `breadbox.Client.get_prepared_fragments`."""
+        return await self._invoke(calls.get_prepared_fragments(buffer or self.buffer, request_id))
+
+    async def read_fragments(
+        self,
+        references: Sequence[FragmentReference],
+        *,
+        columns: Sequence[str] | None = None,
+        steps: tuple[int, int] | None = None,
+    ) -> list[Fragment]:
+        """Load payloads of granted fragments; see `breadbox.Client.read_fragments`."""
+        return await self._run(operations.read_fragments(self._context, references, columns, steps))
+
+    async def renew_lease(
+        self, lease_id: str, *, lease_s: float | None = None, buffer: str | None = None
+    ) -> float:
+        """Let a lease live on; see `breadbox.Client.renew_lease`."""
+        return await self._invoke(calls.renew_lease(buffer or self.buffer, lease_id, lease_s))
+
+    async def release_lease(
+        self,
+        lease_id: str,
+        mode: ReleaseMode = ReleaseMode.CONSUMED,
+        *,
+        buffer: str | None = None,
+    ) -> None:
+        """End a lease; see `breadbox.Client.release_lease`."""
+        await self._invoke(calls.release_lease(buffer or self.buffer, lease_id, mode))
+
+    # Operating ---------------------------------------------------------------------------------
+
+    async def create_buffer(
+        self, name: str, config: types.BufferConfig | None = None
+    ) -> types.BufferDescription:
+        """Create a buffer; see `breadbox.Client.create_buffer`."""
+        return await self._invoke(calls.create_buffer(name, config or types.BufferConfig()))
+
+    async def update_buffer(self, name: str, config: types.BufferConfig) -> types.BufferDescription:
+        """Change limits; see `breadbox.Client.update_buffer`."""
+        return await self._invoke(calls.update_buffer(name, config))
+
+    async def delete_buffer(self, name: str) -> None:
+        """Delete a buffer; see `breadbox.Client.delete_buffer`."""
+        await self._run(operations.delete_buffer(self._context, name))
+
+    async def list_buffers(self) -> tuple[types.BufferDescription, ...]:
+        """Describe all buffers; see `breadbox.Client.list_buffers`."""
+        return await self._invoke(calls.list_buffers())
+
+    async def get_buffer(self, name: str | None = None) -> types.BufferDescription:
+        """Describe one buffer; see `breadbox.Client.get_buffer`."""
+        return await self._invoke(calls.get_buffer(name or self.buffer))
+
+    async def get_store_config(self) -> types.StoreConfig:
+        """Ask where payloads live; see `breadbox.Client.get_store_config`."""
+        return await self._invoke(calls.get_store_config())
+
+
+class Lease:
+    """A granted batch; see `breadbox.Lease`. Use it as an async context manager.
+
+    While it is open a task renews it. A clean exit consumes it; an exception, a cancellation
+    included, returns it and goes on its way.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        buffer: str,
+        grant: LeaseGrant,
+        *,
+        once: Callable[[calls.Call[Any]], Awaitable[Any]],
+    ) -> None:
+        """Made by `Client.fetch`."""
+        self._client = client
+        self._buffer = buffer
+        self._once = once
+        self._tasks = asyncio.TaskGroup()
+        self._renewal: asyncio.Task[None] | None = None
+        self.grant = grant
+        """What the server granted."""
+        self.released = False
+        """Whether `release` was called."""
+        self.expired = False
+        """Whether a renewal found it gone: payloads may be deleted, chunks served again."""
+
+    @property
+    def lease_id(self) -> str:
+        """The server's name for it."""
+        return self.grant.lease_id
+
+    @property
+    def request_id(self) -> str:
+        """Name of the fetch; other ranks ask with the same."""
+        return self.grant.request_id
+
+    @property
+    def references(self) -> tuple[FragmentReference, ...]:
+        """The granted fragments, in draw order."""
+        return self.grant.fragments
+
+    def __len__(self) -> int:
+        return len(self.grant.fragments)
+
+    async def fragments(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        steps: tuple[int, int] | None = None,
+    ) -> AsyncIterator[Fragment]:
+        """Load the granted fragments, in draw order; see `breadbox.Lease.fragments`."""
+        for start in range(0, len(self), FRAGMENTS_PER_READ):
+            self._check_open()
+            references = self.references[start : start + FRAGMENTS_PER_READ]
+            for fragment in await self._client.read_fragments(
+                references, columns=columns, steps=steps
+            ):
+                yield fragment
+
+    async def batches(
+        self, batch_size: int, *, device: str = "cpu", columns: Sequence[str] | None = None
+    ) -> "AsyncIterator[Batch]":
+        """Load the granted fragments as stacked batches; see `breadbox.Lease.batches`."""
+        from breadbox.batches import load_batch
+
+        if batch_size < 1:
+            raise errors.InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
+        store = await self._client.open_store()
+        for start in range(0, len(self), batch_size):
+            self._check_open()
+            yield await asyncio.to_thread(
+                load_batch,
+                store,
+                self.references[start : start + batch_size],
+                device=device,
+                columns=columns,
+            )
+
+    async def renew(self, lease_s: float | None = None) -> float:
+        """Let the lease live on from now; see `breadbox.Lease.renew`."""
+        self._check_open()
+        try:
+            return await self._client.renew_lease(
+                self.lease_id, lease_s=lease_s, buffer=self._buffer
+            )
+        except errors.LeaseExpiredError:
+            self.expired = True
+            raise
+
+    async def release(self, mode: ReleaseMode = ReleaseMode.CONSUMED) -> None:
+        """End the lease. Idempotent; see `breadbox.Lease.release`."""
+        if self.released:
+            return
+        self.released = True
+        await self._stop_renewing()
+        await self._client.release_lease(self.lease_id, mode, buffer=self._buffer)
+
+    async def _renew_in_time(self) -> None:
+        delay_s = self.grant.remaining_s * RENEW_AT
+        while True:
+            await asyncio.sleep(delay_s)
+            try:
+                remaining_s = await self._once(calls.renew_lease(self._buffer, self.lease_id, None))
+            except (errors.LeaseExpiredError, errors.ClosedError) as error:
+                self.expired = isinstance(error, errors.LeaseExpiredError)
+                _log.warning("lease %s is not renewed any more: %s", self.lease_id, error)
+                return
+            except ReplayBufferError as error:
+                _log.warning("lease %s could not be renewed: %s", self.lease_id, error)
+                delay_s = 1.0
+            else:
+                delay_s = remaining_s * RENEW_AT
+
+    async def _stop_renewing(self) -> None:
+        if self._renewal is None:
+            return
+        self._renewal.cancel()
+        self._renewal = None
+        # Not told of the body's error, which a group would wrap into an ExceptionGroup.
+        await self._tasks.__aexit__(None, None, None)
+
+    def _check_open(self) -> None:
+        if self.released:
+            raise ClosedError(f"lease {self.lease_id} was released")
+        if self.expired:
+            raise errors.LeaseExpiredError(self.lease_id)
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        self._renewal = self._tasks.create_task(self._renew_in_time())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.release(ReleaseMode.CONSUMED)
+            return
+        await self._stop_renewing()
+        if self.released:
+            return
+        self.released = True
+        try:
+            await self._once(calls.release_lease(self._buffer, self.lease_id, ReleaseMode.RETURNED))
+        except ReplayBufferError as problem:
+            # The caller's own error matters more; the lease then ends by expiry.
+            _log.warning("lease %s could not be returned: %s", self.lease_id, problem)
+
+    def __repr__(self) -> str:
+        state = "released" if self.released else "expired" if self.expired else "open"
+        return f"Lease({self.lease_id!r}, {len(self)} fragments, {state})"

@@ -1,0 +1,251 @@
+"""One table of calls, shared by the blocking and the asyncio client.
+
+A `Call` is a request that is ready to be sent and knows how to read its answer. `METHODS` says of
+every RPC why repeating it is safe; an RPC that is not in it cannot be called.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from breadbox import types, wire
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+
+Reply = TypeVar("Reply")
+
+METHODS: dict[str, str] = {
+    "StartSession": "starting the session that is current changes nothing",
+    "EndSession": "ending a session that is not current changes nothing",
+    "PublishModel": "the version that is current, published again, changes nothing",
+    "WatchModel": "reads",
+    "AppendFragments": "a fragment's identity is judged once; again it is a DUPLICATE",
+    "FetchFragments": "the same request_id gets the same grant",
+    "GetPreparedFragments": "reads",
+    "RenewLease": "the lease then lives from the later renewal",
+    "ReleaseLease": "a lease that was released stays released",
+    "CreateBuffer": "a buffer with the very same limits is left as it is",
+    "UpdateBuffer": "sets limits, does not add to them",
+    "DeleteBuffer": "repeated only while the server could not be reached",
+    "ListBuffers": "reads",
+    "GetBuffer": "reads",
+    "GetStoreConfig": "reads",
+    "ReportEpisodes": "",
+}
+"""RPC to the reason why it may be sent again after UNAVAILABLE; empty: it is sent once.
+
+A report of episodes adds to sums, so a repetition after a lost reply would count twice.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Reply]):
+    """A request that is ready to be sent."""
+
+    method: str
+    """Key of `METHODS`."""
+    request: Message
+    decode: Callable[[Any], Reply]
+    """From the response message to what the caller gets."""
+    wait_s: float = 0.0
+    """Seconds that the server may block on purpose; its deadline is that much later."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it may be sent again when it is not known if it arrived."""
+        return bool(METHODS[self.method])
+
+
+def _nothing(response: Any) -> None:
+    del response
+
+
+def start_session(
+    buffer: str, session_id: str, model_version: int | None
+) -> Call[types.ModelState]:
+    """Make a session current."""
+    request = wire.build(
+        pb.StartSessionRequest, buffer=buffer, session_id=session_id, model_version=model_version
+    )
+    return Call("StartSession", request, wire.model_from_wire)
+
+
+def end_session(buffer: str, session_id: str) -> Call[None]:
+    """End a session."""
+    request = wire.build(pb.EndSessionRequest, buffer=buffer, session_id=session_id)
+    return Call("EndSession", request, _nothing)
+
+
+def publish_model(
+    buffer: str, session_id: str, model_version: int, weights: types.PayloadReference | None
+) -> Call[types.PublishReply]:
+    """Move the model version forward."""
+    request = wire.build(
+        pb.PublishModelRequest,
+        buffer=buffer,
+        session_id=session_id,
+        model_version=model_version,
+        weights=wire.payload_to_wire(weights) if weights else None,
+    )
+    return Call(
+        "PublishModel",
+        request,
+        lambda response: types.PublishReply(response.model_version, response.evicted_chunk_count),
+    )
+
+
+def watch_model(
+    buffer: str, known: types.ModelState | None, max_wait_s: float
+) -> Call[types.ModelState | None]:
+    """Wait for a session or version other than the known one; None: it did not change."""
+    request = wire.build(
+        pb.WatchModelRequest,
+        buffer=buffer,
+        known_session_id=known.session_id if known else None,
+        known_model_version=known.model_version if known else None,
+        max_wait=wire.duration("max_wait_s", max_wait_s),
+    )
+    return Call(
+        "WatchModel",
+        request,
+        lambda response: wire.model_from_wire(response) if response.changed else None,
+        wait_s=max_wait_s,
+    )
+
+
+def append_fragments(
+    buffer: str, fragments: Sequence[types.FragmentMetadata]
+) -> Call[types.AppendReply]:
+    """Announce fragments whose payloads are written."""
+    request = wire.build(
+        pb.AppendFragmentsRequest,
+        buffer=buffer,
+        fragments=[wire.metadata_to_wire(metadata) for metadata in fragments],
+    )
+    return Call("AppendFragments", request, wire.append_reply_from_wire)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    """What a fetch asks for, whichever RPC carries it."""
+
+    fragment_count: int
+    """For all ranks together."""
+    max_wait_s: float = 0.0
+    rank: int = 0
+    world_size: int = 1
+    request_id: str | None = None
+    """None: the library makes one."""
+    lease_s: float | None = None
+    """None: the buffer's own."""
+
+
+def fetch_fragments(
+    buffer: str, fetch: FetchRequest, *, request_id: str, max_wait_s: float
+) -> Call[types.LeaseGrant | str]:
+    """Fetch under a lease; a text says why nothing came within the wait."""
+    request = wire.build(
+        pb.FetchFragmentsRequest,
+        buffer=buffer,
+        request_id=request_id,
+        fragment_count=fetch.fragment_count,
+        max_wait=wire.duration("max_wait_s", max_wait_s),
+        rank=fetch.rank,
+        world_size=fetch.world_size,
+        lease_duration=wire.duration("lease_s", fetch.lease_s),
+    )
+    return Call(
+        "FetchFragments",
+        request,
+        lambda response: wire.grant_from_wire(response, request_id),
+        wait_s=max_wait_s,
+    )
+
+
+def get_prepared_fragments(
+    buffer: str, request_id: str
+) -> Call[tuple[types.FragmentReference, ...]]:
+    """Read the whole list of a granted request."""
+    request = wire.build(pb.GetPreparedFragmentsRequest, buffer=buffer, request_id=request_id)
+    return Call(
+        "GetPreparedFragments",
+        request,
+        lambda response: wire.references_from_wire(response.fragments),
+    )
+
+
+def renew_lease(buffer: str, lease_id: str, lease_s: float | None) -> Call[float]:
+    """Let a lease live on; the answer is the seconds it has left."""
+    request = wire.build(
+        pb.RenewLeaseRequest,
+        buffer=buffer,
+        lease_id=lease_id,
+        lease_duration=wire.duration("lease_s", lease_s),
+    )
+    return Call(
+        "RenewLease",
+        request,
+        lambda response: wire.seconds(response.lease.remaining_duration),
+    )
+
+
+def release_lease(buffer: str, lease_id: str, mode: types.ReleaseMode) -> Call[None]:
+    """End a lease."""
+    request = wire.build(
+        pb.ReleaseLeaseRequest,
+        buffer=buffer,
+        lease_id=lease_id,
+        mode=wire.release_mode_to_wire(mode),
+    )
+    return Call("ReleaseLease", request, _nothing)
+
+
+def create_buffer(name: str, config: types.BufferConfig) -> Call[types.BufferDescription]:
+    """Create a buffer."""
+    request = wire.build(pb.CreateBufferRequest, name=name, config=wire.config_to_wire(config))
+    return Call("CreateBuffer", request, _described)
+
+
+def update_buffer(name: str, config: types.BufferConfig) -> Call[types.BufferDescription]:
+    """Change limits."""
+    request = wire.build(pb.UpdateBufferRequest, name=name, config=wire.config_to_wire(config))
+    return Call("UpdateBuffer", request, _described)
+
+
+def delete_buffer(name: str) -> Call[None]:
+    """Delete a buffer."""
+    return Call("DeleteBuffer", wire.build(pb.DeleteBufferRequest, name=name), _nothing)
+
+
+def list_buffers() -> Call[tuple[types.BufferDescription, ...]]:
+    """Describe all buffers."""
+    return Call(
+        "ListBuffers",
+        pb.ListBuffersRequest(),
+        lambda response: tuple(wire.buffer_from_wire(buffer) for buffer in response.buffers),
+    )
+
+
+def get_buffer(name: str) -> Call[types.BufferDescription]:
+    """Describe one buffer."""
+    return Call("GetBuffer", wire.build(pb.GetBufferRequest, name=name), _described)
+
+
+def get_store_config() -> Call[types.StoreConfig]:
+    """Ask where payloads live."""
+    return Call("GetStoreConfig", pb.GetStoreConfigRequest(), wire.store_config_from_wire)
+
+
+def report_episodes(buffer: str, episodes: Sequence[types.EpisodeReport]) -> Call[None]:
+    """Report finished episodes."""
+    request = wire.build(
+        pb.ReportEpisodesRequest,
+        buffer=buffer,
+        episodes=[wire.episode_to_wire(episode) for episode in episodes],
+    )
+    return Call("ReportEpisodes", request, _nothing)
+
+
+def _described(response: Any) -> types.BufferDescription:
+    return wire.buffer_from_wire(response.buffer)

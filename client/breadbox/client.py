@@ -1,0 +1,544 @@
+"""The blocking client: one method per RPC, and `append`, `fetch`, `publish` that move payloads."""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import uuid4
+
+import grpc
+
+from breadbox import calls, operations, status, types
+from breadbox.errors import ClosedError, ReplayBufferError
+from breadbox.fragment import Fragment
+from breadbox.lease import Lease, LeaseKeeper
+from breadbox.operations import Context, Do, Effect, Invoke, Operation, Sleep, StoreSlot
+from breadbox.options import CHANNEL_OPTIONS, ClientOptions, Tls, check_address
+from breadbox.stores.base import PayloadStore
+from breadbox.types import ReleaseMode
+from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+
+T = TypeVar("T")
+
+
+def connect(
+    address: str,
+    *,
+    buffer: str = "default",
+    tls: Tls | None = None,
+    token: str | None = None,
+    deadline_s: float = 10.0,
+    reconnect_s: float = 30.0,
+    append_wait_s: float = 300.0,
+    store_url: str | None = None,
+) -> "Client":
+    """Make a client. Returns at once: the connection is made by the first call.
+
+    Args:
+        address: "HOST:PORT", or "unix:PATH".
+        buffer: Buffer that calls are about unless they say otherwise.
+        tls: Certificates; None: not encrypted.
+        token: Bearer token, sent with every call; anybody on the way can read it without TLS.
+        deadline_s: Seconds in which the server must answer, on top of a wait that was asked for.
+        reconnect_s: Seconds for which a call tries to reach a server or a store that went away,
+            so that work goes on over a restart. 0: not at all.
+        append_wait_s: Seconds for which an append waits while nothing is admitted because buffer
+            or store is full; then BackpressureError.
+        store_url: Where payloads live, seen from here; None: where the server says.
+
+    Raises:
+        InvalidRequestError: An argument is out of its range, or a certificate cannot be read.
+    """
+    options = ClientOptions(
+        buffer=buffer,
+        tls=tls,
+        token=token,
+        deadline_s=deadline_s,
+        reconnect_s=reconnect_s,
+        append_wait_s=append_wait_s,
+        store_url=store_url,
+    )
+    return Client(check_address(address), options)
+
+
+def open_channel(address: str, options: ClientOptions) -> grpc.Channel:
+    """A channel to the server, encrypted if the options say so."""
+    if options.tls is None:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, options.tls.credentials(), options=CHANNEL_OPTIONS)
+
+
+class Client:
+    """A connection to one server. Use it as a context manager, or call `close`.
+
+    Thread-safe: any number of threads may call any method at a time; `close` makes calls of other
+    threads fail with ClosedError. Not for use after a fork: gRPC's threads do not survive it, so
+    every call in a child process raises ClosedError; connect in the child, or spawn it.
+
+    Raises (every method):
+        InvalidRequestError: An argument does not fit, or can never be met.
+        UnavailableError: The server stayed out of reach, or draining, for `reconnect_s`.
+        DeadlineExceededError: The server did not answer in time.
+        UnauthenticatedError, PermissionDeniedError: Credentials are missing, unknown, too weak.
+        NotSupportedError: The server does not know the call.
+        InternalError: A bug in the server.
+        ClosedError: The client was closed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        options: ClientOptions,
+        *,
+        channel: grpc.Channel | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] | None = None,
+        rng: random.Random | None = None,
+        store: PayloadStore | None = None,
+    ) -> None:
+        """Use `connect` instead; the collaborators are for tests."""
+        self._process_id = os.getpid()
+        self._closed = threading.Event()
+        self._sleep = sleep or self._sleep_unless_closed
+        self._channel = channel or open_channel(address, options)
+        self._stub = ReplayBufferServiceStub(self._channel)
+        self._metadata = options.metadata()
+        self._keeper = LeaseKeeper()
+        self._context = Context(
+            address=address,
+            options=options,
+            now=clock,
+            rng=rng or random.Random(),
+            new_id=lambda: uuid4().hex,
+            slot=StoreSlot(store),
+        )
+
+    # Life --------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Of the server."""
+        return self._context.address
+
+    @property
+    def buffer(self) -> str:
+        """Buffer that calls are about unless they say otherwise."""
+        return self._context.options.buffer
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
+
+    @property
+    def store(self) -> PayloadStore:
+        """The payload store, opened on first use where the server says it is.
+
+        Raises:
+            StoreUnavailableError: It cannot be reached from here.
+        """
+        return self._run(operations.opened_store(self._context))
+
+    def close(self) -> None:
+        """Close connections and stop renewing leases. Idempotent. Calls under way fail."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if os.getpid() != self._process_id:
+            return
+        self._channel.close()
+        self._keeper.close()
+        self._context.slot.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = " closed" if self.closed else ""
+        return f"<breadbox.Client of {self.address}, buffer {self.buffer!r}{state}>"
+
+    # The interpreter of operations -------------------------------------------------------------
+
+    def _run(self, operation: Operation[T]) -> T:
+        self._check_usable()
+        try:
+            effect = next(operation)
+            while True:
+                try:
+                    result = self._perform(effect)
+                except ReplayBufferError as error:
+                    effect = operation.throw(error)
+                else:
+                    effect = operation.send(result)
+        except StopIteration as stop:
+            answer: T = stop.value
+            return answer
+        finally:
+            operation.close()
+
+    def _perform(self, effect: Effect) -> Any:
+        match effect:
+            case Invoke(call=call, timeout_s=timeout_s):
+                return call.decode(self._send(call, timeout_s))
+            case Sleep(duration_s=duration_s):
+                return self._sleep(duration_s)
+            case Do(function=function):
+                return function()
+
+    def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
+        method = getattr(self._stub, call.method)
+        try:
+            return method(call.request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            if self.closed:
+                raise ClosedError(f"{call.method}: the client was closed") from error
+            raise status.from_rpc_error(error, self.address) from error
+        except ValueError as error:  # What gRPC raises on a closed channel.
+            raise ClosedError(f"{call.method}: {error}") from error
+
+    def _sleep_unless_closed(self, duration_s: float) -> None:
+        if self._closed.wait(duration_s):
+            raise ClosedError("the client was closed")
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._process_id:
+            raise ClosedError("this client was made before a fork; connect again in this process")
+        if self.closed:
+            raise ClosedError("the client was closed")
+
+    def _invoke(self, call: calls.Call[T]) -> T:
+        return self._run(operations.invoke(self._context, call))
+
+    def _invoke_once(self, call: calls.Call[T]) -> T:
+        return self._run(operations.invoke_once(self._context, call))
+
+    # Sessions and models -----------------------------------------------------------------------
+
+    def start_session(
+        self, session_id: str, *, model_version: int | None = None, buffer: str | None = None
+    ) -> types.ModelState:
+        """Make a session current and end the previous one with everything of it.
+
+        Args:
+            session_id: Made by the caller, unique per run. The current one again changes nothing.
+            model_version: Version to start at, for a resumed run; None: 0.
+            buffer: None: the client's.
+
+        Raises:
+            BufferNotFoundError: There is no such buffer.
+            SessionEndedError: The session was current before, and ended.
+        """
+        return self._invoke(calls.start_session(buffer or self.buffer, session_id, model_version))
+
+    def end_session(self, session_id: str, *, buffer: str | None = None) -> None:
+        """End the session if it is current; everything of it goes, leases live on."""
+        self._invoke(calls.end_session(buffer or self.buffer, session_id))
+
+    def publish_model(
+        self,
+        session_id: str,
+        model_version: int,
+        weights: types.PayloadReference | None = None,
+        *,
+        buffer: str | None = None,
+    ) -> types.PublishReply:
+        """Move the version forward, with weights that are already written, in one step.
+
+        The current version again is a retry and changes nothing.
+
+        Raises:
+            SessionEndedError: The session is not current.
+            VersionRegressedError: The version is lower than the current one.
+        """
+        call = calls.publish_model(buffer or self.buffer, session_id, model_version, weights)
+        return self._invoke(call)
+
+    def publish(
+        self,
+        session_id: str,
+        model_version: int,
+        weights: Mapping[str, Any],
+        *,
+        buffer: str | None = None,
+    ) -> types.PublishReply:
+        """Write weights (name to array or tensor) and publish them with their version in one step.
+
+        Raises:
+            As `publish_model`; BackpressureError: The store stayed full for `append_wait_s`.
+        """
+        return self._run(
+            operations.publish(
+                self._context, buffer or self.buffer, session_id, model_version, weights
+            )
+        )
+
+    def watch_model(
+        self,
+        known: types.ModelState | None = None,
+        *,
+        max_wait_s: float = 0.0,
+        buffer: str | None = None,
+    ) -> types.ModelState | None:
+        """Wait until another session or version is current than the known one.
+
+        Args:
+            known: What the caller has; None: nothing, so that a current session comes at once.
+            max_wait_s: Seconds to wait for a change; 0: not at all.
+            buffer: None: the client's.
+
+        Returns:
+            What is current, or None when that is still what the caller has.
+        """
+        return self._run(
+            operations.watch_model(self._context, buffer or self.buffer, known, max_wait_s)
+        )
+
+    def load_weights(self, reference: types.PayloadReference) -> dict[str, Any]:
+        """Read published weights: name to numpy array.
+
+        Raises:
+            PayloadMissingError: They are of an older version than the latest two.
+        """
+        return self._run(operations.load_weights(self._context, reference))
+
+    # Fragments in ------------------------------------------------------------------------------
+
+    def append_fragments(
+        self, fragments: Sequence[types.FragmentMetadata], *, buffer: str | None = None
+    ) -> types.AppendReply:
+        """Announce up to 4096 fragments whose payloads are written; `append_many` does all of it.
+
+        Returns:
+            One result per fragment, in order, and what else the server said. Waiting for room is
+            left to the caller.
+
+        Raises:
+            LimitExceededError: As many workers take part in the session as may.
+        """
+        return self._invoke(calls.append_fragments(buffer or self.buffer, fragments))
+
+    def append(self, fragment: Fragment, *, buffer: str | None = None) -> types.AppendResult:
+        """Write a fragment's payload and announce it; waits while the buffer is full.
+
+        Returns:
+            ADMITTED, DUPLICATE, STALE or WRONG_SESSION; the last two are not in the buffer.
+
+        Raises:
+            As `append_many`.
+        """
+        return self.append_many([fragment], buffer=buffer)[0]
+
+    def append_many(
+        self, fragments: Sequence[Fragment], *, buffer: str | None = None
+    ) -> list[types.AppendResult]:
+        """Write payloads and announce them; waits while the buffer is full.
+
+        Fragments of one worker must be in order of their index. Appending again is safe: what was
+        admitted answers DUPLICATE. On failure some may have been admitted, and payloads that were
+        not announced expire by themselves.
+
+        Returns:
+            One result per fragment, in order: ADMITTED, DUPLICATE, STALE or WRONG_SESSION.
+
+        Raises:
+            BackpressureError: Nothing was admitted for `append_wait_s`; `results` has what was.
+            LimitExceededError: As many workers take part in the session as may.
+            StoreUnavailableError: The store stayed away for `reconnect_s`.
+            UnsupportedArrayError: An array cannot be stored; nothing was sent.
+        """
+        return self._run(
+            operations.append_many(self._context, buffer or self.buffer, list(fragments))
+        )
+
+    def report_episodes(
+        self, episodes: Sequence[types.EpisodeReport], *, buffer: str | None = None
+    ) -> None:
+        """Report 1 to 4096 finished episodes, for metrics. Sent once: never repeated by itself."""
+        self._invoke(calls.report_episodes(buffer or self.buffer, episodes))
+
+    # Batches out -------------------------------------------------------------------------------
+
+    def fetch_fragments(
+        self,
+        fragment_count: int,
+        max_wait_s: float = 0.0,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        request_id: str | None = None,
+        lease_s: float | None = None,
+        buffer: str | None = None,
+    ) -> types.LeaseGrant:
+        """Take fragments under a lease that the caller renews and releases; see `fetch`.
+
+        Args:
+            fragment_count: For all ranks together; a multiple of fragments_per_chunk * world_size.
+            max_wait_s: Seconds to wait for them, in arrival order; 0: not at all.
+            rank: This learner's, from 0.
+            world_size: Learners that share the fetch.
+            request_id: The same for all ranks, and for a repetition; None: the library makes one.
+            lease_s: Seconds the lease lives; None: the buffer's own.
+            buffer: None: the client's.
+
+        Raises:
+            WaitElapsedError: The wait is over; nothing was taken. Says what was missing.
+            RequestMismatchError: The request_id was used with another size.
+            LeaseExpiredError: The request_id was granted before, and its lease has ended.
+            BackpressureError: Too many fetches wait already.
+        """
+        request = calls.FetchRequest(
+            fragment_count=fragment_count,
+            max_wait_s=max_wait_s,
+            rank=rank,
+            world_size=world_size,
+            request_id=request_id,
+            lease_s=lease_s,
+        )
+        return self._run(operations.fetch(self._context, buffer or self.buffer, request))
+
+    def fetch(
+        self,
+        fragment_count: int,
+        max_wait_s: float = 0.0,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        request_id: str | None = None,
+        lease_s: float | None = None,
+        buffer: str | None = None,
+    ) -> Lease:
+        """Take fragments under a lease: a context manager that renews and releases it.
+
+        ```python
+        with client.fetch(fragment_count=32, max_wait_s=30) as lease:
+            for batch in lease.batches(batch_size=8): ...
+        ```
+
+        Args and Raises: as `fetch_fragments`.
+        """
+        grant = self.fetch_fragments(
+            fragment_count,
+            max_wait_s,
+            rank=rank,
+            world_size=world_size,
+            request_id=request_id,
+            lease_s=lease_s,
+            buffer=buffer,
+        )
+        return Lease(
+            self, buffer or self.buffer, grant, keeper=self._keeper, once=self._invoke_once
+        )
+
+    def get_prepared_fragments(
+        self, request_id: str, *, buffer: str | None = None
+    ) -> tuple[types.FragmentReference, ...]:
+        """Read what a granted request got for all ranks, rank 0 first. Takes no lease.
+
+        Raises:
+            RequestNotFoundError: No grant is remembered for it.
+        """
+        return self._invoke(calls.get_prepared_fragments(buffer or self.buffer, request_id))
+
+    def read_fragments(
+        self,
+        references: Sequence[types.FragmentReference],
+        *,
+        columns: Sequence[str] | None = None,
+        steps: tuple[int, int] | None = None,
+    ) -> list[Fragment]:
+        """Load the payloads of granted fragments, in order.
+
+        Args:
+            references: Of a lease that is alive.
+            columns: Names of the arrays wanted; None: all.
+            steps: Half-open range [start, stop) of the steps wanted; None: all.
+
+        Raises:
+            PayloadMissingError: A payload is gone.
+            PayloadCorruptError: A payload fails its checksum.
+            StoreUnavailableError: The store stayed away for `reconnect_s`.
+        """
+        return self._run(operations.read_fragments(self._context, references, columns, steps))
+
+    def renew_lease(
+        self, lease_id: str, *, lease_s: float | None = None, buffer: str | None = None
+    ) -> float:
+        """Let a lease live for another `lease_s` seconds (None: as granted) from now.
+
+        Returns:
+            Seconds it has left.
+
+        Raises:
+            LeaseExpiredError: It is unknown, or has expired.
+        """
+        return self._invoke(calls.renew_lease(buffer or self.buffer, lease_id, lease_s))
+
+    def release_lease(
+        self,
+        lease_id: str,
+        mode: ReleaseMode = ReleaseMode.CONSUMED,
+        *,
+        buffer: str | None = None,
+    ) -> None:
+        """End a lease; doing so twice is the same as once.
+
+        Raises:
+            LeaseExpiredError: It is unknown, or has expired.
+        """
+        self._invoke(calls.release_lease(buffer or self.buffer, lease_id, mode))
+
+    # Operating ---------------------------------------------------------------------------------
+
+    def create_buffer(
+        self, name: str, config: types.BufferConfig | None = None
+    ) -> types.BufferDescription:
+        """Create a buffer; one of the same name and limits is left as it is.
+
+        Raises:
+            BufferExistsError: The name is taken by a buffer with other limits.
+            LimitExceededError: The server holds as many buffers as it may.
+        """
+        return self._invoke(calls.create_buffer(name, config or types.BufferConfig()))
+
+    def update_buffer(self, name: str, config: types.BufferConfig) -> types.BufferDescription:
+        """Change the limits that are not None; what no longer fits is evicted at once.
+
+        Raises:
+            BufferNotFoundError: There is no such buffer.
+        """
+        return self._invoke(calls.update_buffer(name, config))
+
+    def delete_buffer(self, name: str) -> None:
+        """Delete a buffer with everything in it; fetches that wait for it fail.
+
+        Raises:
+            BufferNotFoundError: There is no such buffer.
+        """
+        self._run(operations.delete_buffer(self._context, name))
+
+    def list_buffers(self) -> tuple[types.BufferDescription, ...]:
+        """Describe all buffers, by name."""
+        return self._invoke(calls.list_buffers())
+
+    def get_buffer(self, name: str | None = None) -> types.BufferDescription:
+        """Describe one buffer (None: the client's), with its gauges and counters.
+
+        Raises:
+            BufferNotFoundError: There is no such buffer.
+        """
+        return self._invoke(calls.get_buffer(name or self.buffer))
+
+    def get_store_config(self) -> types.StoreConfig:
+        """Ask where payloads live. The URL may hold credentials: never log it."""
+        return self._invoke(calls.get_store_config())

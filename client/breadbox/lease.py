@@ -1,0 +1,307 @@
+"""Leases: a granted batch whose payloads stay readable while it is worked on."""
+
+import heapq
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from breadbox import calls, errors
+from breadbox.fragment import Fragment
+from breadbox.types import FragmentReference, LeaseGrant, ReleaseMode
+
+if TYPE_CHECKING:
+    from breadbox.batches import Batch
+    from breadbox.stores.base import PayloadStore
+
+_log = logging.getLogger(__name__)
+
+FRAGMENTS_PER_READ = 8
+"""Fragments that `fragments()` loads, and holds, at a time."""
+RENEW_AT = 1 / 3
+"""A lease is renewed when this part of it has passed: two renewals may fail before it expires."""
+
+
+SendOnce = Callable[[calls.Call[Any]], Any]
+"""Sends a call, without retries."""
+
+
+class LeaseClient(Protocol):
+    """What a lease needs of the client that fetched it."""
+
+    @property
+    def store(self) -> "PayloadStore":
+        """The payload store, opened on first use."""
+
+    def renew_lease(
+        self, lease_id: str, *, lease_s: float | None = None, buffer: str | None = None
+    ) -> float:
+        """Let it live on."""
+
+    def release_lease(
+        self, lease_id: str, mode: ReleaseMode = ..., *, buffer: str | None = None
+    ) -> None:
+        """End it."""
+
+    def read_fragments(
+        self,
+        references: Sequence[FragmentReference],
+        *,
+        columns: Sequence[str] | None = None,
+        steps: tuple[int, int] | None = None,
+    ) -> list[Fragment]:
+        """Read payloads."""
+
+
+class LeaseKeeper:
+    """Renews open leases from one daemon thread, which starts with the first. Thread-safe.
+
+    A renewal that fails because the server is away is tried again soon; one that fails because
+    the lease is gone marks the lease as expired and stops.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._wake = threading.Condition()
+        self._due: list[tuple[float, int, Lease]] = []
+        self._serial = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def keep(self, lease: "Lease", remaining_s: float) -> None:
+        """Renew `lease` in time until it is released."""
+        with self._wake:
+            if self._closed:
+                return
+            self._push(lease, remaining_s * RENEW_AT)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="breadbox-leases", daemon=True
+                )
+                self._thread.start()
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Stop renewing; open leases expire by themselves. Idempotent; waits for the thread."""
+        with self._wake:
+            self._closed = True
+            self._due.clear()
+            self._wake.notify()
+            thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _push(self, lease: "Lease", delay_s: float) -> None:
+        self._serial += 1
+        heapq.heappush(self._due, (self._clock() + delay_s, self._serial, lease))
+
+    def _run(self) -> None:
+        while (lease := self._next_due()) is not None:
+            delay_s = lease.renew_quietly()
+            if delay_s is not None:
+                with self._wake:
+                    if not self._closed:
+                        self._push(lease, delay_s)
+
+    def _next_due(self) -> "Lease | None":
+        """Wait for the next lease to renew; None when the keeper is closed."""
+        with self._wake:
+            while not self._closed:
+                while self._due and self._due[0][2].released:
+                    heapq.heappop(self._due)
+                if not self._due:
+                    self._wake.wait()
+                    continue
+                wait_s = self._due[0][0] - self._clock()
+                if wait_s <= 0:
+                    return heapq.heappop(self._due)[2]
+                self._wake.wait(wait_s)
+            return None
+
+
+class Lease:
+    """A granted batch. Use it as a context manager: it is renewed in the background while open.
+
+    A clean exit consumes it (the use counts); an exception returns it (the use is given back) and
+    goes on its way. Without `with`, nothing renews it: call `renew` and `release` yourself.
+
+    Not thread-safe but for `released` and `expired`: one thread at a time works on a lease.
+    """
+
+    def __init__(
+        self,
+        client: LeaseClient,
+        buffer: str,
+        grant: LeaseGrant,
+        *,
+        keeper: LeaseKeeper,
+        once: SendOnce,
+    ) -> None:
+        """Made by `Client.fetch`.
+
+        Args:
+            client: Who fetched it, and reads for it.
+            buffer: Where it was fetched.
+            grant: What the server granted.
+            keeper: Renews it while it is open.
+            once: Sends a call once, without retries, so that an exit by exception stays quick.
+        """
+        self._client = client
+        self._buffer = buffer
+        self._keeper = keeper
+        self._once = once
+        self._renewing = threading.Lock()
+        self.grant = grant
+        """What the server granted."""
+        self.released = False
+        """Whether `release` was called; it is renewed no more."""
+        self.expired = False
+        """Whether a renewal found it gone: payloads may be deleted, chunks served again."""
+
+    @property
+    def lease_id(self) -> str:
+        """The server's name for it."""
+        return self.grant.lease_id
+
+    @property
+    def request_id(self) -> str:
+        """Name of the fetch; other ranks ask with the same."""
+        return self.grant.request_id
+
+    @property
+    def references(self) -> tuple[FragmentReference, ...]:
+        """The granted fragments, in draw order; those of one chunk stand together."""
+        return self.grant.fragments
+
+    def __len__(self) -> int:
+        return len(self.grant.fragments)
+
+    def fragments(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        steps: tuple[int, int] | None = None,
+    ) -> Iterator[Fragment]:
+        """Load the granted fragments, in draw order, a few at a time.
+
+        Args:
+            columns: Names of the arrays wanted; None: all.
+            steps: Half-open range [start, stop) of the steps wanted; None: all.
+
+        Raises:
+            LeaseExpiredError: The lease is known to have expired.
+            PayloadMissingError: A payload is gone, which happens only after the lease.
+            StoreUnavailableError: The store stayed away for `reconnect_s`.
+        """
+        for start in range(0, len(self), FRAGMENTS_PER_READ):
+            self._check_open()
+            yield from self._client.read_fragments(
+                self.references[start : start + FRAGMENTS_PER_READ], columns=columns, steps=steps
+            )
+
+    def batches(
+        self, batch_size: int, *, device: str = "cpu", columns: Sequence[str] | None = None
+    ) -> "Iterator[Batch]":
+        """Load the granted fragments as stacked batches [batch_size, T, ...], in draw order.
+
+        Args:
+            batch_size: Fragments per batch, at least 1; the last batch may be shorter.
+            device: Where the batch should be, such as "cpu" or "cuda".
+            columns: Names of the arrays wanted; None: all.
+
+        Raises:
+            As `fragments`; InvalidRequestError: `batch_size` is below 1.
+        """
+        from breadbox.batches import load_batch
+
+        if batch_size < 1:
+            raise errors.InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
+        for start in range(0, len(self), batch_size):
+            self._check_open()
+            yield load_batch(
+                self._client.store,
+                self.references[start : start + batch_size],
+                device=device,
+                columns=columns,
+            )
+
+    def renew(self, lease_s: float | None = None) -> float:
+        """Let the lease live for another `lease_s` seconds (None: as granted) from now.
+
+        Returns:
+            Seconds it has left.
+
+        Raises:
+            LeaseExpiredError: It has expired already.
+        """
+        self._check_open()
+        try:
+            return self._client.renew_lease(self.lease_id, lease_s=lease_s, buffer=self._buffer)
+        except errors.LeaseExpiredError:
+            self.expired = True
+            raise
+
+    def release(self, mode: ReleaseMode = ReleaseMode.CONSUMED) -> None:
+        """End the lease. Idempotent: a second call does nothing, whatever its mode.
+
+        Raises:
+            LeaseExpiredError: It expired before; the server may serve its chunks again.
+        """
+        if self.released:
+            return
+        self.released = True
+        with self._renewing:  # So that no renewal is under way when the release is sent.
+            self._client.release_lease(self.lease_id, mode, buffer=self._buffer)
+
+    def renew_quietly(self) -> float | None:
+        """Renew for the keeper; returns seconds until the next renewal, None when it is over."""
+        with self._renewing:
+            if self.released:
+                return None
+            try:
+                remaining_s: float = self._once(
+                    calls.renew_lease(self._buffer, self.lease_id, None)
+                )
+            except (errors.LeaseExpiredError, errors.ClosedError) as error:
+                self.expired = isinstance(error, errors.LeaseExpiredError)
+                _log.warning("lease %s is not renewed any more: %s", self.lease_id, error)
+                return None
+            except errors.ReplayBufferError as error:
+                _log.warning("lease %s could not be renewed: %s", self.lease_id, error)
+                return 1.0
+            return remaining_s * RENEW_AT
+
+    def _check_open(self) -> None:
+        if self.released:
+            raise errors.ClosedError(f"lease {self.lease_id} was released")
+        if self.expired:
+            raise errors.LeaseExpiredError(self.lease_id)
+
+    def __enter__(self) -> Self:
+        self._keeper.keep(self, self.grant.remaining_s)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.release(ReleaseMode.CONSUMED)
+            return
+        if self.released:
+            return
+        self.released = True
+        call = calls.release_lease(self._buffer, self.lease_id, ReleaseMode.RETURNED)
+        try:
+            self._once(call)
+        except errors.ReplayBufferError as problem:
+            # The caller's own error matters more; the lease then ends by expiry.
+            _log.warning("lease %s could not be returned: %s", self.lease_id, problem)
+
+    def __repr__(self) -> str:
+        state = "released" if self.released else "expired" if self.expired else "open"
+        return f"Lease({self.lease_id!r}, {len(self)} fragments, {state})"

@@ -1,0 +1,483 @@
+"""What a client does, step by step, without doing any of it: no I/O, no clock, no threads.
+
+An operation is a generator. It yields *effects* (send this call, sleep, run this function that may
+block) and is given their results, or has their errors thrown into it. The blocking client and the
+asyncio client are two interpreters of the same operations, so that retries, deadlines, back
+pressure and cutting long waits are written, and tested, once.
+
+Invariants:
+    O1  A call is repeated only if `calls.METHODS` says why that is safe, under `retry.RetryPolicy`.
+    O2  A wait never outlives what the caller allowed by more than one deadline and `reconnect_s`.
+    O3  A payload is deleted by its writer only if the server certainly does not hold it: the call
+        that was answered was sent once. In doubt it stays, unannounced, and expires by itself.
+"""
+
+import random
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from threading import Lock
+from typing import Any, TypeVar
+
+from breadbox import calls, errors, stores, wire
+from breadbox.calls import Call
+from breadbox.fragment import Fragment
+from breadbox.options import WAIT_S_MAX_PER_CALL, ClientOptions
+from breadbox.retry import RetryBudget, RetryPolicy
+from breadbox.stores.base import PayloadStore
+from breadbox.types import (
+    AdmissionOutcome,
+    AppendResult,
+    FragmentReference,
+    LeaseGrant,
+    ModelState,
+    PayloadReference,
+    PublishReply,
+)
+
+T = TypeVar("T")
+
+APPEND_COUNT_MAX = 1024
+"""Fragments announced in one call; the server takes 4096."""
+APPEND_BYTES_MAX = 256 * 2**20
+"""Payload bytes written before they are announced; a larger group is cut."""
+_REFUSED = frozenset(
+    {AdmissionOutcome.DUPLICATE, AdmissionOutcome.STALE, AdmissionOutcome.WRONG_SESSION}
+)
+INSTANT_S = 1e-3
+"""A wait that has less than this left is over."""
+ONCE_S_MAX = 3.0
+"""Deadline of a call that is not repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invoke:
+    """Send a call; the result is its decoded answer."""
+
+    call: Call[Any]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Let time pass; the result is None."""
+
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Run a function that may block, such as one that moves payloads; the result is its result."""
+
+    function: Callable[[], Any]
+
+
+Effect = Invoke | Sleep | Do
+Operation = Generator[Effect, Any, T]
+
+
+def _payload() -> Any:
+    return import_module("breadbox.payload")
+
+
+class StoreSlot:
+    """The payload store of a client, once it is opened. Thread-safe."""
+
+    def __init__(self, store: PayloadStore | None = None) -> None:
+        self._lock = Lock()
+        self._store = store
+
+    @property
+    def store(self) -> PayloadStore | None:
+        """The store; None before it is opened and after it is closed."""
+        return self._store
+
+    def settle(self, store: PayloadStore) -> PayloadStore:
+        """Keep the first store that is offered, close a later one, and return the kept one."""
+        with self._lock:
+            if self._store is None:
+                self._store = store
+            kept = self._store
+        if kept is not store:
+            store.close()
+        return kept
+
+    def close(self) -> None:
+        """Close the store, if there is one. Idempotent."""
+        with self._lock:
+            store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What operations need of the outside; everything is injected."""
+
+    address: str
+    options: ClientOptions
+    now: Callable[[], float]
+    """Monotonic seconds."""
+    rng: random.Random
+    new_id: Callable[[], str]
+    slot: StoreSlot = field(default_factory=StoreSlot)
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """How long to try again."""
+        return RetryPolicy(elapsed_s_max=self.options.reconnect_s)
+
+
+def repeat(
+    context: Context, make_call: Callable[[float], Call[T]]
+) -> Generator[Effect, Any, tuple[T, int]]:
+    """Send a call until it is answered, refused, or the retry policy gives up.
+
+    Args:
+        context: The client's.
+        make_call: The call to send at this time; asked again for every attempt, so that a wait
+            can shrink by what has passed.
+
+    Returns:
+        The answer, and how many times the call was sent.
+    """
+    budget = RetryBudget(context.policy, context.rng)
+    while True:
+        call = make_call(context.now())
+        try:
+            answer = yield Invoke(call, call.wait_s + context.options.deadline_s)
+        except errors.ReplayBufferError as error:
+            now = context.now()
+            delay_s = budget.delay_s_after(error, now=now) if call.repeatable else None
+            if delay_s is None:
+                if budget.attempts > 1:
+                    error.add_note(
+                        f"gave up after {budget.attempts} attempts in "
+                        f"{budget.elapsed_s(now=now):.1f} s (reconnect_s)"
+                    )
+                raise
+            yield Sleep(delay_s)
+        else:
+            return answer, budget.attempts + 1
+
+
+def invoke(context: Context, call: Call[T]) -> Operation[T]:
+    """Send a call that does not wait."""
+    answer, _ = yield from repeat(context, lambda _: call)
+    return answer
+
+
+def invoke_once(context: Context, call: Call[T]) -> Operation[T]:
+    """Send a call once: for what somebody else repeats, or what ends by itself."""
+    answer: T = yield Invoke(call, min(context.options.deadline_s, ONCE_S_MAX))
+    return answer
+
+
+def delete_buffer(context: Context, name: str) -> Operation[None]:
+    """Delete a buffer; that it is gone when an attempt is repeated is the success of the first."""
+    attempts = 0
+
+    def once_more(_: float) -> Call[None]:
+        nonlocal attempts
+        attempts += 1
+        return calls.delete_buffer(name)
+
+    try:
+        yield from repeat(context, once_more)
+    except errors.BufferNotFoundError:
+        if attempts == 1:
+            raise
+
+
+def _slice_s(left_s: float) -> float:
+    return min(max(left_s, 0.0), WAIT_S_MAX_PER_CALL)
+
+
+def watch_model(
+    context: Context, buffer: str, known: ModelState | None, max_wait_s: float
+) -> Operation[ModelState | None]:
+    """Wait until something other than `known` is current; None when the wait has elapsed."""
+    wire.duration("max_wait_s", max_wait_s)
+    until = context.now() + max_wait_s
+    while True:
+        state, _ = yield from repeat(
+            context, lambda now: calls.watch_model(buffer, known, _slice_s(until - now))
+        )
+        if state is not None or until - context.now() < INSTANT_S:
+            return state
+
+
+def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operation[LeaseGrant]:
+    """Fetch under a lease, waiting for as long as the request says.
+
+    Raises:
+        WaitElapsedError: The wait is over; nothing was taken.
+    """
+    wire.duration("max_wait_s", request.max_wait_s)
+    started_at = context.now()
+    until = started_at + request.max_wait_s
+    request_id = request.request_id or context.new_id()
+
+    def next_call(now: float) -> Call[LeaseGrant | str]:
+        return calls.fetch_fragments(
+            buffer, request, request_id=request_id, max_wait_s=_slice_s(until - now)
+        )
+
+    while True:
+        try:
+            answer, _ = yield from repeat(context, next_call)
+        except errors.LeaseExpiredError:
+            # Granted, but the answer was lost for longer than the lease: the id is used up. One
+            # that the caller chose may be shared with other ranks, so only our own is replaced.
+            if request.request_id is not None:
+                raise
+            request_id = context.new_id()
+            continue
+        if isinstance(answer, LeaseGrant):
+            return answer
+        now = context.now()
+        if until - now < INSTANT_S:
+            raise errors.WaitElapsedError(now - started_at, answer)
+
+
+# Payloads ----------------------------------------------------------------------------------------
+
+
+def opened_store(context: Context) -> Operation[PayloadStore]:
+    """The payload store, opened on first use where the server says it is."""
+    if context.slot.store is not None:
+        return context.slot.store
+    config = yield from invoke(context, calls.get_store_config())
+    url = context.options.store_url or config.store_url
+    store = yield Do(
+        lambda: stores.open_store(
+            url, unannounced_s=config.unannounced_s, piece_size_bytes=config.piece_size_bytes
+        )
+    )
+    return context.slot.settle(store)
+
+
+def storing(context: Context, function: Callable[[], T]) -> Operation[T]:
+    """Run a function that moves payloads; wait while the store is away or full.
+
+    Raises:
+        StoreUnavailableError: The store stayed away for `reconnect_s`.
+        BackpressureError: The store stayed full for `append_wait_s`.
+    """
+    outage = RetryBudget(context.policy, context.rng)
+    full_since: float | None = None
+    while True:
+        try:
+            result: T = yield Do(function)
+        except errors.StoreUnavailableError as error:
+            delay_s = outage.delay_s_after(error, now=context.now())
+            if delay_s is None:
+                raise
+            yield Sleep(delay_s)
+        except errors.StoreFullError as error:
+            now = context.now()
+            full_since = now if full_since is None else full_since
+            left_s = full_since + context.options.append_wait_s - now
+            if left_s <= 0:
+                raise errors.BackpressureError(error.what, error.retry_delay_s) from error
+            yield Sleep(min(_spread_s(context, error.retry_delay_s), left_s))
+        else:
+            return result
+
+
+def _spread_s(context: Context, delay_s: float) -> float:
+    """A hinted delay and up to as much again, so that many producers do not come back in step."""
+    return delay_s * (1.0 + context.rng.random())
+
+
+def publish(
+    context: Context, buffer: str, session_id: str, model_version: int, weights: Mapping[str, Any]
+) -> Operation[PublishReply]:
+    """Write weights, then publish them with their version in one step."""
+    store = yield from opened_store(context)
+    reference = yield from storing(context, lambda: _payload().write_weights(store, weights))
+    call = calls.publish_model(buffer, session_id, model_version, reference)
+    try:
+        return (yield from invoke(context, call))
+    except (errors.SessionEndedError, errors.VersionRegressedError):
+        yield from _discard(store, [reference])
+        raise
+
+
+def load_weights(context: Context, reference: PayloadReference) -> Operation[dict[str, Any]]:
+    """Read published weights."""
+    store = yield from opened_store(context)
+    return (yield from storing(context, lambda: _payload().read_weights(store, reference)))
+
+
+def read_fragments(
+    context: Context,
+    references: Sequence[FragmentReference],
+    columns: Sequence[str] | None,
+    steps: tuple[int, int] | None,
+) -> Operation[list[Fragment]]:
+    """Read the payloads of granted fragments, in order."""
+    store = yield from opened_store(context)
+    return (
+        yield from storing(
+            context, lambda: _payload().read_fragments(store, references, columns, steps)
+        )
+    )
+
+
+def _discard(store: PayloadStore, references: Sequence[PayloadReference]) -> Operation[None]:
+    """Delete payloads that nobody will announce; if that fails they expire by themselves."""
+    if not references:
+        return
+    try:
+        yield Do(lambda: store.delete_many(references))
+    except errors.StoreError:
+        return
+
+
+# Append ------------------------------------------------------------------------------------------
+
+
+def append_many(
+    context: Context, buffer: str, fragments: Sequence[Fragment]
+) -> Operation[list[AppendResult]]:
+    """Write payloads, then announce them; wait while the buffer is full.
+
+    Raises:
+        BackpressureError: Nothing was admitted for `append_wait_s`; `results` tells what was.
+        PayloadMissingError: The store lost a payload twice between writing and announcing.
+    """
+    store = yield from opened_store(context)
+    results: list[AppendResult] = []
+    for group in _groups(fragments):
+        appending = _Appending(context, buffer, store, group)
+        try:
+            results += yield from appending.run()
+        except errors.BackpressureError as error:
+            reached = [*results, *error.results]
+            unsent = AppendResult(AdmissionOutcome.BUFFER_FULL)
+            error.results = (*reached, *[unsent] * (len(fragments) - len(reached)))
+            raise
+    return results
+
+
+def _groups(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
+    """Cut into groups of bounded count and bytes, in order; a large fragment is its own group."""
+    start, size_bytes = 0, 0
+    for position, fragment in enumerate(fragments):
+        fragment_bytes = fragment.size_bytes
+        too_many = position - start >= APPEND_COUNT_MAX
+        too_large = size_bytes + fragment_bytes > APPEND_BYTES_MAX
+        if position > start and (too_many or too_large):
+            yield fragments[start:position]
+            start, size_bytes = position, 0
+        size_bytes += fragment_bytes
+    if start < len(fragments):
+        yield fragments[start:]
+
+
+class _Appending:
+    """One group of fragments on its way: written, announced, judged."""
+
+    def __init__(
+        self, context: Context, buffer: str, store: PayloadStore, fragments: Sequence[Fragment]
+    ) -> None:
+        self._context = context
+        self._buffer = buffer
+        self._store = store
+        self._fragments = fragments
+        self._references: list[PayloadReference] = []
+        self._results = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
+        self._doubtful: set[int] = set()
+        """Positions announced by a call that was sent more than once (O3)."""
+        self._rewritten: set[int] = set()
+        """Positions whose payload was written again since they were last asked to wait."""
+
+    def run(self) -> Operation[list[AppendResult]]:
+        pending: Sequence[int] = range(len(self._fragments))
+        self._references = yield from self._write(pending)
+        progress_at = self._context.now()
+        while pending:
+            delay_s, left = yield from self._announce(pending)
+            if len(left) < len(pending):
+                progress_at = self._context.now()
+            elif delay_s is not None:
+                yield from self._give_up_if_late(progress_at, left, delay_s)
+            if delay_s is not None:
+                yield Sleep(_spread_s(self._context, delay_s))
+            pending = left
+        return self._results
+
+    def _write(self, positions: Sequence[int]) -> Operation[list[PayloadReference]]:
+        fragments = [self._fragments[position] for position in positions]
+        return (
+            yield from storing(
+                self._context, lambda: _payload().write_fragments(self._store, fragments)
+            )
+        )
+
+    def _announce(self, pending: Sequence[int]) -> Operation[tuple[float | None, list[int]]]:
+        """Announce once; returns how long to wait (None: not at all) and what is still to send."""
+        call = calls.append_fragments(
+            self._buffer,
+            [
+                wire.metadata_of(self._fragments[position], self._references[position])
+                for position in pending
+            ],
+        )
+        reply, attempts = yield from repeat(self._context, lambda _: call)
+        if len(reply.results) != len(pending):
+            raise errors.InternalError(
+                f"the server judged {len(reply.results)} of {len(pending)} fragments"
+            )
+        if attempts > 1:
+            self._doubtful.update(pending)
+        left, missing, refused = self._sort(pending, reply.results)
+        yield from _discard(self._store, refused)
+        if missing:
+            yield from self._rewrite(missing)
+        waits = any(self._results[position].outcome.asks_to_wait for position in left)
+        return ((reply.retry_delay_s or 0.25) if waits else None), left
+
+    def _sort(
+        self, pending: Sequence[int], results: Sequence[AppendResult]
+    ) -> tuple[list[int], list[int], list[PayloadReference]]:
+        """Note results; returns positions to send again, to write again, and refused payloads."""
+        left: list[int] = []
+        missing: list[int] = []
+        refused: list[PayloadReference] = []
+        for position, result in zip(pending, results, strict=True):
+            self._results[position] = result
+            if result.outcome.asks_to_wait:
+                left.append(position)
+                self._rewritten.discard(position)
+            elif result.outcome is AdmissionOutcome.PAYLOAD_MISSING:
+                left.append(position)
+                missing.append(position)
+            elif result.outcome in _REFUSED and position not in self._doubtful:
+                refused.append(self._references[position])
+        return left, missing, refused
+
+    def _rewrite(self, missing: Sequence[int]) -> Operation[None]:
+        for position in missing:
+            if position in self._rewritten:
+                raise errors.PayloadMissingError(self._references[position].payload_id)
+        references = yield from self._write(missing)
+        for position, reference in zip(missing, references, strict=True):
+            self._references[position] = reference
+        self._rewritten.update(missing)
+
+    def _give_up_if_late(
+        self, progress_at: float, left: Sequence[int], delay_s: float
+    ) -> Operation[None]:
+        waited_s = self._context.now() - progress_at
+        if waited_s < self._context.options.append_wait_s:
+            return
+        sure = [self._references[p] for p in left if p not in self._doubtful]
+        yield from _discard(self._store, sure)
+        error = errors.BackpressureError(
+            f"{len(left)} fragments found no room in buffer {self._buffer!r} for {waited_s:.0f} s",
+            delay_s,
+        )
+        error.results = tuple(self._results)
+        raise error

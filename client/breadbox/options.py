@@ -1,0 +1,115 @@
+"""How a client talks to its server: addresses, credentials, time limits; checked once."""
+
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from breadbox.errors import InvalidRequestError
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    # The library tries again by itself, knowing what is safe to repeat; gRPC must not do so unseen.
+    ("grpc.enable_retries", 0),
+    # A restarted server is found within about a second, not within gRPC's default of two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A cut cable becomes UNAVAILABLE after at most 40 s, also while a fetch blocks in silence.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Metadata only: 4096 fragments are about 1 MiB. The bound is against a broken peer.
+    ("grpc.max_send_message_length", 16 * 2**20),
+    ("grpc.max_receive_message_length", 64 * 2**20),
+)
+WAIT_S_MAX_PER_CALL = 240.0
+"""Longest server-side wait of one RPC, below the server's cap of 300 s. A longer wait is cut into
+several RPCs under the same request_id; a cut gives up the place in the queue, so they are few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificates for an encrypted connection, as PEM files; None: the system's, or none."""
+
+    ca_file: str | os.PathLike[str] | None = None
+    """Whom to trust; None: the certificate authorities that gRPC brings."""
+    cert_file: str | os.PathLike[str] | None = None
+    """This client's certificate, where the server asks for one; needs `key_file`."""
+    key_file: str | os.PathLike[str] | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Read the files.
+
+        Raises:
+            InvalidRequestError: A file cannot be read, or only one of certificate and key is given.
+        """
+        if (self.cert_file is None) != (self.key_file is None):
+            raise InvalidRequestError("tls", "needs both cert_file and key_file, or neither")
+        return grpc.ssl_channel_credentials(
+            root_certificates=_read("tls.ca_file", self.ca_file),
+            private_key=_read("tls.key_file", self.key_file),
+            certificate_chain=_read("tls.cert_file", self.cert_file),
+        )
+
+
+def _read(name: str, path: str | os.PathLike[str] | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(name, f"cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """Everything that `connect` takes but the address; checked on construction.
+
+    Raises:
+        InvalidRequestError: A value is out of its range.
+    """
+
+    buffer: str = "default"
+    """Buffer that calls are about unless they say otherwise."""
+    tls: Tls | None = None
+    """None: not encrypted."""
+    token: str | None = field(default=None, repr=False)
+    """Sent as a bearer token with every call. Without TLS anybody on the way can read it."""
+    deadline_s: float = 10.0
+    """Seconds in which the server must answer, on top of a wait that was asked for."""
+    reconnect_s: float = 30.0
+    """Seconds for which a call tries to reach a server or store that went away. 0: not at all."""
+    append_wait_s: float = 300.0
+    """Seconds for which an append waits while buffer or store is full; then BackpressureError."""
+    store_url: str | None = field(default=None, repr=False)
+    """Where payloads live, seen from here; None: where the server says. May hold a password."""
+
+    def __post_init__(self) -> None:
+        for name, smallest in (("deadline_s", 1e-3), ("reconnect_s", 0), ("append_wait_s", 0)):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and math.isfinite(value) and value >= smallest):
+                raise InvalidRequestError(
+                    name, f"must be a finite number of seconds of at least {smallest}, got {value}"
+                )
+        if not self.buffer:
+            raise InvalidRequestError("buffer", "must not be empty")
+
+    def metadata(self) -> tuple[tuple[str, str], ...] | None:
+        """What accompanies every call."""
+        return (("authorization", f"Bearer {self.token}"),) if self.token else None
+
+
+def check_address(address: str) -> str:
+    """Refuse an address that cannot be one.
+
+    Raises:
+        InvalidRequestError: It is empty, or looks like a URL of something else.
+    """
+    if not isinstance(address, str) or not address.strip():
+        raise InvalidRequestError("address", f"must be HOST:PORT or unix:PATH, got {address!r}")
+    if "://" in address and not address.startswith(("dns://", "unix://", "xds://")):
+        raise InvalidRequestError(
+            "address", f"must be HOST:PORT or unix:PATH without a scheme, got {address!r}"
+        )
+    return address.strip()

@@ -1,0 +1,177 @@
+"""From a failed call to the library's own error: one table, keyed by the reason on the wire.
+
+The server's errors carry `google.rpc.ErrorInfo`; identity is (domain, reason), never the text. A
+failure without one (a dead server, a proxy, gRPC itself) is read by its status code. Both ways are
+total: every failure becomes a `ReplayBufferError`.
+"""
+
+from collections.abc import Callable, Mapping
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from breadbox import errors
+
+DOMAIN = "breadbox"
+_DETAILS_KEY = "grpc-status-details-bin"
+_RETRY_DELAY_S_DEFAULT = 0.25
+
+
+class Failure:
+    """What is known of a failed call: code, text, reason, and the fields that vary."""
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        text: str,
+        *,
+        reason: str = "",
+        metadata: Mapping[str, str] | None = None,
+        retry_delay_s: float | None = None,
+    ) -> None:
+        self.code = code
+        self.text = text or "no details"
+        self.reason = reason
+        self.metadata = dict(metadata or {})
+        self.retry_delay_s = retry_delay_s
+
+    def text_of(self, key: str) -> str:
+        """A field that varies; empty when the server did not send it."""
+        return self.metadata.get(key, "")
+
+    def number_of(self, key: str) -> int:
+        """A field that varies, as a whole number; -1 when it is absent or none."""
+        try:
+            return int(self.metadata[key])
+        except (KeyError, ValueError):
+            return -1
+
+
+def _mismatch(failure: Failure) -> errors.ReplayBufferError:
+    return errors.RequestMismatchError(
+        failure.text_of("request"),
+        failure.text_of("field"),
+        failure.number_of("first"),
+        failure.number_of("now"),
+    )
+
+
+def _invalid(failure: Failure) -> errors.ReplayBufferError:
+    field = failure.text_of("field") or "request"
+    return errors.InvalidRequestError(field, failure.text_of("problem") or failure.text)
+
+
+def _backpressure(failure: Failure) -> errors.ReplayBufferError:
+    delay_s = failure.retry_delay_s
+    return errors.BackpressureError(
+        failure.text, _RETRY_DELAY_S_DEFAULT if delay_s is None else delay_s
+    )
+
+
+BY_REASON: Mapping[str, Callable[[Failure], errors.ReplayBufferError]] = {
+    "ARGUMENT_INVALID": _invalid,
+    "FETCH_EXCEEDS_CAPACITY": lambda failure: errors.InvalidRequestError(
+        "fragment_count",
+        f"is {failure.text_of('requested')}, but the buffer holds at most "
+        f"{failure.text_of('capacity')} fragments; ask for fewer or raise capacity_chunks",
+    ),
+    "BUFFER_NOT_FOUND": lambda failure: errors.BufferNotFoundError(failure.text_of("buffer")),
+    "BUFFER_EXISTS": lambda failure: errors.BufferExistsError(failure.text_of("buffer")),
+    "BUFFERS_FULL": lambda failure: errors.LimitExceededError(failure.text),
+    "SESSION_NOT_CURRENT": lambda failure: errors.SessionEndedError(
+        failure.text_of("session"), failure.text_of("current")
+    ),
+    "VERSION_REGRESSED": lambda failure: errors.VersionRegressedError(
+        failure.number_of("current"), failure.number_of("announced")
+    ),
+    "LEASE_NOT_FOUND": lambda failure: errors.LeaseExpiredError(failure.text_of("lease")),
+    "REQUEST_NOT_FOUND": lambda failure: errors.RequestNotFoundError(failure.text_of("request")),
+    "REQUEST_MISMATCH": _mismatch,
+    "WAITERS_FULL": _backpressure,
+    "WORKERS_FULL": lambda failure: errors.LimitExceededError(failure.text),
+    "DRAINING": lambda failure: errors.UnavailableError(failure.text),
+    "STORE_UNAVAILABLE": lambda failure: errors.UnavailableError(failure.text),
+    "INTERNAL": lambda failure: errors.InternalError(failure.text),
+}
+"""Every reason that the server may give. A test holds it against the server's own table."""
+
+
+def _unknown(failure: Failure) -> errors.ReplayBufferError:
+    name = " ".join(filter(None, (failure.code.name, failure.reason)))
+    return errors.ReplayBufferError(f"the server answered {name}: {failure.text}")
+
+
+def _exhausted(failure: Failure) -> errors.ReplayBufferError:
+    if failure.retry_delay_s is None:
+        return errors.LimitExceededError(failure.text)
+    return _backpressure(failure)
+
+
+BY_CODE: Mapping[grpc.StatusCode, Callable[[Failure], errors.ReplayBufferError]] = {
+    grpc.StatusCode.CANCELLED: lambda failure: errors.UnavailableError(failure.text),
+    grpc.StatusCode.UNKNOWN: lambda failure: errors.InternalError(failure.text),
+    grpc.StatusCode.INVALID_ARGUMENT: _invalid,
+    grpc.StatusCode.DEADLINE_EXCEEDED: lambda failure: errors.DeadlineExceededError(failure.text),
+    grpc.StatusCode.NOT_FOUND: _unknown,
+    grpc.StatusCode.ALREADY_EXISTS: _unknown,
+    grpc.StatusCode.PERMISSION_DENIED: lambda failure: errors.PermissionDeniedError(failure.text),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: _exhausted,
+    grpc.StatusCode.FAILED_PRECONDITION: _unknown,
+    grpc.StatusCode.ABORTED: _unknown,
+    grpc.StatusCode.OUT_OF_RANGE: _invalid,
+    grpc.StatusCode.UNIMPLEMENTED: lambda failure: errors.NotSupportedError(failure.text),
+    grpc.StatusCode.INTERNAL: lambda failure: errors.InternalError(failure.text),
+    grpc.StatusCode.UNAVAILABLE: lambda failure: errors.UnavailableError(failure.text),
+    grpc.StatusCode.DATA_LOSS: lambda failure: errors.InternalError(failure.text),
+    grpc.StatusCode.UNAUTHENTICATED: lambda failure: errors.UnauthenticatedError(failure.text),
+}
+
+
+def error_of(failure: Failure) -> errors.ReplayBufferError:
+    """The error that a caller of the library meets."""
+    make = BY_REASON.get(failure.reason) or BY_CODE.get(failure.code, _unknown)
+    error = make(failure)
+    error.request_id = failure.metadata.get("request_id")
+    return error
+
+
+def read_failure(
+    code: grpc.StatusCode, text: str, trailing: Mapping[str, str | bytes] | None
+) -> Failure:
+    """Read what a failed call left: status code, text and trailing metadata.
+
+    Details that cannot be read are ignored: then the code decides.
+    """
+    details = (trailing or {}).get(_DETAILS_KEY)
+    if not isinstance(details, bytes):
+        return Failure(code, text)
+    try:
+        status = status_pb2.Status.FromString(details)
+    except DecodeError:
+        return Failure(code, text)
+    reason, metadata, retry_delay_s = "", {}, None
+    for packed in status.details:
+        info = error_details_pb2.ErrorInfo()
+        hint = error_details_pb2.RetryInfo()
+        if packed.Unpack(info) and info.domain == DOMAIN:
+            reason, metadata = info.reason, dict(info.metadata)
+        elif packed.Unpack(hint):
+            retry_delay_s = hint.retry_delay.ToTimedelta().total_seconds()
+    return Failure(
+        code, status.message or text, reason=reason, metadata=metadata, retry_delay_s=retry_delay_s
+    )
+
+
+def from_rpc_error(error: grpc.RpcError, address: str) -> errors.ReplayBufferError:
+    """Read a failure of gRPC, blocking or asyncio; `address` is named when nobody answers there.
+
+    An error that is not of a call (gRPC promises none) is an `InternalError`.
+    """
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
+        return errors.InternalError(f"gRPC failed without a status: {error!r}")
+    trailing = {key.lower(): value for key, value in error.trailing_metadata() or ()}
+    failure = read_failure(error.code(), error.details() or "", trailing)
+    if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
+        failure.text = f"no answer from {address}: {failure.text}"
+    return error_of(failure)

@@ -1,0 +1,383 @@
+"""Between the wire and the library: protobuf messages and the plain types, both ways, total.
+
+Invariants:
+    W1  No protobuf type leaves this module but inside a request that is about to be sent.
+    W2  An enum value that this library does not know reads as "unspecified" or None.
+    W3  What cannot be said on the wire (a negative duration, a NaN, a float where a count belongs)
+        is an `InvalidRequestError` that names the field, before anything is sent.
+"""
+
+import math
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from breadbox import types
+from breadbox.errors import InvalidRequestError
+from breadbox.fragment import Fragment
+from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+_OUTCOMES: dict[int, types.AdmissionOutcome] = {
+    fragment_pb2.ADMISSION_OUTCOME_ADMITTED: types.AdmissionOutcome.ADMITTED,
+    fragment_pb2.ADMISSION_OUTCOME_DUPLICATE: types.AdmissionOutcome.DUPLICATE,
+    fragment_pb2.ADMISSION_OUTCOME_STALE: types.AdmissionOutcome.STALE,
+    fragment_pb2.ADMISSION_OUTCOME_WRONG_SESSION: types.AdmissionOutcome.WRONG_SESSION,
+    fragment_pb2.ADMISSION_OUTCOME_BUFFER_FULL: types.AdmissionOutcome.BUFFER_FULL,
+    fragment_pb2.ADMISSION_OUTCOME_BYTES_FULL: types.AdmissionOutcome.BYTES_FULL,
+    fragment_pb2.ADMISSION_OUTCOME_PAYLOAD_MISSING: types.AdmissionOutcome.PAYLOAD_MISSING,
+}
+_FULL_POLICIES = {
+    buffer_pb2.FULL_POLICY_EVICT_OLDEST: types.FullPolicy.EVICT_OLDEST,
+    buffer_pb2.FULL_POLICY_BLOCK: types.FullPolicy.BLOCK,
+}
+_LEASE_EXPIRY_POLICIES = {
+    buffer_pb2.LEASE_EXPIRY_POLICY_GIVE_BACK: types.LeaseExpiryPolicy.GIVE_BACK,
+    buffer_pb2.LEASE_EXPIRY_POLICY_CONSUME: types.LeaseExpiryPolicy.CONSUME,
+}
+_RELEASE_MODES = {
+    replay_buffer_service_pb2.RELEASE_MODE_CONSUMED: types.ReleaseMode.CONSUMED,
+    replay_buffer_service_pb2.RELEASE_MODE_RETURNED: types.ReleaseMode.RETURNED,
+}
+_EPISODE_ENDS = {
+    replay_buffer_service_pb2.EPISODE_END_TERMINATED: types.EpisodeEnd.TERMINATED,
+    replay_buffer_service_pb2.EPISODE_END_TRUNCATED: types.EpisodeEnd.TRUNCATED,
+    replay_buffer_service_pb2.EPISODE_END_ABORTED: types.EpisodeEnd.ABORTED,
+}
+_FULL_POLICIES_TO_WIRE = {value: key for key, value in _FULL_POLICIES.items()}
+_LEASE_EXPIRY_POLICIES_TO_WIRE = {value: key for key, value in _LEASE_EXPIRY_POLICIES.items()}
+_RELEASE_MODES_TO_WIRE = {value: key for key, value in _RELEASE_MODES.items()}
+_EPISODE_ENDS_TO_WIRE = {value: key for key, value in _EPISODE_ENDS.items()}
+
+_COUNT_FIELDS = (
+    "fragments_per_chunk",
+    "capacity_chunks",
+    "capacity_bytes",
+    "staleness_max",
+    "uses_max",
+    "waiters_max",
+    "leases_max",
+    "workers_max",
+)
+"""Fields of a buffer's configuration that are whole numbers of the same name on both sides."""
+
+_GAUGE_FIELDS = (
+    "chunk_count",
+    "open_chunk_count",
+    "open_fragment_count",
+    "fragment_count",
+    "payload_bytes",
+    "lease_count",
+    "waiter_count",
+    "worker_count",
+    "waiting_reason",
+)
+
+
+def build(message_type: type[MessageT], **fields: Any) -> MessageT:
+    """Make a message; None leaves a field absent.
+
+    Raises:
+        InvalidRequestError: A value does not fit its field; names the field.
+    """
+    present = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return message_type(**present)
+    except (TypeError, ValueError):
+        for name, value in present.items():
+            try:
+                message_type(**{name: value})
+            except (TypeError, ValueError) as error:
+                raise InvalidRequestError(name, f"cannot be {value!r:.200}: {error}") from error
+        raise
+
+
+def duration(name: str, seconds: float | None) -> Duration | None:
+    """Say a span on the wire; None stays None.
+
+    Raises:
+        InvalidRequestError: It is negative, NaN, infinite or not a number.
+    """
+    if seconds is None:
+        return None
+    try:
+        nanoseconds = round(seconds * 1e9) if math.isfinite(seconds) else -1
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(name, f"must be a number of seconds, got {seconds!r}") from error
+    if not 0 <= nanoseconds < 10**18:
+        raise InvalidRequestError(name, f"must be a finite span of at least 0 s, got {seconds!r}")
+    return Duration(seconds=nanoseconds // 10**9, nanos=nanoseconds % 10**9)
+
+
+def seconds(span: Duration) -> float:
+    """Read a span."""
+    return float(span.seconds) + float(span.nanos) * 1e-9
+
+
+# Fragments ---------------------------------------------------------------------------------------
+
+
+def payload_to_wire(payload: types.PayloadReference) -> fragment_pb2.PayloadReference:
+    """Say where a payload is."""
+    return build(
+        fragment_pb2.PayloadReference,
+        payload_id=payload.payload_id,
+        size_bytes=payload.size_bytes,
+        piece_size_bytes=payload.piece_size_bytes,
+    )
+
+
+def payload_from_wire(message: fragment_pb2.PayloadReference) -> types.PayloadReference:
+    """Read where a payload is."""
+    return types.PayloadReference(message.payload_id, message.size_bytes, message.piece_size_bytes)
+
+
+def metadata_of(fragment: Fragment, payload: types.PayloadReference) -> types.FragmentMetadata:
+    """What to tell the service of a fragment whose payload is written."""
+    return types.FragmentMetadata(
+        worker_id=fragment.worker_id,
+        fragment_index=fragment.fragment_index,
+        session_id=fragment.session_id,
+        model_version_min=fragment.model_version_min,
+        model_version_max=fragment.model_version_max,
+        payload=payload,
+        step_count=fragment.step_count,
+        discontinuity=fragment.discontinuity,
+    )
+
+
+def metadata_to_wire(metadata: types.FragmentMetadata) -> fragment_pb2.FragmentMetadata:
+    """Say what the service is to know of a fragment."""
+    return build(
+        fragment_pb2.FragmentMetadata,
+        worker_id=metadata.worker_id,
+        fragment_index=metadata.fragment_index,
+        session_id=metadata.session_id,
+        model_version_min=metadata.model_version_min,
+        model_version_max=metadata.model_version_max,
+        discontinuity=metadata.discontinuity,
+        payload=payload_to_wire(metadata.payload),
+        step_count=metadata.step_count,
+    )
+
+
+def metadata_from_wire(message: fragment_pb2.FragmentMetadata) -> types.FragmentMetadata:
+    """Read what the service knows of a fragment."""
+    return types.FragmentMetadata(
+        worker_id=message.worker_id,
+        fragment_index=message.fragment_index,
+        session_id=message.session_id,
+        model_version_min=message.model_version_min,
+        model_version_max=message.model_version_max,
+        payload=payload_from_wire(message.payload),
+        step_count=message.step_count,
+        discontinuity=message.discontinuity,
+    )
+
+
+def references_from_wire(
+    messages: Iterable[fragment_pb2.FragmentReference],
+) -> tuple[types.FragmentReference, ...]:
+    """Read granted fragments, in their order."""
+    return tuple(
+        types.FragmentReference(
+            metadata=metadata_from_wire(message.metadata),
+            chunk_id=message.chunk_id,
+            staleness=message.staleness,
+            use_count=message.use_count,
+        )
+        for message in messages
+    )
+
+
+def outcome_from_wire(value: int) -> types.AdmissionOutcome:
+    """Read an outcome; one that this library does not know is unspecified."""
+    return _OUTCOMES.get(value, types.AdmissionOutcome.UNSPECIFIED)
+
+
+# Buffers -----------------------------------------------------------------------------------------
+
+
+def config_to_wire(config: types.BufferConfig) -> buffer_pb2.BufferConfig:
+    """Say limits; None stays absent.
+
+    Raises:
+        InvalidRequestError: A limit does not fit its field.
+    """
+    return build(
+        buffer_pb2.BufferConfig,
+        **{name: getattr(config, name) for name in _COUNT_FIELDS},
+        full_policy=config.full_policy and _FULL_POLICIES_TO_WIRE[config.full_policy],
+        lease_expiry_policy=config.lease_expiry_policy
+        and _LEASE_EXPIRY_POLICIES_TO_WIRE[config.lease_expiry_policy],
+        lease_duration=duration("lease_s", config.lease_s),
+        open_chunk_duration=duration("open_chunk_s", config.open_chunk_s),
+        sampler=config.sampler,
+        limiter=_limiter_to_wire(config.limiter),
+    )
+
+
+def config_from_wire(message: buffer_pb2.BufferConfig) -> types.BufferConfig:
+    """Read limits; an absent one is None."""
+    counts = {
+        name: getattr(message, name) if message.HasField(name) else None for name in _COUNT_FIELDS
+    }
+    return types.BufferConfig(
+        **counts,
+        full_policy=_FULL_POLICIES.get(message.full_policy),
+        lease_expiry_policy=_LEASE_EXPIRY_POLICIES.get(message.lease_expiry_policy),
+        lease_s=seconds(message.lease_duration) if message.HasField("lease_duration") else None,
+        open_chunk_s=(
+            seconds(message.open_chunk_duration)
+            if message.HasField("open_chunk_duration")
+            else None
+        ),
+        sampler=message.sampler or None,
+        limiter=_limiter_from_wire(message),
+    )
+
+
+def _limiter_to_wire(
+    limiter: types.MinimumChunks | types.SampleToInsertRatio | None,
+) -> buffer_pb2.Limiter | None:
+    match limiter:
+        case None:
+            return None
+        case types.MinimumChunks():
+            return buffer_pb2.Limiter(
+                minimum_chunks=build(buffer_pb2.MinimumChunks, chunk_count=limiter.chunk_count)
+            )
+        case types.SampleToInsertRatio():
+            return buffer_pb2.Limiter(
+                sample_to_insert_ratio=build(
+                    buffer_pb2.SampleToInsertRatio,
+                    ratio=limiter.ratio,
+                    error_chunks=limiter.error_chunks,
+                    minimum_chunk_count=limiter.minimum_chunk_count,
+                )
+            )
+    raise InvalidRequestError("limiter", f"cannot be {limiter!r:.200}")
+
+
+def _limiter_from_wire(
+    message: buffer_pb2.BufferConfig,
+) -> types.MinimumChunks | types.SampleToInsertRatio | None:
+    match message.limiter.WhichOneof("limiter"):
+        case "minimum_chunks":
+            return types.MinimumChunks(message.limiter.minimum_chunks.chunk_count)
+        case "sample_to_insert_ratio":
+            ratio = message.limiter.sample_to_insert_ratio
+            return types.SampleToInsertRatio(
+                ratio.ratio, ratio.error_chunks, ratio.minimum_chunk_count
+            )
+        case _:
+            return None
+
+
+def buffer_from_wire(message: buffer_pb2.Buffer) -> types.BufferDescription:
+    """Read a buffer as the server described it."""
+    state = message.state
+    return types.BufferDescription(
+        name=message.name,
+        config=config_from_wire(message.config),
+        session_id=message.session_id,
+        model_version=message.model_version if message.HasField("model_version") else None,
+        state=types.BufferState(
+            **{name: getattr(state, name) for name in _GAUGE_FIELDS},
+            counters=MappingProxyType(dict(sorted(state.counters.items()))),
+            chunk_count_by_staleness=MappingProxyType(
+                dict(sorted(state.chunk_count_by_staleness.items()))
+            ),
+        ),
+    )
+
+
+# Answers -----------------------------------------------------------------------------------------
+
+
+def model_from_wire(
+    message: (
+        replay_buffer_service_pb2.WatchModelResponse
+        | replay_buffer_service_pb2.StartSessionResponse
+    ),
+) -> types.ModelState:
+    """Read what is current; without a session the version is None whatever the wire says."""
+    if not message.session_id:
+        return types.ModelState("", None, None)
+    weights = None
+    if isinstance(message, replay_buffer_service_pb2.WatchModelResponse):
+        version = message.model_version if message.HasField("model_version") else None
+        if message.HasField("weights"):
+            weights = payload_from_wire(message.weights)
+    else:
+        version = message.model_version
+    return types.ModelState(message.session_id, version, weights)
+
+
+def append_reply_from_wire(
+    message: replay_buffer_service_pb2.AppendFragmentsResponse,
+) -> types.AppendReply:
+    """Read the answer to a batch of appends."""
+    return types.AppendReply(
+        results=tuple(
+            types.AppendResult(
+                outcome_from_wire(result.outcome), outcome_from_wire(result.first_outcome)
+            )
+            for result in message.results
+        ),
+        session_id=message.session_id,
+        model_version=message.model_version if message.HasField("model_version") else None,
+        append_credit_count=message.append_credit_count,
+        append_credit_bytes=message.append_credit_bytes,
+        retry_delay_s=(seconds(message.retry_delay) if message.HasField("retry_delay") else None),
+    )
+
+
+def grant_from_wire(
+    message: replay_buffer_service_pb2.FetchFragmentsResponse, request_id: str
+) -> types.LeaseGrant | str:
+    """Read the answer to a fetch: the grant, or the reason why there is none after the wait."""
+    if message.outcome != replay_buffer_service_pb2.FETCH_OUTCOME_GRANTED:
+        return message.waiting_reason or "the server gave no reason"
+    return types.LeaseGrant(
+        lease_id=message.lease.lease_id,
+        remaining_s=seconds(message.lease.remaining_duration),
+        fragments=references_from_wire(message.fragments),
+        session_id=message.session_id,
+        model_version=message.model_version,
+        request_id=request_id,
+    )
+
+
+def store_config_from_wire(
+    message: replay_buffer_service_pb2.GetStoreConfigResponse,
+) -> types.StoreConfig:
+    """Read where payloads live."""
+    return types.StoreConfig(
+        store_url=message.store_url,
+        unannounced_s=seconds(message.unannounced_duration),
+        piece_size_bytes=message.piece_size_bytes,
+        server_version=message.server_version,
+    )
+
+
+def release_mode_to_wire(mode: types.ReleaseMode) -> replay_buffer_service_pb2.ReleaseMode:
+    """Say how a lease ends."""
+    return _RELEASE_MODES_TO_WIRE[mode]
+
+
+def episode_to_wire(episode: types.EpisodeReport) -> replay_buffer_service_pb2.EpisodeReport:
+    """Say what came of an episode."""
+    return build(
+        replay_buffer_service_pb2.EpisodeReport,
+        worker_id=episode.worker_id,
+        task=episode.task,
+        return_sum=episode.return_sum,
+        discounted_return_sum=episode.discounted_return_sum,
+        step_count=episode.step_count,
+        end=_EPISODE_ENDS_TO_WIRE[episode.end],
+    )
