@@ -1,6 +1,7 @@
 """Make a virtual environment with Breadbox, its tools and a CPU build of torch in it.
 
 Usage: python scripts/setup_venv.py .venv
+       python scripts/setup_venv.py --torch-only PYTHON    (into an interpreter that exists)
 
 Standard library only: it runs before anything is installed. A CUDA build of torch is several
 gigabytes, which nobody wants for a demo, so torch is installed first and on its own: from pip's
@@ -81,6 +82,8 @@ def install_torch(python: Path) -> bool:
 
 def main() -> int:
     """Make the environment named on the command line."""
+    if len(sys.argv) == 3 and sys.argv[1] == "--torch-only":
+        return int(not install_torch(Path(sys.argv[2])))
     if len(sys.argv) != 2:
         print(__doc__)
         return 2
