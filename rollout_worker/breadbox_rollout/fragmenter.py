@@ -21,7 +21,6 @@ F7  Where the environment ended an episode, `extras` tell its return and length,
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -282,18 +281,3 @@ class Fragmenter:
     def _new_open(self) -> _OpenFragment:
         where = f"fragment {self._fragment_index} of worker {self.worker_id}"
         return _OpenFragment(self._step_count, where)
-
-
-def fragment_size_bytes(fragment: Fragment) -> int:
-    """Return the bytes of the fragment's arrays, without any header."""
-    total = 0
-
-    def add(array: NDArray[Any]) -> None:
-        nonlocal total
-        total += np.asarray(array).nbytes
-
-    for column in (fragment.obs, fragment.action, fragment.in_state, fragment.final_obs):
-        map_tree(add, column)
-    map_tree(add, [fragment.next_obs, fragment.reward, fragment.episode_id, fragment.extras])
-    # Flags, log-probs, values and versions are at most 23 bytes a step.
-    return total + 23 * fragment.step_count
