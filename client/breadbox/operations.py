@@ -14,7 +14,7 @@ Invariants:
 
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from threading import Lock
 from typing import Any, TypeVar
@@ -125,11 +125,17 @@ class Context:
     @property
     def policy(self) -> RetryPolicy:
         """How long to try again."""
-        return RetryPolicy(elapsed_s_max=self.options.reconnect_s)
+        reconnect_s = self.options.reconnect_s
+        return RetryPolicy(elapsed_s_max=reconnect_s, backpressure_s_max=reconnect_s)
+
+    @property
+    def append_policy(self) -> RetryPolicy:
+        """The same, for what may wait while buffer or store is full."""
+        return replace(self.policy, backpressure_s_max=self.options.append_wait_s)
 
 
 def repeat(
-    context: Context, make_call: Callable[[float], Call[T]]
+    context: Context, make_call: Callable[[float], Call[T]], policy: RetryPolicy | None = None
 ) -> Generator[Effect, Any, tuple[T, int]]:
     """Send a call until it is answered, refused, or the retry policy gives up.
 
@@ -137,11 +143,12 @@ def repeat(
         context: The client's.
         make_call: The call to send at this time; asked again for every attempt, so that a wait
             can shrink by what has passed.
+        policy: How long to try again; None: the client's.
 
     Returns:
         The answer, and how many times the call was sent.
     """
-    budget = RetryBudget(context.policy, context.rng)
+    budget = RetryBudget(policy or context.policy, context.rng)
     while True:
         call = make_call(context.now())
         try:
@@ -295,13 +302,20 @@ def publish(
 ) -> Operation[PublishReply]:
     """Write weights, then publish them with their version in one step."""
     store = yield from opened_store(context)
-    reference = yield from storing(context, lambda: _payload().write_weights(store, weights))
-    call = calls.publish_model(buffer, session_id, model_version, reference)
-    try:
-        return (yield from invoke(context, call))
-    except (errors.SessionEndedError, errors.VersionRegressedError):
-        yield from _discard(store, [reference])
-        raise
+    for last_try in (False, True):
+        reference = yield from storing(context, lambda: _payload().write_weights(store, weights))
+        call = calls.publish_model(buffer, session_id, model_version, reference)
+        try:
+            reply, _ = yield from repeat(context, lambda _: call, context.append_policy)
+        except errors.PayloadMissingError:
+            if last_try:
+                raise
+        except (errors.SessionEndedError, errors.VersionRegressedError):
+            yield from _discard(store, [reference])
+            raise
+        else:
+            return reply
+    raise AssertionError("the last try returns or raises")
 
 
 def load_weights(context: Context, reference: PayloadReference) -> Operation[dict[str, Any]]:
@@ -425,7 +439,8 @@ class _Appending:
                 for position in pending
             ],
         )
-        reply, attempts = yield from repeat(self._context, lambda _: call)
+        context = self._context
+        reply, attempts = yield from repeat(context, lambda _: call, context.append_policy)
         if len(reply.results) != len(pending):
             raise errors.InternalError(
                 f"the server judged {len(reply.results)} of {len(pending)} fragments"

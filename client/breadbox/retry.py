@@ -21,8 +21,11 @@ class RetryPolicy:
     """Bounds of trying again; both hold: attempts, and time since the first failure."""
 
     elapsed_s_max: float = 30.0
-    """Seconds after the first failure in which a new attempt may start. 0: fail at once."""
-    attempts_max: int = 200
+    """Seconds after the first failure in which a new attempt may start while nobody answers.
+    0: fail at once."""
+    backpressure_s_max: float = 30.0
+    """The same, while the server is there and asks to wait."""
+    attempts_max: int = 1000
     """Attempts of one call, the first included; reached only if failures come at once."""
     backoff_s_first: float = 0.1
     """Ceiling of the first wait; doubled with every attempt."""
@@ -83,7 +86,12 @@ class RetryBudget:
         if wanted_s is None or self.attempts >= self._policy.attempts_max:
             return None
         delay_s = wanted_s + backoff_s(self._policy, self.attempts, self._rng)
-        left_s = self._first_failure_at + self._policy.elapsed_s_max - now
+        allowed_s = (
+            self._policy.backpressure_s_max
+            if isinstance(error, BackpressureError)
+            else self._policy.elapsed_s_max
+        )
+        left_s = self._first_failure_at + allowed_s - now
         if left_s <= 0 or wanted_s > left_s:
             return None
         return min(delay_s, left_s)

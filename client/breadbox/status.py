@@ -89,9 +89,15 @@ BY_REASON: Mapping[str, Callable[[Failure], errors.ReplayBufferError]] = {
     "REQUEST_NOT_FOUND": lambda failure: errors.RequestNotFoundError(failure.text_of("request")),
     "REQUEST_MISMATCH": _mismatch,
     "WAITERS_FULL": _backpressure,
+    "WATCHERS_FULL": _backpressure,
+    "APPENDS_FULL": _backpressure,
+    "STORE_FULL": _backpressure,
+    "PAYLOAD_MISSING": lambda failure: errors.PayloadMissingError(failure.text_of("payload")),
     "WORKERS_FULL": lambda failure: errors.LimitExceededError(failure.text),
     "DRAINING": lambda failure: errors.UnavailableError(failure.text),
     "STORE_UNAVAILABLE": lambda failure: errors.UnavailableError(failure.text),
+    "UNAUTHENTICATED": lambda failure: errors.UnauthenticatedError(failure.text),
+    "PERMISSION_DENIED": lambda failure: errors.PermissionDeniedError(failure.text),
     "INTERNAL": lambda failure: errors.InternalError(failure.text),
 }
 """Every reason that the server may give. A test holds it against the server's own table."""

@@ -1,0 +1,68 @@
+"""One table of errors: every reason that the server gives, the library reads, and no other."""
+
+import grpc
+import pytest
+
+from breadbox import errors, status
+from breadbox_server import status as server_status
+from breadbox_server.core.errors import DomainError
+
+
+def told(kind: type[Exception]) -> str:
+    row = server_status.TABLE[kind]
+    return row.reason or str(getattr(kind, "reason", ""))
+
+
+def test_the_library_reads_exactly_the_reasons_that_the_server_gives() -> None:
+    assert sorted(told(kind) for kind in server_status.TABLE) == sorted(status.BY_REASON)
+
+
+def test_reasons_are_unique() -> None:
+    reasons = [told(kind) for kind in server_status.TABLE]
+    assert sorted(set(reasons)) == sorted(reasons)
+
+
+def test_both_sides_use_one_domain() -> None:
+    assert server_status.DOMAIN == status.DOMAIN
+
+
+@pytest.mark.parametrize("kind", sorted(server_status.TABLE, key=lambda kind: kind.__name__))
+def test_a_hint_to_wait_and_the_retry_of_the_library_agree(kind: type[Exception]) -> None:
+    """What carries a delay is what the library waits for, and the other way round."""
+    row = server_status.TABLE[kind]
+    failure = status.Failure(row.code, "text", reason=told(kind), retry_delay_s=row.retry_delay_s)
+    error = status.error_of(failure)
+    assert (row.retry_delay_s is not None) == isinstance(error, errors.BackpressureError)
+
+
+@pytest.mark.parametrize("code", list(grpc.StatusCode))
+def test_every_code_without_a_reason_is_read(code: grpc.StatusCode) -> None:
+    error = status.error_of(status.Failure(code, "text"))
+    assert isinstance(error, errors.ReplayBufferError)
+    assert "text" in str(error)
+
+
+def test_the_domain_errors_fields_arrive_in_the_librarys_error() -> None:
+    from breadbox_server.core import errors as core
+
+    cases: list[tuple[DomainError, dict[str, object]]] = [
+        (core.InvalidArgumentError("rank", "is odd"), {"field": "rank", "problem": "is odd"}),
+        (core.BufferNotFoundError("b"), {"buffer": "b"}),
+        (core.SessionNotCurrentError("a", "b"), {"session_id": "a", "current_session_id": "b"}),
+        (core.VersionRegressedError(7, 3), {"current": 7, "announced": 3}),
+        (core.LeaseNotFoundError("x"), {"lease_id": "x"}),
+        (
+            core.RequestMismatchError("r", "world_size", 2, 3),
+            {"fetch_request_id": "r", "field": "world_size", "first": 2, "now": 3},
+        ),
+        (core.WaitersFullError(9), {"retry_delay_s": server_status.WAITERS_RETRY_DELAY_S}),
+    ]
+    for domain_error, wanted in cases:
+        sent = server_status.to_status(domain_error)
+        failure = status.read_failure(
+            server_status.code_of(domain_error),
+            sent.message,
+            {"grpc-status-details-bin": sent.SerializeToString()},
+        )
+        error = status.error_of(failure)
+        assert wanted == {name: getattr(error, name) for name in wanted}
