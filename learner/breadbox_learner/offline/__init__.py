@@ -1,0 +1,1 @@
+"""Offline data: recorded episodes to training batches."""

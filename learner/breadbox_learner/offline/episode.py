@@ -1,0 +1,246 @@
+"""`Episode`: what one agent saw, did and got, as stacked arrays.
+
+T actions, T rewards, T of every extra model output; T + 1 observations and infos, because the
+last action led somewhere. `lookback` more entries may stand in front of every buffer: they belong
+to earlier steps and are context only. Nothing here changes an episode in place, and slices are
+views: an episode that is shared is safe.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from breadbox_learner.offline import trees
+from breadbox_learner.offline.errors import EpisodeJoinError, EpisodeShapeError
+from breadbox_learner.offline.trees import Tree
+
+Info = Mapping[str, Any]
+"""What the environment said beside an observation."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Episode:
+    """An episode, or a run of consecutive steps of one.
+
+    Raises:
+        EpisodeShapeError: on construction, if the buffers do not fit together.
+    """
+
+    id: str
+    observations: Tree
+    """Leaves [lookback + T + 1, ...]."""
+    actions: Tree
+    """Leaves [lookback + T, ...]."""
+    rewards: NDArray[Any]
+    """[lookback + T]; any float dtype, as recorded."""
+    terminated: bool = False
+    """The last step led into a terminal state."""
+    truncated: bool = False
+    """The episode was cut off after the last step."""
+    agent_id: str | None = None
+    module_id: str | None = None
+    t_started: int = 0
+    """Timestep of the first step (after the lookback) within the whole episode."""
+    lookback: int = 0
+    """Entries at the front of every buffer that are context only."""
+    infos: Sequence[Info] | None = None
+    """lookback + T + 1 infos; None when the recorder kept none."""
+    extra_model_outputs: dict[str, Tree] = field(default_factory=dict)
+    """Per name, leaves [lookback + T, ...]: log-probabilities, recurrent states and so on."""
+
+    def __post_init__(self) -> None:
+        step_count = len(self.rewards)
+        if not 0 <= self.lookback <= step_count:
+            raise EpisodeShapeError(
+                f"episode {self.id!r}: lookback {self.lookback} with {step_count} rewards"
+            )
+        self._demand_length("observations", self.observations, step_count + 1)
+        self._demand_length("actions", self.actions, step_count)
+        for name, output in self.extra_model_outputs.items():
+            self._demand_length(name, output, step_count)
+        if self.infos is not None and len(self.infos) != step_count + 1:
+            raise EpisodeShapeError(
+                f"episode {self.id!r}: {len(self.infos)} infos for {step_count} rewards; "
+                f"wanted {step_count + 1}"
+            )
+
+    def _demand_length(self, name: str, tree: Tree, wanted: int) -> None:
+        if isinstance(tree, np.ndarray):
+            if tree.ndim and len(tree) == wanted:
+                return
+            held: object = tree.shape[0] if tree.ndim else "a scalar"
+            self._refuse(name, "", held, wanted)
+        for path, leaf in trees.leaves(tree):
+            if not isinstance(leaf, np.ndarray) or not leaf.ndim:
+                self._refuse(name, path, f"a {type(leaf).__name__}", wanted)
+            elif len(leaf) != wanted:
+                self._refuse(name, path, len(leaf), wanted)
+
+    def _refuse(self, name: str, path: str, held: object, wanted: int) -> None:
+        raise EpisodeShapeError(
+            f"episode {self.id!r}: {name}{'/' if path else ''}{path} has {held} entries for "
+            f"{len(self.rewards)} rewards; wanted {wanted}"
+        )
+
+    def __len__(self) -> int:
+        """Steps, without the lookback."""
+        return len(self.rewards) - self.lookback
+
+    def __repr__(self) -> str:
+        end = "terminated" if self.terminated else "truncated" if self.truncated else "open"
+        agent = f" agent {self.agent_id}" if self.agent_id is not None else ""
+        return f"<Episode {self.id}{agent} steps {self.t_started}..{self.t} {end}>"
+
+    @property
+    def t(self) -> int:
+        """Timestep after the last step."""
+        return self.t_started + len(self)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing can follow."""
+        return self.terminated or self.truncated
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        """What makes two parts parts of one episode: id and agent."""
+        return self.id, self.agent_id
+
+    def own_observations(self) -> Tree:
+        """The T + 1 observations without the lookback."""
+        return trees.slice_tree(self.observations, self.lookback, None)
+
+    def own_actions(self) -> Tree:
+        """The T actions without the lookback."""
+        return trees.slice_tree(self.actions, self.lookback, None)
+
+    def own_rewards(self) -> NDArray[Any]:
+        """The T rewards without the lookback."""
+        return self.rewards[self.lookback :]
+
+    def own_infos(self) -> Sequence[Info]:
+        """The T + 1 infos without the lookback; empty ones when none were kept."""
+        if self.infos is None:
+            return [{} for _ in range(len(self) + 1)]
+        return self.infos[self.lookback :]
+
+    def own_extra_model_outputs(self) -> dict[str, Tree]:
+        """Every extra output without the lookback."""
+        return {
+            name: trees.slice_tree(output, self.lookback, None)
+            for name, output in self.extra_model_outputs.items()
+        }
+
+    def return_sum(self) -> float:
+        """Undiscounted sum of the rewards."""
+        return float(self.own_rewards().sum(dtype=np.float64))
+
+    def slice(self, start: int, stop: int, *, lookback: int = 0) -> "Episode":
+        """Steps `start` to `stop` (0 is the first after the lookback), as views.
+
+        The slice carries the end flags only if it reaches the end. It keeps up to `lookback` steps
+        before `start`, fewer where the recording begins.
+
+        Raises:
+            EpisodeShapeError: the range is empty or out of bounds.
+        """
+        if not 0 <= start < stop <= len(self):
+            raise EpisodeShapeError(
+                f"episode {self.id!r}: no steps {start}..{stop} in one of {len(self)} steps"
+            )
+        kept = min(lookback, start + self.lookback)
+        low, high = self.lookback + start - kept, self.lookback + stop
+        reaches_end = stop == len(self)
+        return replace(
+            self,
+            observations=trees.slice_tree(self.observations, low, high + 1),
+            actions=trees.slice_tree(self.actions, low, high),
+            rewards=self.rewards[low:high],
+            infos=None if self.infos is None else self.infos[low : high + 1],
+            extra_model_outputs={
+                name: trees.slice_tree(output, low, high)
+                for name, output in self.extra_model_outputs.items()
+            },
+            terminated=self.terminated and reaches_end,
+            truncated=self.truncated and reaches_end,
+            t_started=self.t_started + start,
+            lookback=kept,
+        )
+
+    def join(self, later: "Episode") -> "Episode":
+        """This part and the one that follows it, as one new episode; neither changes.
+
+        Raises:
+            EpisodeJoinError: another episode or agent, a gap or overlap in time, an end between
+                them, a different observation at the seam, or other columns.
+        """
+        self._demand_follows(later)
+        start = later.lookback
+        return replace(
+            self,
+            observations=trees.concat(
+                [self.observations, trees.slice_tree(later.observations, start + 1, None)]
+            ),
+            actions=trees.concat([self.actions, trees.slice_tree(later.actions, start, None)]),
+            rewards=np.concatenate([self.rewards, later.rewards[start:]]),
+            infos=self._joined_infos(later),
+            extra_model_outputs={
+                name: trees.concat(
+                    [output, trees.slice_tree(later.extra_model_outputs[name], start, None)]
+                )
+                for name, output in self.extra_model_outputs.items()
+            },
+            terminated=later.terminated,
+            truncated=later.truncated,
+        )
+
+    def _demand_follows(self, later: "Episode") -> None:
+        problem = None
+        if self.key != later.key:
+            problem = f"{later!r} is another episode"
+        elif self.is_done:
+            problem = "it has ended already"
+        elif later.t_started != self.t:
+            problem = f"the later part starts at step {later.t_started}, wanted {self.t}"
+        elif self.extra_model_outputs.keys() != later.extra_model_outputs.keys():
+            problem = "the parts have other extra model outputs"
+        elif not trees.same_structure(self.observations, later.observations):
+            problem = "the parts have observations of other shapes"
+        elif not trees.rows_equal(
+            trees.slice_tree(self.observations, -1, None),
+            trees.slice_tree(later.observations, later.lookback, later.lookback + 1),
+        )[0]:
+            problem = "the later part starts from another observation than this one ends with"
+        if problem is not None:
+            raise EpisodeJoinError(f"{self!r} cannot be continued: {problem}")
+
+    def _joined_infos(self, later: "Episode") -> Sequence[Info] | None:
+        if self.infos is None and later.infos is None:
+            return None
+        # The info at the seam belongs to the observation that both parts hold; the earlier part
+        # has it from the step that led there.
+        front = self.infos or [{} for _ in range(len(self.rewards) + 1)]
+        return [*front, *later.own_infos()[1:]]
+
+    def as_truncated(self) -> "Episode":
+        """The same steps, marked as cut off if nothing ended them."""
+        return self if self.is_done else replace(self, truncated=True)
+
+    def content_digest(self) -> bytes:
+        """16 bytes that change with any step, end flag or dtype; not with id, agent or infos."""
+        digest = xxhash.xxh3_128()
+        digest.update(f"{len(self)} {self.terminated:d} {self.truncated:d}".encode())
+        buffers = {
+            "observations": self.own_observations(),
+            "actions": self.own_actions(),
+            "rewards": self.own_rewards(),
+            **self.own_extra_model_outputs(),
+        }
+        for path, leaf in trees.leaves(buffers):
+            digest.update(f"{path} {leaf.dtype.str} {leaf.shape}".encode())
+            digest.update(np.ascontiguousarray(leaf).view(np.uint8).data if leaf.size else b"")
+        return digest.digest()

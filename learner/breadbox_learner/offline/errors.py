@@ -1,0 +1,86 @@
+"""What can be wrong with recorded data. Every error says where (file, row, column) and what."""
+
+from breadbox.errors import ReplayBufferError
+
+
+class OfflineDataError(ReplayBufferError, ValueError):
+    """Recorded data cannot be used; `str` names the file, row and column as far as known.
+
+    Raised before anything is kept of what it complains about. A reader that knows more of the
+    place than the code that raised adds it with `add_place`.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: str | None = None,
+        row: int | None = None,
+        column: str | None = None,
+    ) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.file = file
+        self.row = row
+        self.column = column
+
+    def __str__(self) -> str:
+        place = [
+            *([self.file] if self.file is not None else []),
+            *([f"row {self.row}"] if self.row is not None else []),
+            *([f"column {self.column!r}"] if self.column is not None else []),
+        ]
+        return f"{', '.join(place)}: {self.problem}" if place else self.problem
+
+    def add_place(
+        self, *, file: str | None = None, row_offset: int = 0, column: str | None = None
+    ) -> None:
+        """Say where in a file this was; a place already known stays, rows are shifted."""
+        self.file = self.file if self.file is not None else file
+        self.column = self.column if self.column is not None else column
+        if self.row is not None:
+            self.row += row_offset
+
+
+class SchemaError(OfflineDataError):
+    """The schema contradicts itself or the data: unknown, doubled, missing or ragged columns."""
+
+
+class MissingColumnError(SchemaError):
+    """A column that this mapping needs is not there."""
+
+    def __init__(self, column: str, held: list[str], *, needed_for: str = "") -> None:
+        purpose = f" ({needed_for})" if needed_for else ""
+        super().__init__(f"is missing{purpose}; the data has {', '.join(held)}", column=column)
+
+
+class PackedValueError(OfflineDataError):
+    """A packed value is corrupt, too large, or holds something other than numpy data."""
+
+
+class SpaceMismatchError(OfflineDataError):
+    """A value does not fit the space it was recorded for; names the leaf."""
+
+
+class EpisodeShapeError(OfflineDataError):
+    """The parts of an episode do not fit together (T actions need T+1 observations)."""
+
+
+class EpisodeJoinError(OfflineDataError):
+    """Two parts are not consecutive parts of one episode."""
+
+
+class EpisodeStateError(OfflineDataError):
+    """A serialized episode is corrupt or of an unknown layout."""
+
+
+class ValidationError(OfflineDataError):
+    """A finding of a kind whose policy is to raise; the report has all of them."""
+
+
+class SamplingError(OfflineDataError):
+    """Nothing can be drawn with these arguments."""
+
+
+class UnsupportedDatasetError(OfflineDataError):
+    """The path holds nothing that a reader is known for, or its reader is not installed."""

@@ -1,0 +1,296 @@
+"""Old-stack SampleBatch rows: every column of a row holds the steps of a whole episode.
+
+A row is usually one episode; where its `eps_id` changes it is split. Observations may be dense,
+lists, or packed whole or one by one; end flags may have any of the names that recorders used.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox_learner.offline import columns as read
+from breadbox_learner.offline import packing, trees
+from breadbox_learner.offline.columns import Columns
+from breadbox_learner.offline.episode import Episode, Info
+from breadbox_learner.offline.errors import MissingColumnError, OfflineDataError
+from breadbox_learner.offline.options import MappingOptions
+from breadbox_learner.offline.report import FindingKind, ValidationReport
+from breadbox_learner.offline.row_table import find_flag_columns
+from breadbox_learner.offline.schema import (
+    ACTIONS,
+    AGENT_ID,
+    EPS_ID,
+    INFOS,
+    MODULE_ID,
+    NEW_OBS,
+    OBS,
+    REWARDS,
+    T,
+)
+from breadbox_learner.offline.trees import Tree
+
+
+def map_sample_batches(
+    columns: Columns, options: MappingOptions, report: ValidationReport
+) -> list[Episode]:
+    """Episodes of SampleBatch rows, in row order; a malformed row is reported, others are used.
+
+    Raises:
+        MissingColumnError: obs, actions or rewards are not there, or agent_id where needed.
+        SchemaError: columns of different lengths, or one that the schema refuses.
+        ValidationError: a row is malformed and the policy for that is to raise.
+    """
+    layout = _Layout.of(columns, options)
+    episodes: list[Episode] = []
+    for row in range(read.row_count(columns)):
+        try:
+            episodes.extend(layout.read_row(columns, row))
+        except OfflineDataError as error:
+            report.note(FindingKind.MALFORMED, error.problem, row=row, column=error.column)
+    return episodes
+
+
+@dataclass(slots=True)
+class _Layout:
+    """Where things are; decided once for all rows."""
+
+    options: MappingOptions
+    obs: str
+    actions: str
+    rewards: str
+    new_obs: str | None
+    terminated: str | None
+    truncated: str | None
+    eps_id: str | None
+    agent_id: str | None
+    module_id: str | None
+    t: str | None
+    infos: str | None
+    extras: list[str]
+    packed: dict[str, bool]
+    """Per physical column, whether text in it is a packed array."""
+
+    @classmethod
+    def of(cls, columns: Columns, options: MappingOptions) -> "_Layout":
+        schema = options.schema
+        read.row_count(columns)
+        terminated, truncated = find_flag_columns(columns, schema)
+        agent_id = schema.find(AGENT_ID, columns)
+        if options.multi_agent and agent_id is None:
+            raise MissingColumnError(
+                schema.physical(AGENT_ID), list(columns), needed_for="several agents"
+            )
+        layout = cls(
+            options=options,
+            obs=schema.require(OBS, columns),
+            actions=schema.require(ACTIONS, columns),
+            rewards=schema.require(REWARDS, columns),
+            new_obs=schema.find(NEW_OBS, columns),
+            terminated=terminated,
+            truncated=truncated,
+            eps_id=schema.find(EPS_ID, columns),
+            agent_id=agent_id,
+            module_id=schema.find(MODULE_ID, columns),
+            t=schema.find(T, columns),
+            infos=schema.find(INFOS, columns),
+            extras=schema.extra_columns(
+                columns, [name for name in (terminated, truncated) if name is not None]
+            ),
+            packed={},
+        )
+        named = {layout.obs: OBS, layout.actions: ACTIONS} | {name: name for name in layout.extras}
+        if layout.new_obs is not None:
+            named[layout.new_obs] = NEW_OBS
+        layout.packed = {
+            physical: _holds_packed(columns[physical], canonical, physical, options)
+            for physical, canonical in named.items()
+        }
+        return layout
+
+    def read_row(self, columns: Columns, row: int) -> list[Episode]:
+        """The episodes of one row."""
+        steps = self._read_steps(columns, row)
+        ids = None if self.eps_id is None else _ids(columns[self.eps_id][row], self.eps_id)
+        if ids is None:
+            return [self._episode(steps, 0, len(steps), uuid.uuid4().hex)]
+        if len(ids) == 1:
+            ids = ids * len(steps)
+        self._demand_steps(ids, len(steps), self.eps_id)
+        edges = [step for step in range(1, len(ids)) if ids[step] != ids[step - 1]]
+        bounds = zip([0, *edges], [*edges, len(ids)], strict=True)
+        return [self._episode(steps, start, stop, ids[start]) for start, stop in bounds]
+
+    def _read_steps(self, columns: Columns, row: int) -> "_Steps":
+        rewards = read.float_numbers(columns[self.rewards][row], self.rewards)
+        count = len(rewards)
+        obs = self._samples(columns, self.obs, OBS, row)
+        new_obs = None
+        if self.new_obs is not None and not self.options.ignore_final_observation:
+            new_obs = self._samples(columns, self.new_obs, NEW_OBS, row)
+        steps = _Steps(
+            obs=obs,
+            new_obs=new_obs,
+            actions=self._samples(columns, self.actions, ACTIONS, row),
+            rewards=rewards,
+            terminated=self._flags(columns, self.terminated, row, count),
+            truncated=self._flags(columns, self.truncated, row, count),
+            infos=self._infos(columns, row, count),
+            extras={name: self._samples(columns, name, name, row) for name in self.extras},
+            t_started=self._t_started(columns, row),
+            agent_id=_first_id(columns, self.agent_id, row),
+            module_id=_first_id(columns, self.module_id, row),
+        )
+        for name, tree in (
+            (self.obs, steps.obs),
+            (self.new_obs, steps.new_obs),
+            (self.actions, steps.actions),
+            *steps.extras.items(),
+        ):
+            if tree is not None and name is not None:
+                self._demand_steps(trees.first_leaf(tree), count, name)
+        return steps
+
+    def _demand_steps(self, values: Any, count: int, name: str | None) -> None:
+        if len(values) != count:
+            raise OfflineDataError(
+                f"has {len(values)} steps, column {self.rewards!r} has {count}", column=name
+            )
+
+    def _samples(self, columns: Columns, physical: str, canonical: str, row: int) -> Tree:
+        value = columns[physical][row]
+        if isinstance(value, dict):
+            return trees.map_tree(np.asarray, value)
+        limits = self.options.limits
+        try:
+            if self.packed[physical]:
+                value = packing.unpack_if_packed(value, limits=limits)
+            _demand_array(value, is_observation=canonical in (OBS, NEW_OBS))
+            if self.packed[physical]:
+                value = packing.unpack_column(value, physical, limits=limits)
+            spec = read.space_spec(canonical, self.options)
+            if spec is not None:
+                value = read.convert_samples(value, spec)
+            return read.stack_samples(value)
+        except OfflineDataError as error:
+            error.add_place(column=physical)
+            raise
+
+    def _flags(
+        self, columns: Columns, name: str | None, row: int, count: int
+    ) -> NDArray[np.bool_] | None:
+        if name is None:
+            return None
+        flags = read.bool_flags(np.atleast_1d(np.asarray(columns[name][row])), name)
+        self._demand_steps(flags, count, name)
+        return flags
+
+    def _infos(self, columns: Columns, row: int, count: int) -> list[Info] | None:
+        if self.infos is None:
+            return None
+        infos = list(columns[self.infos][row])
+        if len(infos) not in (count, count + 1):
+            raise OfflineDataError(
+                f"has {len(infos)} infos for {count} steps; wanted {count} or {count + 1}",
+                column=self.infos,
+            )
+        # T infos are those of the observations that the steps led to.
+        filled: list[Info] = [info or {} for info in infos]
+        return filled if len(filled) == count + 1 else [{}, *filled]
+
+    def _t_started(self, columns: Columns, row: int) -> int:
+        if self.t is None:
+            return 0
+        return int(read.whole_numbers(np.atleast_1d(np.asarray(columns[self.t][row])), self.t)[0])
+
+    def _episode(self, steps: "_Steps", start: int, stop: int, episode_id: str) -> Episode:
+        is_last = stop == len(steps)
+        terminated, truncated = steps.flags_at(stop - 1)
+        return Episode(
+            id=episode_id,
+            agent_id=steps.agent_id,
+            module_id=steps.module_id or self.options.module_id_of(steps.agent_id),
+            observations=steps.observations(start, stop),
+            actions=trees.slice_tree(steps.actions, start, stop),
+            rewards=steps.rewards[start:stop],
+            terminated=terminated,
+            # A row goes on with another episode: if nothing ended this one, it was cut off here.
+            truncated=truncated or not (is_last or terminated),
+            t_started=steps.t_started + start,
+            infos=None if steps.infos is None else steps.infos[start : stop + 1],
+            extra_model_outputs={
+                name: trees.slice_tree(extra, start, stop) for name, extra in steps.extras.items()
+            },
+        )
+
+
+@dataclass(slots=True)
+class _Steps:
+    """One row, decoded."""
+
+    obs: Tree
+    new_obs: Tree
+    """None when not recorded: then the last observation stands in for the final one."""
+    actions: Tree
+    rewards: NDArray[Any]
+    terminated: NDArray[np.bool_] | None
+    truncated: NDArray[np.bool_] | None
+    infos: list[Info] | None
+    extras: dict[str, Tree]
+    t_started: int
+    agent_id: str | None
+    module_id: str | None
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def observations(self, start: int, stop: int) -> Tree:
+        """The observations of some steps, and the one that the last of them led to."""
+        source = self.obs if self.new_obs is None else self.new_obs
+        return trees.concat(
+            [
+                trees.slice_tree(self.obs, start, stop),
+                trees.slice_tree(source, stop - 1, stop),
+            ]
+        )
+
+    def flags_at(self, step: int) -> tuple[bool, bool]:
+        """Terminated, truncated; a recording without any flag holds whole episodes."""
+        if self.terminated is None and self.truncated is None:
+            return True, False
+        return (
+            self.terminated is not None and bool(self.terminated[step]),
+            self.truncated is not None and bool(self.truncated[step]),
+        )
+
+
+def _holds_packed(
+    rows: Sequence[Any], canonical: str, physical: str, options: MappingOptions
+) -> bool:
+    if options.packed_columns is not None:
+        return read.is_packed(rows, canonical, physical, options)
+    first = rows[0] if len(rows) else None
+    if isinstance(first, np.ndarray | list) and len(first):
+        first = first[0]
+    return packing.looks_packed(first)
+
+
+def _demand_array(value: Any, *, is_observation: bool) -> None:
+    if isinstance(value, np.ndarray) and value.ndim:
+        return
+    if isinstance(value, list) and not is_observation:
+        return
+    raise OfflineDataError(
+        f"is a {type(value).__name__}; wanted an array with one value per step, or a packed one"
+    )
+
+
+def _ids(value: Any, name: str) -> list[str]:
+    return read.id_texts(np.atleast_1d(np.asarray(value)), name)
+
+
+def _first_id(columns: Columns, name: str | None, row: int) -> str | None:
+    return None if name is None else _ids(columns[name][row], name)[0]

@@ -1,0 +1,223 @@
+"""Serialized episodes, as RLlib 2.41 and 2.60 record them, and as this package writes them.
+
+The layout is the same: a msgpack map of the episode's buffers, each `{data, lookback, finalized,
+space}`. What is written here has stacked buffers, no spaces, and can be read by RLlib 2.60.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox_learner.offline import trees
+from breadbox_learner.offline.episode import Episode
+from breadbox_learner.offline.errors import EpisodeStateError, OfflineDataError
+from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits
+from breadbox_learner.offline.msgpack_codec import pack_message, unpack_message
+from breadbox_learner.offline.report import FindingKind, ValidationReport
+from breadbox_learner.offline.spaces import (
+    SpaceSpec,
+    batch_from_jsonable,
+    from_jsonable,
+    is_composite,
+    spec_of,
+)
+from breadbox_learner.offline.trees import Tree
+
+
+def map_serialized(
+    items: Iterable[bytes], report: ValidationReport, *, limits: DataLimits = DEFAULT_LIMITS
+) -> list[Episode]:
+    """Episodes of serialized ones, in order; what cannot be read is reported, others are used.
+
+    Raises:
+        ValidationError: an item is malformed and the policy for that is to raise.
+    """
+    episodes = []
+    for row, item in enumerate(items):
+        try:
+            episodes.append(unpack_episode(item, limits=limits))
+        except OfflineDataError as error:
+            report.note(FindingKind.MALFORMED, str(error), row=row, column="item")
+    return episodes
+
+
+def unpack_episode(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Episode:
+    """One serialized episode.
+
+    Raises:
+        EpisodeStateError: corrupt, of an unknown layout, or with contents that are refused.
+        EpisodeShapeError: its buffers do not fit together.
+    """
+    state = unpack_message(data, limits=limits)
+    if not isinstance(state, dict):
+        raise EpisodeStateError(f"a serialized episode is a map, this is a {type(state).__name__}")
+    return episode_from_state(state)
+
+
+def pack_episode(episode: Episode) -> bytes:
+    """Serialize an episode.
+
+    Raises:
+        EpisodeStateError: it holds what cannot be written, such as an object in an info.
+    """
+    return pack_message(episode_to_state(episode))
+
+
+def episode_to_state(episode: Episode) -> dict[str, Any]:
+    """The episode as plain values and arrays."""
+    infos = episode.infos
+    if infos is None:
+        infos = [{} for _ in range(len(episode.rewards) + 1)]
+
+    def buffer(data: Any, *, finalized: bool = True) -> dict[str, Any]:
+        return {
+            "data": data,
+            "lookback": episode.lookback,
+            "finalized": finalized,
+            "space": None,
+        }
+
+    return {
+        "id_": episode.id,
+        "agent_id": episode.agent_id,
+        "module_id": episode.module_id,
+        "multi_agent_episode_id": None,
+        "observations": buffer(episode.observations),
+        "actions": buffer(episode.actions),
+        "rewards": buffer(episode.rewards),
+        "infos": buffer([dict(info) for info in infos], finalized=False),
+        "extra_model_outputs": {
+            name: buffer(output) for name, output in episode.extra_model_outputs.items()
+        },
+        "is_terminated": episode.terminated,
+        "is_truncated": episode.truncated,
+        "t_started": episode.t_started,
+        "t": episode.t,
+        "_observation_space": None,
+        "_action_space": None,
+        "_start_time": None,
+        "_last_step_time": None,
+        "_temporary_timestep_data": None,
+        "custom_data": {},
+    }
+
+
+def episode_from_state(state: Mapping[str, Any]) -> Episode:
+    """The episode that a state describes.
+
+    Raises:
+        EpisodeStateError: a key is missing or holds something unexpected; names it.
+        EpisodeShapeError: its buffers do not fit together.
+    """
+    observation_space = state.get("_observation_space")
+    action_space = state.get("_action_space")
+    observations = _read_buffer(state, "observations", observation_space)
+    actions = _read_buffer(state, "actions", action_space)
+    rewards = _read_buffer(state, "rewards", None)
+    if not isinstance(rewards, np.ndarray) or rewards.dtype.kind not in "biuf" or rewards.ndim != 1:
+        raise EpisodeStateError("holds no numbers", column="rewards")
+    episode = Episode(
+        id=_read(state, "id_", str),
+        agent_id=_optional_text(state, "agent_id"),
+        module_id=_optional_text(state, "module_id"),
+        observations=observations,
+        actions=actions,
+        rewards=rewards,
+        terminated=_read(state, "is_terminated", bool),
+        truncated=_read(state, "is_truncated", bool),
+        t_started=_read(state, "t_started", int),
+        lookback=_lookback(state),
+        infos=_read_infos(state),
+        extra_model_outputs=_read_extras(state),
+    )
+    if episode.t != _read(state, "t", int):
+        raise EpisodeStateError(
+            f"says {state['t']} after {len(episode)} steps from {episode.t_started}", column="t"
+        )
+    return episode
+
+
+def _read(state: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
+    value = state.get(key)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        held = "is missing" if key not in state else f"is a {type(value).__name__}"
+        raise EpisodeStateError(f"{held}, wanted {kind.__name__}", column=key)
+    return value
+
+
+def _optional_text(state: Mapping[str, Any], key: str) -> str | None:
+    value = state.get(key)
+    return None if value is None else str(value)
+
+
+def _lookback(state: Mapping[str, Any]) -> int:
+    lookback: int = _read(_read(state, "rewards", dict), "lookback", int)
+    return lookback
+
+
+def _read_infos(state: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    data = _read(_read(state, "infos", dict), "data", list)
+    if not all(isinstance(info, dict) for info in data):
+        raise EpisodeStateError("is no list of maps", column="infos")
+    return data if any(data) else None
+
+
+def _read_extras(state: Mapping[str, Any]) -> dict[str, Tree]:
+    extras = state.get("extra_model_outputs") or {}
+    if not isinstance(extras, dict):
+        raise EpisodeStateError("is no map", column="extra_model_outputs")
+    return {str(name): _read_buffer(extras, name, None) for name in extras}
+
+
+def _read_buffer(state: Mapping[str, Any], key: str, space: Any) -> Tree:
+    buffer = _read(state, key, dict)
+    data, is_stacked = buffer.get("data"), bool(buffer.get("finalized"))
+    try:
+        spec = _composite_spec(buffer.get("space") or space)
+        if spec is not None:
+            return _convert(data, spec, is_stacked)
+        if is_stacked:
+            return trees.map_tree(_stacked_leaf, data)
+        if not isinstance(data, list):
+            raise EpisodeStateError(f"holds a {type(data).__name__}, wanted a list")
+        return _stack_list(data)
+    except OfflineDataError as error:
+        error.add_place(column=key)
+        raise
+
+
+def _composite_spec(space: Any) -> SpaceSpec | None:
+    if space is None:
+        return None
+    spec = spec_of(space)
+    return spec if is_composite(spec) else None
+
+
+def _convert(data: Any, spec: SpaceSpec, is_stacked: bool) -> Tree:
+    """A buffer of a composite space: stacked arrays, samples, or either as JSON."""
+    if is_stacked:
+        return batch_from_jsonable(data, spec, _first_length(data))
+    if isinstance(data, list) and data and isinstance(data[0], dict | tuple | list):
+        return trees.stack([from_jsonable(sample, spec) for sample in data])
+    return batch_from_jsonable(data, spec, _first_length(data))
+
+
+def _first_length(data: Any) -> int:
+    while isinstance(data, dict) and data:
+        data = next(iter(data.values()))
+    if not isinstance(data, list | tuple | np.ndarray):
+        raise EpisodeStateError(f"holds a {type(data).__name__}, wanted arrays")
+    return len(data)
+
+
+def _stacked_leaf(leaf: Any) -> NDArray[Any]:
+    array = np.asarray(leaf)
+    if array.dtype == object or not array.ndim:
+        raise EpisodeStateError(f"holds a {type(leaf).__name__}, wanted an array")
+    return array
+
+
+def _stack_list(samples: list[Any]) -> Tree:
+    return trees.stack(samples) if samples else np.zeros(0)
