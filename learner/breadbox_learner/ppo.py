@@ -18,59 +18,10 @@ from torch import Tensor, nn
 from breadbox.policies import Evaluation, PolicyModule
 from breadbox_learner.advantages import estimate_advantages_torch, find_successors
 from breadbox_learner.batching import TrainingBatch, extend
+from breadbox_learner.ppo_config import PpoConfig
 from breadbox_learner.trees import Tree, map_tree
 
 EPSILON = 1e-8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PpoConfig:
-    """How to train. Defaults learn CartPole on a CPU."""
-
-    discount: float = 0.99
-    """gamma, 0 to 1."""
-    gae_lambda: float = 0.95
-    """lambda, 0 to 1."""
-    epochs: int = 4
-    """Passes over each batch."""
-    minibatch_fragments: int = 16
-    """Fragments per gradient step and rank; whole fragments, since a policy may be recurrent."""
-    accumulation_count: int = 1
-    """Parts a minibatch is worked through in, to save memory; the gradient is the same."""
-    lr: float = 2.5e-3
-    """Adam's step size."""
-    clip: float = 0.2
-    """Bound of |ratio - 1| between trained and proximal policy."""
-    value_coefficient: float = 0.5
-    value_clip: float = 0.0
-    """Bound of how far a value may move in one update, in reward units; 0: none."""
-    entropy_coefficient: float = 0.01
-    kl_coefficient: float = 0.0
-    """Weight of the divergence from a reference policy; 0: no reference policy."""
-    target_kl: float = 0.0
-    """Stop the passes over a batch once the mean divergence from the proximal policy is over 1.5
-    times this; 0: never."""
-    staleness_weight_max: float = 2.0
-    """Bound of the weight that corrects for staleness; 0: no correction."""
-    gradient_norm_max: float = 0.5
-    """Norm to which a gradient is cut; 0: not cut."""
-    amp: str = "off"
-    """Mixed precision: "off", "bfloat16" or "float16"."""
-    value_warmup_updates: int = 0
-    """First updates that train the value alone; the policy is neither trained nor published."""
-
-    def __post_init__(self) -> None:
-        for name in ("discount", "gae_lambda"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
-        for name in ("epochs", "minibatch_fragments", "accumulation_count"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("lr", "clip"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} must be over 0, got {getattr(self, name)}")
-        if self.amp not in AMP_DTYPES:
-            raise ValueError(f"amp must be one of {', '.join(AMP_DTYPES)}, got {self.amp!r}")
 
 
 AMP_DTYPES = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}

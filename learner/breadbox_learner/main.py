@@ -1,0 +1,79 @@
+"""`breadbox learn`: train the reference PPO on a buffer."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from breadbox_learner.options import setting_options
+from breadbox_learner.settings import LearnSettings, SettingsError, read_settings
+
+WRONG_INPUT = 2
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """Set an event on SIGTERM or SIGINT; a second signal ends the process at once."""
+    stopped = threading.Event()
+
+    def stop(signal_number: int, _frame: FrameType | None) -> None:
+        if stopped.is_set():
+            signal.signal(signal_number, signal.SIG_DFL)
+            signal.raise_signal(signal_number)
+        stopped.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@click.command()
+@click.option(
+    "--config",
+    envvar="BREADBOX_CONFIG",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="YAML file with any of these settings, by name; flags and environment win over it.",
+)
+@click.option("--dry-run", is_flag=True, help="Check everything, print the settings, and end.")
+@setting_options(LearnSettings)
+@click.pass_context
+def learn(context: click.Context, /, config: Path | None, dry_run: bool, **values: Any) -> None:
+    """Train a policy with PPO on what rollout workers put into a buffer.
+
+    Starts a session, publishes weights, and trains until the target return, a limit, or a signal;
+    then ends the session.
+    """
+    given = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+    overrides = {
+        name: value for name, value in values.items() if context.get_parameter_source(name) in given
+    }
+    # Torch and gRPC are imported only when there is something to run.
+    from breadbox.errors import ReplayBufferError
+
+    try:
+        settings = read_settings(config, overrides)
+        from breadbox_learner.app import dry_run_text, run
+
+        if dry_run:
+            click.echo(dry_run_text(settings))
+            return
+        with stop_signals() as stopped:
+            outcome = run(settings, stopped.is_set)
+    except (SettingsError, ReplayBufferError) as error:
+        click.echo(f"breadbox learn: {error}", err=True)
+        sys.exit(WRONG_INPUT)
+    click.echo(f"ended: {outcome.value}")
+
+
+if __name__ == "__main__":
+    learn()

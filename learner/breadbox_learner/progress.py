@@ -1,0 +1,115 @@
+"""One record per update: to `progress.jsonl`, TensorBoard and Weights & Biases."""
+
+import importlib
+import importlib.util
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+Record = Mapping[str, float | int | str | None]
+
+
+class Sink(Protocol):
+    """Somewhere records go."""
+
+    def write(self, record: Record) -> None:
+        """Take one record; `update` in it numbers them."""
+
+    def close(self) -> None:
+        """Flush and close. Idempotent."""
+
+
+class JsonLines:
+    """Appends one JSON object a line and flushes it, so that another process can follow.
+
+    Numbers that JSON has no word for (NaN, infinities) become null.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Record) -> None:
+        """Append one line."""
+        plain = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in record.items()
+        }
+        self._file.write(json.dumps(plain) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """See `Sink.close`."""
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, record: Record) -> None:
+        """Write each number of the record as a scalar."""
+        for name, value in record.items():
+            if name != "update" and isinstance(value, int | float):
+                self._writer.add_scalar(f"learner/{name}", value, int(record["update"] or 0))
+
+    def close(self) -> None:
+        """See `Sink.close`."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases; needs the `wandb` package."""
+
+    def __init__(self, project: str, run_id: str, config: Mapping[str, Any]) -> None:
+        self._run = importlib.import_module("wandb").init(
+            project=project, id=run_id, resume="allow", config=dict(config)
+        )
+
+    def write(self, record: Record) -> None:
+        """Log the record under its update's number."""
+        self._run.log(dict(record), step=record["update"])
+
+    def close(self) -> None:
+        """See `Sink.close`."""
+        self._run.finish()
+
+
+def wandb_installed() -> bool:
+    """Whether the `wandb` package can be imported."""
+    return importlib.util.find_spec("wandb") is not None
+
+
+class Progress:
+    """All sinks of a run, as one. Use it as a context manager, or call `close`."""
+
+    def __init__(self, sinks: list[Sink]) -> None:
+        self._sinks = sinks
+
+    def write(self, record: Record) -> None:
+        """Give the record to every sink."""
+        for sink in self._sinks:
+            sink.write(record)
+
+    def close(self) -> None:
+        """Close every sink. Idempotent."""
+        for sink in self._sinks:
+            sink.close()
+        self._sinks = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

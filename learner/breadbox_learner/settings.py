@@ -1,0 +1,99 @@
+"""Everything that can be set about a learner, in one place."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError
+
+from breadbox_learner.ppo_config import PpoConfig
+
+
+class SettingsError(ValueError):
+    """A setting is wrong; one line that says which and why."""
+
+
+class LearnSettings(PpoConfig):
+    """What `breadbox learn` takes, as flags, environment variables (`BREADBOX_...`) or YAML."""
+
+    server: str = "localhost:50051"
+    """Address of the server."""
+    buffer: str = "default"
+    """Buffer to learn from."""
+    token: str = Field(default="", repr=False)
+    """Bearer token, where the server asks for one."""
+    env: str = "CartPole-v1"
+    """Gymnasium id, or module:factory, of the environment; only its spaces are used."""
+    env_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for making the environment."""
+    policy: str = "mlp"
+    """"mlp", "lstm", "conv_lstm", or module:factory; as the workers have it."""
+    policy_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the policy."""
+    reference_policy: Path | None = None
+    """Safetensors file with the weights that kl_coefficient pulls towards."""
+    fragments_per_batch: int = Field(default=64, ge=1)
+    """Fragments of one update, for all ranks together."""
+    prefetch_batches: int = Field(default=0, ge=0, le=64)
+    """Batches fetched ahead while training; each makes the data a version staler."""
+    publish_every: int = Field(default=1, ge=1)
+    """Updates between published versions."""
+    updates_max: int = Field(default=0, ge=0)
+    """Stop after this many updates; 0: no limit."""
+    target_return: float | None = None
+    """Stop once the mean return of the last 100 episodes is this high."""
+    time_limit_s: float | None = Field(default=None, gt=0)
+    """Stop after this many seconds."""
+    wait_limit_s: float = Field(default=600.0, gt=0)
+    """Give up when no batch came for this many seconds."""
+    run_dir: Path | None = None
+    """Folder for progress.jsonl, event files and checkpoints; default: runs/<time>."""
+    checkpoint_every: int = Field(default=0, ge=0)
+    """Updates between checkpoints; 0: one at the end only."""
+    resume: bool = False
+    """Go on from the checkpoint in run_dir, if there is one."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Of weights and of the order of minibatches."""
+    device: str = "cpu"
+    """Where to train, such as "cpu" or "cuda"."""
+    threads: int = Field(default=1, ge=0)
+    """Threads of torch on the CPU; 0: as torch chooses."""
+    tensorboard: bool = True
+    """Write TensorBoard event files into run_dir."""
+    wandb_project: str = ""
+    """Weights & Biases project to log to; empty: none."""
+
+    @property
+    def ppo(self) -> PpoConfig:
+        """The part that the updater needs."""
+        return PpoConfig(**{name: getattr(self, name) for name in PpoConfig.model_fields})
+
+    def folder(self) -> Path:
+        """`run_dir`, or a new name under `runs`."""
+        return self.run_dir or Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")
+
+
+def read_settings(file: Path | None, overrides: dict[str, Any]) -> LearnSettings:
+    """Read a YAML file, if there is one, and put *overrides* on top.
+
+    Raises:
+        SettingsError: The file cannot be read, or a setting is unknown or out of range.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        try:
+            loaded = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise SettingsError(f"{file}: cannot be read as YAML: {reason}") from error
+        if not isinstance(loaded, dict):
+            raise SettingsError(f"{file}: wanted names and values, got a {type(loaded).__name__}")
+        values = loaded
+    try:
+        return LearnSettings.model_validate(values | overrides)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        where = f"{file}: " if file is not None and first["loc"][0] not in overrides else ""
+        raise SettingsError(f"{where}{name}: {first['msg']}, got {first['input']!r}") from error

@@ -1,0 +1,46 @@
+"""The spaces of an environment, which is all that a learner needs of it."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+
+from breadbox.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """What goes into a policy and what comes out."""
+
+    observation: "gymnasium.Space[Any]"
+    action: "gymnasium.Space[Any]"
+
+
+def spaces_of(env: str, options: Mapping[str, Any]) -> Spaces:
+    """Make the environment, read its spaces and close it.
+
+    Args:
+        env: Gymnasium id, or `module:factory`.
+        options: Keyword arguments for making it.
+
+    Raises:
+        InvalidRequestError: It cannot be made.
+    """
+    try:
+        made = _factory(env)(**options)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InvalidRequestError("env", f"{env!r} cannot be made: {reason}") from error
+    try:
+        return Spaces(made.observation_space, made.action_space)
+    finally:
+        made.close()
+
+
+def _factory(env: str) -> Any:
+    module, separator, attribute = env.partition(":")
+    if not separator:
+        return lambda **options: gymnasium.make(env, **options)
+    return getattr(importlib.import_module(module), attribute)

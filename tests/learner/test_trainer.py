@@ -1,0 +1,155 @@
+"""The loop around the updates: when it ends, what it writes, publishes and releases."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+from breadbox.policies import PolicyModule, make_policy
+from breadbox_learner.ppo import PpoUpdater
+from breadbox_learner.progress import JsonLines, Progress
+from breadbox_learner.returns import EpisodeReturns
+from breadbox_learner.settings import LearnSettings
+from breadbox_learner.source import FetchedBatch
+from breadbox_learner.trainer import Outcome, StarvedError, Trainer, TrainerState
+from support.local_rollout import LocalRollout
+from support.local_source import LocalPublisher, LocalSource
+
+
+def make_cartpole() -> gymnasium.Env[Any, Any]:
+    return gymnasium.make("CartPole-v1")
+
+
+class Bench:
+    """A trainer with everything it needs, and what it leaves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "progress.jsonl"
+        env = make_cartpole()
+        torch.manual_seed(0)
+        self.policy: PolicyModule = make_policy("mlp", env.observation_space, env.action_space)
+        env.close()
+        rollout = LocalRollout(make_cartpole, env_count=4, steps_per_fragment=16, seed=0)
+        self.source = LocalSource(rollout, self.policy, rounds=2)
+        self.publisher = LocalPublisher()
+        self.now = 0.0
+
+    def trainer(
+        self, stopped: Callable[[], bool] = lambda: False, source: Any = None, **settings: Any
+    ) -> Trainer:
+        made = LearnSettings(**settings)
+        self.progress = Progress([JsonLines(self.path)])
+        return Trainer(
+            made,
+            policy=self.policy,
+            updater=PpoUpdater(self.policy, made.ppo, generator=torch.Generator().manual_seed(0)),
+            source=source or self.source,
+            publisher=self.publisher,
+            progress=self.progress,
+            returns=EpisodeReturns(),
+            state=TrainerState(),
+            stopped=stopped,
+            clock=lambda: self.now,
+        )
+
+    def records(self) -> list[dict[str, Any]]:
+        self.progress.close()
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def close(self) -> None:
+        self.source.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+def test_each_update_leaves_a_record_and_a_version(bench: Bench) -> None:
+    assert Outcome.UPDATES_DONE == bench.trainer(updates_max=3).run()
+    records = bench.records()
+    assert [1, 2, 3] == [record["update"] for record in records]
+    assert [2, 3, 4] == [record["model_version"] for record in records]
+    assert [8, 16, 24] == [record["fragments"] for record in records]
+    assert [128, 256, 384] == [record["steps"] for record in records]
+    wanted = {
+        "time_s", "update", "model_version", "staleness_mean", "staleness_max", "use_count_mean",
+        "fetch_wait_s", "update_s", "policy_loss", "value_loss", "entropy", "fragments", "steps",
+        "waiting_reason", "return_mean_100", "episode_count",
+    }  # fmt: skip
+    assert set() == wanted - records[0].keys()
+    assert [True] * 3 == bench.source.released
+
+
+def test_versions_are_published_every_so_many_updates(bench: Bench) -> None:
+    bench.trainer(updates_max=4, publish_every=2).run()
+    assert [1, 2, 2, 3] == [record["model_version"] for record in bench.records()]
+
+
+def test_nothing_is_published_while_only_the_value_is_trained(bench: Bench) -> None:
+    bench.trainer(updates_max=3, value_warmup_updates=2).run()
+    assert [1, 1, 2] == [record["model_version"] for record in bench.records()]
+
+
+def test_a_stop_is_noticed_before_the_next_batch(bench: Bench) -> None:
+    assert Outcome.STOPPED == bench.trainer(stopped=lambda: len(bench.source.released) == 2).run()
+    assert 2 == len(bench.records())
+
+
+def test_the_target_counts_only_after_a_hundred_episodes(bench: Bench) -> None:
+    assert Outcome.TARGET_REACHED == bench.trainer(target_return=1.0, updates_max=200).run()
+    last, before = bench.records()[-1], bench.records()[-2]
+    assert last["episode_count"] >= 100 > before["episode_count"]
+
+
+def test_the_time_limit_ends_training(bench: Bench) -> None:
+    class SlowSource(LocalSource):
+        def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
+            bench.now += 4.0
+            return super().next(stopped)
+
+    source = SlowSource(bench.source.rollout, bench.policy, rounds=1)
+    assert Outcome.TIME_LIMIT == bench.trainer(source=source, time_limit_s=10.0).run()
+    assert 2 == len(bench.records())
+
+
+def test_a_learner_without_data_gives_up_after_its_limit(bench: Bench) -> None:
+    class EmptySource(LocalSource):
+        def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
+            while not stopped():
+                bench.now += 1.0
+            return None
+
+    source = EmptySource(bench.source.rollout, bench.policy)
+    with pytest.raises(StarvedError, match="no batch for 31 s"):
+        bench.trainer(source=source, wait_limit_s=30.0).run()
+    bench.progress.close()
+
+
+def test_a_batch_that_could_not_be_trained_on_is_given_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    trainer = bench.trainer(updates_max=1)
+    monkeypatch.setattr(PpoUpdater, "update", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.run()
+    assert [False] == bench.source.released
+    bench.progress.close()
+
+
+def test_numbers_that_json_cannot_say_become_null(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "progress.jsonl")
+    lines.write({"update": 1, "loss": math.nan, "limit": math.inf})
+    lines.close()
+    text = (tmp_path / "progress.jsonl").read_text()
+    assert {"update": 1, "loss": None, "limit": None} == json.loads(text)

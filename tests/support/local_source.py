@@ -1,0 +1,47 @@
+"""A learner's batches and versions without a server: environments in this process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from breadbox.policies import PolicyModule
+from breadbox_learner.batching import collate
+from breadbox_learner.source import FetchedBatch
+from support.local_rollout import LocalRollout
+
+
+@dataclass
+class LocalPublisher:
+    """Counts versions."""
+
+    model_version: int = 1
+
+    def publish(self, policy: PolicyModule) -> None:
+        self.model_version += 1
+
+
+@dataclass
+class LocalSource:
+    """Steps environments with the policy that is being trained; notes what is released."""
+
+    rollout: LocalRollout
+    policy: PolicyModule
+    rounds: int = 4
+    released: list[bool] = field(default_factory=list)
+
+    def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
+        if stopped():
+            return None
+        fragments = self.rollout.collect(self.policy, self.rounds)
+        return FetchedBatch(
+            batch=collate(fragments),
+            fragments=fragments,
+            staleness=[0] * len(fragments),
+            use_count=[1] * len(fragments),
+            wait_s=0.0,
+            load_s=0.0,
+            waiting_reason="",
+            release=self.released.append,
+        )
+
+    def close(self) -> None:
+        self.rollout.close()
