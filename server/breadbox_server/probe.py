@@ -1,0 +1,53 @@
+"""Ask a running server for its health: `python -m breadbox_server.probe [HOST:PORT]`.
+
+What a container's health check and a Kubernetes probe run. Exit code 0: serving; 1: not, and one
+line on standard error says why. Without an address it asks the server of its own container, whose
+address it takes from BREADBOX_LISTEN.
+"""
+
+import os
+import sys
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+PROBE_S = 4.0
+"""Below the 5 s after which the images' health checks give up."""
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}
+
+
+def local_address(listen: str) -> str:
+    """Where a server that listens on `listen` can be reached from the same host."""
+    host, _, port = listen.rpartition(":")
+    return f"{ANY_ADDRESS.get(host, host)}:{port}"
+
+
+def probe(address: str) -> str:
+    """Name of the serving status that the server at `address` reports for itself as a whole.
+
+    Raises:
+        grpc.RpcError: It cannot be reached, or did not answer within `PROBE_S`.
+    """
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_S, wait_for_ready=True)
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+
+
+def main(arguments: list[str]) -> int:
+    """Probe once; 0 when it serves."""
+    listen = os.environ.get("BREADBOX_LISTEN", "127.0.0.1:50051")
+    address = arguments[0] if arguments else local_address(listen)
+    try:
+        status = probe(address)
+    except grpc.RpcError as error:
+        sys.stderr.write(f"{address} does not answer: {error.code().name}\n")
+        return 1
+    if status != "SERVING":
+        sys.stderr.write(f"{address} is {status}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
