@@ -168,9 +168,13 @@ def repeat(
             return answer, budget.attempts + 1
 
 
+def _always(call: Call[T]) -> Callable[[float], Call[T]]:
+    return lambda now: call
+
+
 def invoke(context: Context, call: Call[T]) -> Operation[T]:
     """Send a call that does not wait."""
-    answer, _ = yield from repeat(context, lambda _: call)
+    answer, _ = yield from repeat(context, _always(call))
     return answer
 
 
@@ -306,7 +310,7 @@ def publish(
         reference = yield from storing(context, lambda: _payload().write_weights(store, weights))
         call = calls.publish_model(buffer, session_id, model_version, reference)
         try:
-            reply, _ = yield from repeat(context, lambda _: call, context.append_policy)
+            reply, _ = yield from repeat(context, _always(call), context.append_policy)
         except errors.PayloadMissingError:
             if last_try:
                 raise
@@ -440,7 +444,7 @@ class _Appending:
             ],
         )
         context = self._context
-        reply, attempts = yield from repeat(context, lambda _: call, context.append_policy)
+        reply, attempts = yield from repeat(context, _always(call), context.append_policy)
         if len(reply.results) != len(pending):
             raise errors.InternalError(
                 f"the server judged {len(reply.results)} of {len(pending)} fragments"

@@ -1,0 +1,513 @@
+"""What the client does, step by step: retries, long waits, appends; without network or time."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from breadbox import calls, errors, operations, stores
+from breadbox.options import WAIT_S_MAX_PER_CALL, ClientOptions
+from breadbox.stores.base import PayloadStore
+from breadbox.types import (
+    AdmissionOutcome,
+    AppendReply,
+    AppendResult,
+    LeaseGrant,
+    ModelState,
+    PayloadReference,
+    StoreConfig,
+)
+from support.fragments import vector_fragment
+from support.operation_world import OperationWorld
+
+AWAY = errors.UnavailableError("away")
+ADMITTED = AppendResult(AdmissionOutcome.ADMITTED)
+STALE = AppendResult(AdmissionOutcome.STALE)
+WRONG_SESSION = AppendResult(AdmissionOutcome.WRONG_SESSION)
+DUPLICATE = AppendResult(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
+FULL = AppendResult(AdmissionOutcome.BUFFER_FULL)
+MISSING = AppendResult(AdmissionOutcome.PAYLOAD_MISSING)
+
+
+def grant(request_id: str = "id-1") -> LeaseGrant:
+    return LeaseGrant("lease", 60.0, (), "s", 0, request_id)
+
+
+def fetch_request(max_wait_s: float, request_id: str | None = None) -> calls.FetchRequest:
+    return calls.FetchRequest(fragment_count=4, max_wait_s=max_wait_s, request_id=request_id)
+
+
+def max_wait_s(request: Any) -> float:
+    return float(request.max_wait.ToTimedelta().total_seconds())
+
+
+# Calls ------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_sent_again_while_the_server_is_away() -> None:
+    world = OperationWorld()
+    world.will("ListBuffers", AWAY, AWAY, ())
+    assert () == world.run(operations.invoke(world.context, calls.list_buffers()))
+    assert 3 == len(world.sent)
+
+
+def test_a_server_that_stays_away_ends_the_call_after_reconnect_s() -> None:
+    world = OperationWorld(ClientOptions(reconnect_s=5.0))
+    world.will("ListBuffers", *[AWAY] * 1000)
+    with pytest.raises(errors.UnavailableError) as caught:
+        world.run(operations.invoke(world.context, calls.list_buffers()))
+    assert 5.0 == world.clock.now
+    assert "gave up after" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.DeadlineExceededError("late"),
+        errors.InvalidRequestError("name", "is empty"),
+        errors.InternalError("bug"),
+        errors.LimitExceededError("too many"),
+    ],
+)
+def test_what_cannot_pass_is_raised_at_once(error: errors.ReplayBufferError) -> None:
+    world = OperationWorld()
+    world.will("ListBuffers", error)
+    with pytest.raises(type(error)):
+        world.run(operations.invoke(world.context, calls.list_buffers()))
+    assert 1 == len(world.sent)
+
+
+def test_a_report_of_episodes_is_never_sent_twice() -> None:
+    """Its sums would count twice if only the reply was lost."""
+    world = OperationWorld()
+    world.will("ReportEpisodes", AWAY)
+    with pytest.raises(errors.UnavailableError):
+        world.run(operations.invoke(world.context, calls.report_episodes("b", [])))
+    assert 1 == len(world.sent)
+
+
+def test_a_buffer_that_is_gone_when_its_deletion_is_repeated_was_deleted() -> None:
+    world = OperationWorld()
+    world.will("DeleteBuffer", AWAY, errors.BufferNotFoundError("b"))
+    world.run(operations.delete_buffer(world.context, "b"))
+
+
+def test_deleting_a_buffer_that_never_was_is_an_error() -> None:
+    world = OperationWorld()
+    world.will("DeleteBuffer", errors.BufferNotFoundError("b"))
+    with pytest.raises(errors.BufferNotFoundError):
+        world.run(operations.delete_buffer(world.context, "b"))
+
+
+# Fetch ------------------------------------------------------------------------------------------
+
+
+def test_the_deadline_of_a_fetch_is_later_than_its_wait() -> None:
+    world = OperationWorld(ClientOptions(deadline_s=7.0))
+    world.will("FetchFragments", grant())
+    world.run(operations.fetch(world.context, "b", fetch_request(20.0)))
+    (sent,) = world.sent
+    assert 20.0 == max_wait_s(sent[0].request)
+    assert 27.0 == sent[1]
+
+
+def waited(world: OperationWorld, duration_s: float) -> Callable[[Any], str]:
+    def answer(call: Any) -> str:
+        world.clock.advance(duration_s)
+        return "have 0 chunks, need 4"
+
+    return answer
+
+
+def test_a_long_wait_is_cut_into_calls_under_one_request_id() -> None:
+    world = OperationWorld()
+    world.will(
+        "FetchFragments",
+        waited(world, WAIT_S_MAX_PER_CALL),
+        waited(world, WAIT_S_MAX_PER_CALL),
+        grant(),
+    )
+    total_s = 2 * WAIT_S_MAX_PER_CALL + 20.0
+    world.run(operations.fetch(world.context, "b", fetch_request(total_s)))
+    requests = world.requests("FetchFragments")
+    assert ["id-1"] * 3 == [request.request_id for request in requests]
+    assert [WAIT_S_MAX_PER_CALL, WAIT_S_MAX_PER_CALL, 20.0] == [max_wait_s(r) for r in requests]
+
+
+def test_a_fetch_rides_through_a_restart_under_its_request_id_and_keeps_its_end() -> None:
+    world = OperationWorld()
+
+    def dies_after_50_s(call: Any) -> Exception:
+        world.clock.advance(50.0)
+        return AWAY
+
+    world.will("FetchFragments", dies_after_50_s, AWAY, grant())
+    world.run(operations.fetch(world.context, "b", fetch_request(100.0)))
+    requests = world.requests("FetchFragments")
+    assert ["id-1"] * 3 == [request.request_id for request in requests]
+    assert 100.0 == max_wait_s(requests[0])
+    assert 50.0 > max_wait_s(requests[2]) > 45.0
+    assert world.clock.now < 55.0
+
+
+def test_the_time_to_reconnect_counts_from_the_failure_not_from_the_start_of_the_wait() -> None:
+    world = OperationWorld(ClientOptions(reconnect_s=10.0))
+
+    def dies_after_60_s(call: Any) -> Exception:
+        world.clock.advance(60.0)
+        return AWAY
+
+    world.will("FetchFragments", dies_after_60_s, grant())
+    world.run(operations.fetch(world.context, "b", fetch_request(100.0)))
+    assert 2 == len(world.sent)
+
+
+def test_an_elapsed_wait_says_what_it_waited_for() -> None:
+    world = OperationWorld()
+    world.will("FetchFragments", waited(world, 2.0))
+    with pytest.raises(errors.WaitElapsedError, match="have 0 chunks, need 4") as caught:
+        world.run(operations.fetch(world.context, "b", fetch_request(2.0)))
+    assert 2.0 == caught.value.waited_s
+    assert isinstance(caught.value, TimeoutError)
+
+
+def test_a_fetch_that_does_not_wait_is_one_call() -> None:
+    world = OperationWorld()
+    world.will("FetchFragments", "have 0 chunks, need 4")
+    with pytest.raises(errors.WaitElapsedError):
+        world.run(operations.fetch(world.context, "b", fetch_request(0.0)))
+    assert 1 == len(world.sent)
+
+
+def test_a_grant_whose_lease_ended_before_it_arrived_is_asked_for_anew() -> None:
+    world = OperationWorld()
+    world.will("FetchFragments", AWAY, errors.LeaseExpiredError("x"), grant("id-2"))
+    got = world.run(operations.fetch(world.context, "b", fetch_request(100.0)))
+    assert "id-2" == got.request_id
+    sent_ids = [request.request_id for request in world.requests("FetchFragments")]
+    assert ["id-1", "id-1", "id-2"] == sent_ids
+
+
+def test_a_request_id_of_the_caller_is_never_replaced() -> None:
+    """Other ranks ask with the same."""
+    world = OperationWorld()
+    world.will("FetchFragments", errors.LeaseExpiredError("x"))
+    with pytest.raises(errors.LeaseExpiredError):
+        world.run(operations.fetch(world.context, "b", fetch_request(100.0, "mine")))
+
+
+@pytest.mark.parametrize("wait_s", [float("nan"), float("inf"), -1.0, "soon"])
+def test_a_wait_that_is_no_span_is_refused_before_anything_is_sent(wait_s: Any) -> None:
+    world = OperationWorld()
+    with pytest.raises(errors.InvalidRequestError, match="max_wait_s"):
+        world.run(operations.fetch(world.context, "b", fetch_request(wait_s)))
+    with pytest.raises(errors.InvalidRequestError, match="max_wait_s"):
+        world.run(operations.watch_model(world.context, "b", None, wait_s))
+    assert [] == world.sent
+
+
+# Watch ------------------------------------------------------------------------------------------
+
+
+def test_a_watch_returns_what_is_new() -> None:
+    world = OperationWorld()
+    new = ModelState("s", 1, None)
+    world.will("WatchModel", new)
+    known = ModelState("s", 0, None)
+    assert new == world.run(operations.watch_model(world.context, "b", known, 5.0))
+    (request,) = world.requests("WatchModel")
+    assert ("s", 0) == (request.known_session_id, request.known_model_version)
+
+
+def test_a_watch_in_which_nothing_changed_returns_none_after_its_wait() -> None:
+    world = OperationWorld()
+
+    def nothing_new(call: Any) -> None:
+        world.clock.advance(call.wait_s)
+
+    world.will("WatchModel", nothing_new, nothing_new)
+    known = ModelState("s", 0, None)
+    total_s = WAIT_S_MAX_PER_CALL + 1.0
+    assert world.run(operations.watch_model(world.context, "b", known, total_s)) is None
+    assert total_s == world.clock.now
+
+
+# Append -----------------------------------------------------------------------------------------
+
+
+class RecordingStore:
+    """A store that counts what is deleted, and fails on demand before it acts."""
+
+    def __init__(self, store: PayloadStore) -> None:
+        self._store = store
+        self.failures: list[errors.StoreError] = []
+        self.written: list[PayloadReference] = []
+        self.deleted: list[PayloadReference] = []
+
+    def write_many(self, payloads: Any) -> list[PayloadReference]:
+        if self.failures:
+            raise self.failures.pop(0)
+        references = self._store.write_many(payloads)
+        self.written += references
+        return references
+
+    def delete_many(self, references: Any) -> None:
+        self.deleted += references
+        self._store.delete_many(references)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RecordingStore]:
+    opened = stores.open_store(f"file://{tmp_path}")
+    yield RecordingStore(opened)
+    opened.close()
+
+
+def reply(*results: AppendResult, retry_delay_s: float | None = None) -> AppendReply:
+    return AppendReply(results, "s", 0, 10, 10**6, retry_delay_s)
+
+
+def append(world: OperationWorld, count: int = 1) -> list[AppendResult]:
+    fragments = [vector_fragment(index) for index in range(count)]
+    return world.run(operations.append_many(world.context, "b", fragments))
+
+
+def announced(world: OperationWorld) -> list[list[int]]:
+    return [
+        [metadata.fragment_index for metadata in request.fragments]
+        for request in world.requests("AppendFragments")
+    ]
+
+
+def test_payloads_are_written_before_they_are_announced(store: RecordingStore) -> None:
+    world = OperationWorld(store=store)
+
+    def all_written(call: Any) -> AppendReply:
+        sent = [metadata.payload.payload_id for metadata in call.request.fragments]
+        assert [reference.payload_id for reference in store.written] == sent
+        return reply(ADMITTED, ADMITTED)
+
+    world.will("AppendFragments", all_written)
+    assert [ADMITTED, ADMITTED] == append(world, 2)
+    assert [] == store.deleted
+
+
+@pytest.mark.parametrize("result", [STALE, WRONG_SESSION, DUPLICATE])
+def test_the_payload_of_a_refused_fragment_is_deleted(
+    store: RecordingStore, result: AppendResult
+) -> None:
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", reply(ADMITTED, result))
+    assert [ADMITTED, result] == append(world, 2)
+    assert [store.written[1]] == store.deleted
+
+
+@pytest.mark.parametrize("result", [STALE, WRONG_SESSION, DUPLICATE])
+def test_after_a_lost_reply_no_payload_is_deleted(
+    store: RecordingStore, result: AppendResult
+) -> None:
+    """The first attempt may have been admitted with this very payload (O3)."""
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", AWAY, reply(result))
+    assert [result] == append(world)
+    assert [] == store.deleted
+
+
+def test_an_outcome_that_this_library_does_not_know_deletes_nothing(store: RecordingStore) -> None:
+    world = OperationWorld(store=store)
+    unknown = AppendResult(AdmissionOutcome.UNSPECIFIED)
+    world.will("AppendFragments", reply(unknown))
+    assert [unknown] == append(world)
+    assert [] == store.deleted
+
+
+def test_what_found_no_room_is_sent_again_after_the_delay_and_the_rest_is_not(
+    store: RecordingStore,
+) -> None:
+    world = OperationWorld(store=store)
+    world.will(
+        "AppendFragments",
+        reply(ADMITTED, FULL, FULL, retry_delay_s=2.0),
+        reply(ADMITTED, FULL, retry_delay_s=2.0),
+        reply(ADMITTED),
+    )
+    assert [ADMITTED] * 3 == append(world, 3)
+    assert [[0, 1, 2], [1, 2], [2]] == announced(world)
+    assert [True, True] == [2.0 <= slept_s <= 4.0 for slept_s in world.clock.slept_s]
+
+
+def test_a_buffer_that_stays_full_raises_after_append_wait_s_with_what_was_admitted(
+    store: RecordingStore,
+) -> None:
+    world = OperationWorld(ClientOptions(append_wait_s=5.0), store=store)
+    first = reply(ADMITTED, FULL, retry_delay_s=1.0)
+    world.will("AppendFragments", first, *[reply(FULL, retry_delay_s=1.0)] * 100)
+    with pytest.raises(errors.BackpressureError, match="buffer 'b'") as caught:
+        append(world, 2)
+    assert (ADMITTED, FULL) == caught.value.results
+    assert 5.0 <= world.clock.now <= 9.0
+    assert [store.written[1]] == store.deleted
+
+
+def test_progress_renews_the_patience_of_an_append(store: RecordingStore) -> None:
+    world = OperationWorld(ClientOptions(append_wait_s=3.0), store=store)
+    trickle = [
+        reply(ADMITTED, *[FULL] * left, retry_delay_s=2.0 if left else None)
+        for left in range(9, -1, -1)
+    ]
+    world.will("AppendFragments", *trickle)
+    assert [ADMITTED] * 10 == append(world, 10)
+    assert world.clock.now > 15.0
+
+
+def test_a_lost_payload_is_written_again_once(store: RecordingStore) -> None:
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", reply(ADMITTED, MISSING), reply(ADMITTED))
+    assert [ADMITTED, ADMITTED] == append(world, 2)
+    assert [[0, 1], [1]] == announced(world)
+    assert 3 == len(store.written)
+    assert [] == world.clock.slept_s
+
+
+def test_a_payload_lost_twice_is_an_error(store: RecordingStore) -> None:
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", reply(MISSING), reply(MISSING))
+    with pytest.raises(errors.PayloadMissingError):
+        append(world)
+
+
+def test_a_payload_that_expired_while_the_buffer_was_full_is_written_again_each_time(
+    store: RecordingStore,
+) -> None:
+    world = OperationWorld(store=store)
+    world.will(
+        "AppendFragments",
+        *[reply(MISSING), reply(FULL, retry_delay_s=1.0)] * 3,
+        reply(ADMITTED),
+    )
+    assert [ADMITTED] == append(world)
+
+
+def test_a_store_that_is_full_is_waited_for(store: RecordingStore) -> None:
+    world = OperationWorld(store=store)
+    store.failures = [errors.StoreFullError("maxmemory", 1.0)] * 3
+    world.will("AppendFragments", reply(ADMITTED))
+    assert [ADMITTED] == append(world)
+    assert 3.0 <= world.clock.now <= 6.0
+
+
+def test_a_store_that_stays_full_is_back_pressure(store: RecordingStore) -> None:
+    world = OperationWorld(ClientOptions(append_wait_s=5.0), store=store)
+    store.failures = [errors.StoreFullError("maxmemory", 1.0)] * 100
+    with pytest.raises(errors.BackpressureError, match="maxmemory"):
+        append(world)
+    assert 5.0 == world.clock.now
+
+
+def test_a_store_that_went_away_is_waited_for(store: RecordingStore) -> None:
+    world = OperationWorld(store=store)
+    store.failures = [errors.StoreUnavailableError("restarting")] * 3
+    world.will("AppendFragments", reply(ADMITTED))
+    assert [ADMITTED] == append(world)
+
+
+def test_a_store_that_stays_away_is_an_error_after_reconnect_s(store: RecordingStore) -> None:
+    world = OperationWorld(ClientOptions(reconnect_s=5.0), store=store)
+    store.failures = [errors.StoreUnavailableError("gone")] * 1000
+    with pytest.raises(errors.StoreUnavailableError):
+        append(world)
+    assert 5.0 == world.clock.now
+
+
+def test_a_server_whose_store_is_full_is_waited_for_as_long_as_a_full_buffer(
+    store: RecordingStore,
+) -> None:
+    world = OperationWorld(ClientOptions(reconnect_s=1.0, append_wait_s=50.0), store=store)
+    full = errors.BackpressureError("the store has no room", 2.0)
+    world.will("AppendFragments", *[full] * 8, reply(ADMITTED))
+    assert [ADMITTED] == append(world)
+
+
+def test_many_fragments_are_announced_in_groups(
+    store: RecordingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "APPEND_COUNT_MAX", 3)
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", reply(*[ADMITTED] * 3), reply(*[ADMITTED] * 3), reply(ADMITTED))
+    assert [ADMITTED] * 7 == append(world, 7)
+    assert [[0, 1, 2], [3, 4, 5], [6]] == announced(world)
+
+
+def test_large_fragments_are_announced_in_groups_of_bounded_bytes(
+    store: RecordingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size_bytes = vector_fragment().size_bytes
+    monkeypatch.setattr(operations, "APPEND_BYTES_MAX", 2 * size_bytes)
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", reply(ADMITTED, ADMITTED), reply(ADMITTED))
+    append(world, 3)
+    assert [[0, 1], [2]] == announced(world)
+
+
+def test_a_reply_of_the_wrong_length_is_a_bug_of_the_server(store: RecordingStore) -> None:
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", reply())
+    with pytest.raises(errors.InternalError):
+        append(world)
+
+
+def test_appending_nothing_sends_nothing(store: RecordingStore) -> None:
+    world = OperationWorld(store=store)
+    assert [] == append(world, 0)
+    assert [] == world.sent
+
+
+# Store and weights ------------------------------------------------------------------------------
+
+
+def test_the_store_is_opened_once_where_the_server_says(tmp_path: Path) -> None:
+    world = OperationWorld()
+    world.will("GetStoreConfig", StoreConfig(f"file://{tmp_path}/a", 600.0, 0, "0.1.0"))
+    first = world.run(operations.opened_store(world.context))
+    assert first is world.run(operations.opened_store(world.context))
+    assert (tmp_path / "a").is_dir()
+    world.context.slot.close()
+
+
+def test_the_callers_own_url_of_the_store_comes_first(tmp_path: Path) -> None:
+    world = OperationWorld(ClientOptions(store_url=f"file://{tmp_path}/mine"))
+    world.will("GetStoreConfig", StoreConfig(f"file://{tmp_path}/a", 600.0, 0, "0.1.0"))
+    world.run(operations.opened_store(world.context))
+    assert (tmp_path / "mine").is_dir()
+    assert not (tmp_path / "a").exists()
+    world.context.slot.close()
+
+
+def publish(world: OperationWorld) -> Any:
+    return world.run(operations.publish(world.context, "b", "s", 1, {}))
+
+
+@pytest.mark.parametrize(
+    "error", [errors.SessionEndedError("s", "t"), errors.VersionRegressedError(2, 1)]
+)
+def test_weights_of_a_refused_version_are_deleted(
+    store: RecordingStore, error: errors.ReplayBufferError
+) -> None:
+    world = OperationWorld(store=store)
+    world.will("PublishModel", error)
+    with pytest.raises(type(error)):
+        publish(world)
+    assert store.written == store.deleted
+
+
+def test_weights_that_the_store_lost_are_written_again_once(store: RecordingStore) -> None:
+    world = OperationWorld(store=store)
+    lost = errors.PayloadMissingError("x")
+    world.will("PublishModel", lost, "published", lost, lost)
+    assert "published" == publish(world)
+    with pytest.raises(errors.PayloadMissingError):
+        publish(world)
