@@ -35,7 +35,7 @@ def open_store(
 
     Args:
         url: See the package's docstring.
-        unannounced_s: Seconds until a written payload expires unless the server confirms it; over 0.
+        unannounced_s: Seconds until a written payload expires unless it is confirmed; over 0.
         piece_size_bytes: Payloads beyond this are cut into pieces of it; at least 64 KiB.
             0 takes the default. Only Redis cuts.
 
@@ -156,7 +156,7 @@ def _sentinel_client(module: Any, parsed: StoreUrl) -> Any:
     """Make a client of the primary, found anew through the Sentinels on each connection."""
     with _url_errors(parsed):
         options = _options(parsed)
-        address = redis.connection.parse_url(parsed.url)
+        address = redis.connection.parse_url(parsed.url)  # type: ignore[no-untyped-call]
         for name in ("username", "password", "db"):
             if name in address:
                 options[name] = address[name]

@@ -230,7 +230,8 @@ def _read(
     wire: Wire, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
 ) -> None:
     """Read payloads of one node: in one pass, or by ranges where only parts are wanted."""
-    whole, ranged = [], []
+    whole: list[tuple[int, PayloadReference]] = []
+    ranged: list[tuple[int, PayloadReference]] = []
     for item in part:
         is_whole = receiver.wants_whole or item[1].size_bytes <= _WHOLE_BYTES_MAX
         (whole if is_whole else ranged).append(item)

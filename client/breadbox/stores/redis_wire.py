@@ -31,7 +31,7 @@ _BUFFERS_PER_CALL: Final = 1024
 """IOV_MAX of Linux: what one sendmsg or recvmsg takes."""
 
 _LOOKAHEAD_BYTES: Final = 64 * 1024
-"""Received beyond what was asked for: reply headers, and values too small for a call of their own."""
+"""Received beyond what was asked for: reply headers, and values too small for their own call."""
 
 _LINE_BYTES_MAX: Final = 16 * 1024
 """A longer reply line is not Redis."""

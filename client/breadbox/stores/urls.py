@@ -26,15 +26,15 @@ class StoreUrl:
     """A store URL, taken apart. `repr` and `str` never hold a password."""
 
     kind: str
-    """ "file", "redis", "cluster" or "sentinel"."""
+    """One of: file, redis, cluster, sentinel."""
     url: str
-    """For "redis": as redis-py takes it. For the others: with a plain redis:// or rediss:// scheme."""
+    """As redis-py takes it: for "cluster" and "sentinel" with a plain redis:// or rediss:// scheme."""
     directory: str = ""
-    """For "file": the absolute path."""
+    """For file: the absolute path."""
     addresses: tuple[tuple[str, int], ...] = ()
-    """For "cluster" and "sentinel": where to ask first."""
+    """For cluster and sentinel: where to ask first."""
     service_name: str = ""
-    """For "sentinel": the name of the monitored primary."""
+    """For sentinel: the name of the monitored primary."""
 
     def __str__(self) -> str:
         return redact(self.url)

@@ -1,0 +1,459 @@
+"""Batches: fragments loaded straight into stacked arrays."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
+from breadbox.fragment import Tree
+from breadbox.payload.dtypes import BFLOAT16, as_leaf
+from breadbox.payload.format import Head, StoredArray
+from breadbox.payload.fragments import FIELDS, Selection
+from breadbox.payload.receive import Placement, receive
+from breadbox.payload.trees import (
+    Structure,
+    flatten,
+    join_path,
+    map_leaves,
+    map_present,
+    map_structure,
+    require_alike,
+    unflatten,
+)
+from breadbox.stores.base import PayloadStore
+from breadbox.types import FragmentReference
+
+_PER_FRAGMENT_FIELDS = frozenset({"final_obs_step", "final_obs", "model_version"})
+"""Fields that one fragment of a batch may have and another not, or in another length."""
+
+_STACKED_FIELDS = tuple(name for name in FIELDS if name not in _PER_FRAGMENT_FIELDS)
+
+_LEAF_FIELDS = (*_STACKED_FIELDS, "model_version", "final_obs_row", "final_obs_step", "final_obs")
+
+_SLAB_ALIGNMENT_BYTES = 256
+"""Of each array in a page-locked slab: what a GPU's own allocator keeps."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """B fragments, stacked: row b of every leaf belongs to `references[b]`.
+
+    Leaves are numpy arrays (bfloat16: torch tensors) for device "cpu", else torch tensors on the
+    device. Fields that were not read, or that no fragment has, are None.
+    """
+
+    references: tuple[FragmentReference, ...]
+    """In order of the rows; worker, fragment index, session and versions are in their metadata."""
+    obs: Tree
+    """Leaves [B, T, ...]."""
+    action: Tree
+    """Leaves [B, T, ...]."""
+    reward: Any
+    """float32[B, T]."""
+    terminated: Any
+    """bool[B, T]."""
+    truncated: Any
+    """bool[B, T]."""
+    first: Any
+    """bool[B, T]."""
+    episode_id: Any
+    """int64[B, T]."""
+    next_obs: Tree
+    """Leaves [B, ...]."""
+    in_state: Tree = None
+    """Leaves [B, ...]; None for a policy without state."""
+    log_prob: Any = None
+    """float32[B, T]."""
+    value: Any = None
+    """float32[B, T]."""
+    model_version: Any = None
+    """int64[B, T]; filled in where a fragment has one version only."""
+    extras: Tree = field(default_factory=dict)
+    """Leaves [B, T, ...]."""
+    final_obs_row: Any = None
+    """int64[N]; ascending rows of the N known final observations in the batch; None when N is 0."""
+    final_obs_step: Any = None
+    """int64[N]; the step, within its row, that each of them ended."""
+    final_obs: Tree = None
+    """Leaves [N, ...]: what those steps really led to, for bootstrapping at time limits."""
+    stacked: "Stack | None" = field(default=None, repr=False)
+    """The host memory behind the batch, for `load_batch(into=...)`."""
+
+    def __len__(self) -> int:
+        """Return B."""
+        return len(self.references)
+
+    @property
+    def ended(self) -> Any:
+        """bool[B, T]; terminated or truncated."""
+        return self.terminated | self.truncated
+
+    def to_torch(self, device: Any = "cpu") -> "Batch":
+        """Return the batch with torch tensors as leaves; on the CPU they share its memory."""
+        import torch
+
+        def move(leaf: Any) -> Any:
+            tensor = leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf)
+            return tensor.to(device, non_blocking=True)
+
+        return _changed(self, move)
+
+
+@dataclass(slots=True)
+class Stack:
+    """Host memory for a batch: one array per leaf, [B, ...] in the stored type."""
+
+    structure: Structure
+    template: tuple[StoredArray, ...]
+    arrays: list[NDArray[Any] | None]
+    """None for a leaf that is not stacked."""
+    slab: Any = None
+    """Page-locked torch tensor that holds all arrays one behind another; None: ordinary memory."""
+    offsets: dict[int, int] = field(default_factory=dict)
+    """First byte of each array in the slab."""
+    copied: Any = None
+    """CUDA event after the last copy from this memory; None: nothing reads it."""
+
+    def fields(self, leaf: Callable[[int, NDArray[Any]], Any]) -> dict[str, Any]:
+        """Build the stacked fields of a batch, with what `leaf` makes of each array."""
+
+        def of_index(index: int) -> Any:
+            array = self.arrays[index]
+            return None if array is None else leaf(index, array)
+
+        fields = {name: map_present(of_index, self.structure[name]) for name in _STACKED_FIELDS}
+        fields["extras"] = fields["extras"] or {}
+        return fields
+
+
+def load_batch(
+    store: PayloadStore,
+    references: Sequence[FragmentReference],
+    *,
+    device: Any = "cpu",
+    columns: Sequence[str] | None = None,
+    into: Batch | None = None,
+) -> Batch:
+    """Load fragments into stacked arrays, each received straight into its row.
+
+    Args:
+        store: Where they are.
+        references: At least one; rows in this order.
+        device: "cpu" for numpy arrays in host memory, else a torch device: the rows are received
+            into page-locked memory and copied from there once, asynchronously on CUDA's current
+            stream.
+        columns: Paths to read, such as "reward" or "obs.image"; None reads all.
+        into: An earlier batch whose host memory is used again where it fits; nothing of it on the
+            CPU may be in use any more. For a CUDA device, only its page-locked memory is used.
+
+    Raises:
+        TreeMismatchError: Fragments differ in structure, shape or type; names the path and the
+            fragment.
+        PayloadMissingError: A payload is not there: its lease may have expired.
+        PayloadCorruptError: A payload is damaged.
+        InvalidRequestError: No references, or a column is in no fragment.
+    """
+    if not references:
+        raise InvalidRequestError("references", "must hold at least one fragment")
+    is_cpu = str(device) == "cpu"
+    builder = _Builder(
+        references, Selection(columns), into.stacked if into else None, is_pinned=not is_cpu
+    )
+    receive(
+        store,
+        [each.metadata.payload for each in references],
+        builder.place,
+        wants_whole=columns is None,
+    )
+    batch = builder.finish()
+    return batch if is_cpu else _on_device(batch, device)
+
+
+class _Builder:
+    """Finds each fragment's place in the stack; the first one decides what the stack is like."""
+
+    def __init__(
+        self,
+        references: Sequence[FragmentReference],
+        selection: Selection,
+        reusable: Stack | None,
+        *,
+        is_pinned: bool,
+    ) -> None:
+        self._references = tuple(references)
+        self._selection = selection
+        self._reusable = reusable
+        self._is_pinned = is_pinned
+        self._stack: Stack | None = None
+        self._loose: dict[int, dict[str, Any]] = {}
+        self._heads: dict[int, Head] = {}
+
+    def place(self, position: int, head: Head) -> list[Placement]:
+        """See `breadbox.payload.receive.Place`."""
+        selected = self._selection.of(head, self._references[position])
+        indexes = [index for index, _, _ in selected]
+        if self._stack is None:
+            self._stack = self._make_stack(head, indexes)
+        loose: dict[str, Any] = {}
+        self._loose[position] = loose
+        self._heads[position] = head
+        rows = self._match(position, head, self._stack)
+        placements = []
+        for index in indexes:
+            stored = head.arrays[index]
+            stacked = rows.get(index)
+            if stacked is None:
+                destination = np.empty(stored.shape, dtype=stored.dtype)
+                loose[stored.name] = as_leaf(destination, stored.type_name)
+            else:
+                destination = stacked[position]
+            placements.append(Placement(index, destination))
+        return placements
+
+    def finish(self) -> Batch:
+        """Build the batch once everything has arrived."""
+        stack = self._stack
+        assert stack is not None
+        return Batch(
+            references=self._references,
+            model_version=self._model_versions(),
+            stacked=stack,
+            **self._final_observations(),
+            **stack.fields(lambda i, array: as_leaf(array, stack.template[i].type_name)),
+        )
+
+    def _make_stack(self, head: Head, indexes: Sequence[int]) -> Stack:
+        """Allocate the stack that the first fragment asks for, or take memory that was offered."""
+        wanted = {
+            index: (len(self._references), *head.arrays[index].shape)
+            for index in indexes
+            if not _is_per_fragment(head.arrays[index].name)
+        }
+        stack = Stack(head.structure, head.arrays, [None] * len(head.arrays))
+        if self._is_pinned:
+            self._pin(stack, wanted)
+            return stack
+        offered = self._offered()
+        for index, shape in wanted.items():
+            stored = head.arrays[index]
+            array = offered.pop((stored.name, shape, stored.dtype.str), None)
+            stack.arrays[index] = np.empty(shape, dtype=stored.dtype) if array is None else array
+        return stack
+
+    def _offered(self) -> dict[tuple[str, tuple[int, ...], str], NDArray[Any]]:
+        """Arrays of an earlier batch, by name, shape and type."""
+        reusable = self._reusable
+        if reusable is None or reusable.slab is not None:
+            return {}
+        return {
+            (stored.name, array.shape, array.dtype.str): array
+            for stored, array in zip(reusable.template, reusable.arrays, strict=True)
+            if array is not None
+        }
+
+    def _pin(self, stack: Stack, wanted: Mapping[int, tuple[int, ...]]) -> None:
+        """Lay all arrays into one page-locked slab, so that one copy moves them."""
+        import torch
+
+        offsets = stack.offsets
+        slab_bytes = 0
+        for index, shape in wanted.items():
+            offsets[index] = slab_bytes
+            slab_bytes += math.prod(shape) * stack.template[index].dtype.itemsize
+            slab_bytes += -slab_bytes % _SLAB_ALIGNMENT_BYTES
+        reusable = self._reusable
+        if reusable is not None and reusable.slab is not None and len(reusable.slab) >= slab_bytes:
+            if reusable.copied is not None:
+                reusable.copied.synchronize()
+            stack.slab = reusable.slab
+        else:
+            stack.slab = torch.empty(
+                slab_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available()
+            )
+        memory = stack.slab.numpy()
+        for index, shape in wanted.items():
+            dtype = stack.template[index].dtype
+            end = offsets[index] + math.prod(shape) * dtype.itemsize
+            stack.arrays[index] = memory[offsets[index] : end].view(dtype).reshape(shape)
+
+    def _match(self, position: int, head: Head, stack: Stack) -> dict[int, NDArray[Any]]:
+        """Map the fragment's array indexes to stacked arrays; refuse a fragment that differs."""
+        if head.structure == stack.structure and len(head.arrays) == len(stack.template):
+            numbers = range(len(head.arrays))
+            pairs = list(zip(numbers, numbers, strict=True))
+        else:
+            pairs = self._pair_by_structure(position, head, stack)
+        rows = {}
+        for index, template_index in pairs:
+            array = stack.arrays[template_index]
+            if array is None:
+                continue
+            stored, wanted = head.arrays[index], stack.template[template_index]
+            if stored.shape != wanted.shape or stored.type_name != wanted.type_name:
+                raise TreeMismatchError(
+                    stored.name, wanted.describe(), stored.describe(), self._where(position)
+                )
+            rows[index] = array
+        return rows
+
+    def _pair_by_structure(self, position: int, head: Head, stack: Stack) -> list[tuple[int, int]]:
+        """Pair the arrays of two structures that may number them differently."""
+        for name in _STACKED_FIELDS:
+            require_alike(
+                stack.structure[name],
+                head.structure[name],
+                path=name,
+                where=self._where(position),
+            )
+        by_name = {stored.name: index for index, stored in enumerate(stack.template)}
+        return [
+            (index, by_name[stored.name])
+            for index, stored in enumerate(head.arrays)
+            if stored.name in by_name and not _is_per_fragment(stored.name)
+        ]
+
+    def _model_versions(self) -> NDArray[np.int64] | None:
+        """int64[B, T], from what the fragments hold and, where they hold nothing, from metadata."""
+        if not self._selection.includes("model_version"):
+            return None
+        step_counts = [each.metadata.step_count for each in self._references]
+        versions = np.empty((len(self._references), step_counts[0]), dtype=np.int64)
+        for position, reference in enumerate(self._references):
+            stored = self._loose[position].get("model_version")
+            row = reference.metadata.model_version_min if stored is None else stored
+            if np.shape(row) not in ((), versions.shape[1:]) or step_counts[position] != len(
+                versions[position]
+            ):
+                raise TreeMismatchError(
+                    "model_version",
+                    f"[{versions.shape[1]}]",
+                    f"[{step_counts[position]}]",
+                    self._where(position),
+                )
+            versions[position] = row
+        return versions
+
+    def _final_observations(self) -> dict[str, Any]:
+        """Join the final observations of all fragments on one axis, with their rows and steps."""
+        if not self._selection.includes("final_obs"):
+            return {}
+        rows: list[int] = []
+        steps: list[int] = []
+        trees: list[Tree] = []
+        wanted: Structure = None
+        for position in range(len(self._references)):
+            head, loose = self._heads[position], self._loose[position]
+            structure = head.structure["final_obs"]
+            if structure is None or head.structure["final_obs_step"] is None:
+                continue
+            wanted = structure if wanted is None else wanted
+            require_alike(wanted, structure, path="final_obs", where=self._where(position))
+            ends = loose["final_obs_step"]
+            rows += [position] * len(ends)
+            steps += [int(step) for step in ends]
+            trees.append(_named(structure, head, loose))
+        if not rows:
+            return {}
+        return {
+            "final_obs_row": np.array(rows, dtype=np.int64),
+            "final_obs_step": np.array(steps, dtype=np.int64),
+            "final_obs": _joined(trees),
+        }
+
+    def _where(self, position: int) -> str:
+        metadata = self._references[position].metadata
+        return (
+            f"fragment {position} of the batch (worker {metadata.worker_id!r}, "
+            f"fragment_index {metadata.fragment_index})"
+        )
+
+
+def _is_per_fragment(name: str) -> bool:
+    return name.partition(".")[0] in _PER_FRAGMENT_FIELDS
+
+
+def _named(structure: Structure, head: Head, leaves: Mapping[str, Any]) -> Tree:
+    """Build a part of a fragment's tree from leaves by name; absent ones are None."""
+    return map_structure(lambda index: leaves.get(head.arrays[index].name), structure)
+
+
+def _joined(trees: Sequence[Tree]) -> Tree:
+    """Concatenate trees of equal structure, leaf by leaf, along the first axis.
+
+    Raises:
+        TreeMismatchError: Leaves differ in type or in the shape of a row.
+    """
+    structure, first = flatten(trees[0])
+    columns = [[leaf for _, leaf in flatten(tree)[1]] for tree in trees]
+    joined: list[Any] = []
+    for (path, example), leaves in zip(first, zip(*columns, strict=True), strict=True):
+        for leaf in leaves:
+            if leaf.shape[1:] != example.shape[1:] or leaf.dtype != example.dtype:
+                wanted = f"{example.dtype}{[-1, *example.shape[1:]]}"
+                got = f"{leaf.dtype}{[-1, *leaf.shape[1:]]}"
+                raise TreeMismatchError(join_path("final_obs", path), wanted, got)
+        if isinstance(example, np.ndarray):
+            joined.append(np.concatenate(leaves))
+        else:
+            import torch
+
+            joined.append(torch.cat(leaves))
+    return unflatten(structure, joined)
+
+
+def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
+    """Return the batch with every leaf replaced by what `change` returns for it."""
+    leaves = {name: map_leaves(change, getattr(batch, name)) for name in _LEAF_FIELDS}
+    return replace(batch, **leaves)
+
+
+def _on_device(batch: Batch, device: Any) -> Batch:
+    """Copy the slab once, asynchronously, and return the batch as views of the copy."""
+    import torch
+
+    stack = batch.stacked
+    assert stack is not None
+    slab = stack.slab.to(device, non_blocking=True)
+    if slab.is_cuda:
+        event: Any = torch.cuda.Event  # Untyped in torch's stubs.
+        stack.copied = event()
+        stack.copied.record(torch.cuda.current_stream(slab.device))
+
+    def leaf(index: int, array: NDArray[Any]) -> Any:
+        end = stack.offsets[index] + array.nbytes
+        bits = slab[stack.offsets[index] : end]
+        return bits.view(_torch_dtype(stack.template[index])).view(array.shape)
+
+    loose = {
+        name: map_leaves(lambda each: _tensor(each).to(device), getattr(batch, name))
+        for name in ("model_version", "final_obs_row", "final_obs_step", "final_obs")
+    }
+    return replace(batch, **stack.fields(leaf), **loose)
+
+
+def _tensor(leaf: Any) -> Any:
+    import torch
+
+    return leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf)
+
+
+def _torch_dtype(stored: StoredArray) -> Any:
+    """Return torch's type for a stored one.
+
+    Raises:
+        UnsupportedArrayError: torch has none, such as for text.
+    """
+    import torch
+
+    if stored.type_name == BFLOAT16:
+        return torch.bfloat16
+    try:
+        return torch.from_numpy(np.empty(0, dtype=stored.dtype)).dtype
+    except (TypeError, ValueError):
+        raise UnsupportedArrayError(
+            stored.name, f"torch has no type for {stored.type_name}; load it on the CPU"
+        ) from None

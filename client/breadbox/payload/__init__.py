@@ -1,0 +1,16 @@
+"""Payloads: arrays as bytes and back, and straight into place. The format is in `format`."""
+
+from breadbox.payload.format import FORMAT_VERSION, decode_tree, encode_tree
+from breadbox.payload.fragments import encode_fragment, read_fragments, write_fragments
+from breadbox.payload.weights import read_weights, write_weights
+
+__all__ = [
+    "FORMAT_VERSION",
+    "decode_tree",
+    "encode_fragment",
+    "encode_tree",
+    "read_fragments",
+    "read_weights",
+    "write_fragments",
+    "write_weights",
+]

@@ -1,0 +1,327 @@
+"""Fragments as payloads: which tree a fragment is stored as, and how parts of it are read."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from breadbox.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
+from breadbox.fragment import Fragment
+from breadbox.payload.codecs import Codecs
+from breadbox.payload.dtypes import as_leaf
+from breadbox.payload.format import Head, StoredArray, decode_tree, encode_tree
+from breadbox.payload.receive import Placement, receive
+from breadbox.payload.trees import flatten, map_leaves, map_present
+from breadbox.stores.base import PayloadStore
+from breadbox.types import FragmentReference, PayloadReference
+
+_log = logging.getLogger(__name__)
+
+STEP_FIELDS: Final = (
+    "obs",
+    "action",
+    "reward",
+    "terminated",
+    "truncated",
+    "first",
+    "episode_id",
+    "log_prob",
+    "value",
+    "model_version",
+    "extras",
+)
+"""Fields whose leaves are [T, ...]."""
+
+WHOLE_FIELDS: Final = ("next_obs", "in_state", "final_obs_step", "final_obs")
+"""Fields that belong to the fragment, not to its steps."""
+
+FIELDS: Final = (*STEP_FIELDS, *WHOLE_FIELDS)
+
+_KIND: Final = "fragment"
+_IMAGE_SIDE_MIN: Final = 16
+_warned_names: set[str] = set()
+
+
+def fragment_tree(fragment: Fragment) -> dict[str, Any]:
+    """Return the tree that a fragment is stored as: its array fields by name.
+
+    Raises:
+        TreeMismatchError: A leaf does not have one row per step; names its path.
+    """
+    tree = {name: getattr(fragment, name) for name in FIELDS}
+    if not fragment.extras:
+        tree["extras"] = None
+    step_count = len(fragment.reward)
+    _, leaves = flatten({name: tree[name] for name in STEP_FIELDS})
+    for path, leaf in leaves:
+        shape = np.shape(leaf)
+        if not shape or shape[0] != step_count:
+            raise TreeMismatchError(
+                path,
+                f"[{step_count}, ...]",
+                str(list(shape)),
+                _where(fragment.worker_id, fragment.fragment_index),
+            )
+    return tree
+
+
+def fragment_attributes(fragment: Fragment) -> dict[str, str]:
+    """Return what a payload says about where it belongs, for inspection."""
+    return {
+        "kind": _KIND,
+        "worker_id": fragment.worker_id,
+        "session_id": fragment.session_id,
+        "fragment_index": str(fragment.fragment_index),
+        "model_version": str(fragment.model_version_min),
+    }
+
+
+def encode_fragment(fragment: Fragment, *, codecs: Codecs = "raw") -> list[memoryview]:
+    """Encode a fragment as a payload. See `encode_tree` about whose memory the buffers are.
+
+    Raises:
+        TreeMismatchError: A leaf does not have one row per step.
+        UnsupportedArrayError: A leaf cannot be stored.
+    """
+    tree = fragment_tree(fragment)
+    _warn_about_float_images(tree)
+    return encode_tree(tree, attributes=fragment_attributes(fragment), codecs=codecs)
+
+
+def write_fragments(
+    store: PayloadStore, fragments: Sequence[Fragment], *, codecs: Codecs = "raw"
+) -> list[PayloadReference]:
+    """Write fragments to a store, unannounced.
+
+    All fragments are checked before the first byte is written; on failure none is left behind.
+
+    Raises:
+        TreeMismatchError: A leaf does not have one row per step.
+        UnsupportedArrayError: A leaf cannot be stored.
+        StoreError: As the store does.
+    """
+    return store.write_many([encode_fragment(each, codecs=codecs) for each in fragments])
+
+
+def read_fragments(
+    store: PayloadStore,
+    references: Sequence[FragmentReference],
+    columns: Sequence[str] | None = None,
+    steps: tuple[int, int] | None = None,
+    *,
+    is_mapped: bool = False,
+) -> list[Fragment]:
+    """Read fragments, or parts of them.
+
+    Args:
+        store: Where they are.
+        references: As a lease has them.
+        columns: Paths to read, such as "reward" or "obs.image"; a path stands for everything
+            below it. Fields that are not read are None. None reads all.
+        steps: Read steps [first, last) only, within each fragment's own. Of a compressed array
+            the whole is moved. What else a fragment holds is cut to fit: `in_state` is None unless
+            `first` is 0; `next_obs` is the observation at `last`, as far as `obs` is read too;
+            final observations are those of the steps read.
+        is_mapped: Return read-only views of the store's own memory, where the store is on this
+            host and all is read. Views stay valid after the payload is deleted.
+
+    Raises:
+        PayloadMissingError: A payload is not there: its lease may have expired.
+        PayloadCorruptError: A payload is damaged, or not a fragment's.
+        InvalidRequestError: A column is in no fragment, or steps are out of range.
+    """
+    if is_mapped and columns is None and steps is None:
+        mapped = store.map_many([each.metadata.payload for each in references])
+        if mapped is not None:
+            return [
+                _fragment_of(reference, _require_fields(decode_tree(view)[0]))
+                for reference, view in zip(references, mapped, strict=True)
+            ]
+    selection = Selection(columns, steps)
+    read: dict[int, tuple[Head, dict[int, Any]]] = {}
+
+    def place(position: int, head: Head) -> list[Placement]:
+        placements = [
+            Placement(index, np.empty(shape, dtype=head.arrays[index].dtype), rows)
+            for index, shape, rows in selection.of(head, references[position])
+        ]
+        read[position] = (head, {each.array_index: each.destination for each in placements})
+        return placements
+
+    receive(
+        store,
+        [each.metadata.payload for each in references],
+        place,
+        wants_whole=columns is None and steps is None,
+    )
+    return [
+        _fragment_of(reference, selection.tree(*read[position], reference))
+        for position, reference in enumerate(references)
+    ]
+
+
+class Selection:
+    """Which arrays of a fragment are read, and which rows of them."""
+
+    def __init__(
+        self, columns: Sequence[str] | None = None, steps: tuple[int, int] | None = None
+    ) -> None:
+        """Select columns and steps; see `read_fragments`."""
+        if steps is not None and not 0 <= steps[0] < steps[1]:
+            raise InvalidRequestError("steps", f"must be [a, b) with 0 <= a < b, not {steps}")
+        if columns is not None and any(each.startswith("final_obs") for each in columns):
+            columns = [*columns, "final_obs_step"]  # Without it, nobody could tell whose they are.
+        self._columns = None if columns is None else tuple(columns)
+        self._steps = steps
+
+    @property
+    def is_all(self) -> bool:
+        """Whether everything is read."""
+        return self._columns is None and self._steps is None
+
+    def includes(self, field_name: str) -> bool:
+        """Whether a field of `Fragment` is read, or a part of it."""
+        return self._columns is None or any(
+            column.partition(".")[0] == field_name for column in self._columns
+        )
+
+    def of(
+        self, head: Head, reference: FragmentReference
+    ) -> list[tuple[int, tuple[int, ...], tuple[int, int] | None]]:
+        """List the arrays to read, as (index, shape to read, rows or None for all).
+
+        Raises:
+            PayloadCorruptError: The payload is not a fragment's.
+            InvalidRequestError: A column is not in the payload, or steps are out of range.
+        """
+        _require_fields(head.structure)
+        steps = self._steps
+        if steps is not None and steps[1] > reference.metadata.step_count:
+            raise InvalidRequestError(
+                "steps", f"{steps}: the fragment has {reference.metadata.step_count} steps"
+            )
+        unmatched = set(self._columns or ())
+        selected = []
+        for index, stored in enumerate(head.arrays):
+            matched = self._matching(stored.name)
+            if matched is None:
+                continue
+            unmatched -= matched
+            rows = self._rows(stored, reference)
+            shape = stored.shape if rows is None else (rows[1] - rows[0], *stored.shape[1:])
+            selected.append((index, shape, rows))
+        for column in unmatched:
+            # A field that is stored as None is known, and simply None.
+            if column not in FIELDS:
+                known = ", ".join(each.name for each in head.arrays)
+                raise InvalidRequestError("columns", f"{column!r} is none of {known[:500]}")
+        return selected
+
+    def tree(
+        self, head: Head, arrays: Mapping[int, Any], reference: FragmentReference
+    ) -> dict[str, Any]:
+        """Build the tree of what was read, by array index; what was not read is None."""
+
+        def leaf(index: int) -> Any:
+            if index not in arrays:
+                return None
+            return as_leaf(arrays[index], head.arrays[index].type_name)
+
+        tree = {name: map_present(leaf, node) for name, node in head.structure.items()}
+        if self._steps is not None:
+            _cut_to_steps(tree, self._steps, reference.metadata.step_count)
+        return tree
+
+    def _matching(self, name: str) -> set[str] | None:
+        """Columns that select the array of this name; None when it is not selected."""
+        if self._columns is None:
+            return set()
+        matched = {
+            column for column in self._columns if name == column or name.startswith(f"{column}.")
+        }
+        return matched or None
+
+    def _rows(self, stored: StoredArray, reference: FragmentReference) -> tuple[int, int] | None:
+        if self._steps is None or stored.name.partition(".")[0] not in STEP_FIELDS:
+            return None
+        if not stored.shape or stored.shape[0] != reference.metadata.step_count:
+            raise PayloadCorruptError(
+                f"array {stored.name!r} of {stored.describe()} does not have one row per step"
+            )
+        first, last = self._steps
+        if stored.name.partition(".")[0] == "obs" and last < stored.shape[0]:
+            last += 1  # The observation behind the slice becomes its next_obs.
+        return first, last
+
+
+def _cut_to_steps(tree: dict[str, Any], steps: tuple[int, int], step_count: int) -> None:
+    """Make what belongs to the whole fragment belong to a slice of its steps."""
+    first, last = steps
+    if first > 0:
+        tree["in_state"] = None
+    if last < step_count:
+        tree["next_obs"] = map_leaves(lambda leaf: leaf[-1], tree["obs"])
+        tree["obs"] = map_leaves(lambda leaf: leaf[:-1], tree["obs"])
+    ends = tree["final_obs_step"]
+    if ends is not None:
+        kept = (ends >= first) & (ends < last)
+        tree["final_obs_step"] = ends[kept] - np.int32(first)
+        tree["final_obs"] = map_leaves(lambda leaf: leaf[kept], tree["final_obs"])
+
+
+def _require_fields(tree: Any) -> dict[str, Any]:
+    if not isinstance(tree, dict) or tree.keys() != set(FIELDS):
+        raise PayloadCorruptError("the payload is not a fragment's")
+    return tree
+
+
+def _fragment_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment:
+    metadata = reference.metadata
+    fields = {**tree, "extras": tree["extras"] or {}}
+    return Fragment(
+        worker_id=metadata.worker_id,
+        fragment_index=metadata.fragment_index,
+        session_id=metadata.session_id,
+        model_version_min=metadata.model_version_min,
+        model_version_max=metadata.model_version_max,
+        discontinuity=metadata.discontinuity,
+        **fields,
+    )
+
+
+def _where(worker_id: str, fragment_index: int) -> str:
+    return f"worker {worker_id!r}, fragment {fragment_index}"
+
+
+def _warn_about_float_images(tree: dict[str, Any]) -> None:
+    """Say once per array that images as float32 cost four times what uint8 would."""
+    _, leaves = flatten({"obs": tree["obs"]})
+    for path, leaf in leaves:
+        shape = np.shape(leaf)
+        is_image = len(shape) in (4, 5) or (len(shape) == 3 and shape[-1] > 4)
+        if (
+            is_image
+            and str(leaf.dtype).removeprefix("torch.") == "float32"
+            and min(shape[1:3]) >= _IMAGE_SIDE_MIN
+            and path not in _warned_names
+        ):
+            _warned_names.add(path)
+            _log.warning(
+                "array %s holds images as float32 %s: 4 times the bytes of uint8, and no video "
+                "codec takes it; send uint8 and scale in the policy",
+                path,
+                list(shape),
+            )
+
+
+__all__ = [
+    "FIELDS",
+    "STEP_FIELDS",
+    "WHOLE_FIELDS",
+    "Selection",
+    "encode_fragment",
+    "fragment_tree",
+    "read_fragments",
+    "write_fragments",
+]

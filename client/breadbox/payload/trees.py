@@ -1,0 +1,139 @@
+"""Trees of arrays: nested dicts with string keys, lists and tuples; leaves, or None for absent.
+
+A *structure* is the tree with each leaf replaced by its number in order of appearance. Two trees
+are alike when their structures are equal.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from breadbox.errors import TreeMismatchError, UnsupportedArrayError
+from breadbox.payload.limits import NODES_MAX, TREE_DEPTH_MAX
+
+Tree = Any
+Structure = Any
+
+
+def join_path(path: str, key: str | int) -> str:
+    """Path of a child: parts joined by dots, with dots and backslashes in keys escaped."""
+    part = str(key).replace("\\", "\\\\").replace(".", "\\.")
+    return f"{path}.{part}" if path else part
+
+
+def flatten(tree: Tree) -> tuple[Structure, list[tuple[str, Any]]]:
+    """Take a tree apart.
+
+    Returns:
+        Its structure, and its leaves as (path, leaf), in order. A named tuple counts as a tuple.
+
+    Raises:
+        UnsupportedArrayError: A key is not a string, or the tree is too deep or too large.
+    """
+    leaves: list[tuple[str, Any]] = []
+    node_count = 0
+
+    def visit(node: Tree, path: str, depth: int) -> Structure:
+        nonlocal node_count
+        node_count += 1
+        if depth > TREE_DEPTH_MAX:
+            raise UnsupportedArrayError(path, f"the tree is deeper than {TREE_DEPTH_MAX}")
+        if node_count > NODES_MAX:
+            raise UnsupportedArrayError(path, f"the tree has more than {NODES_MAX} nodes")
+        if node is None:
+            return None
+        if isinstance(node, Mapping):
+            for key in node:
+                if not isinstance(key, str):
+                    raise UnsupportedArrayError(path, f"key {key!r} is not a string")
+            return {key: visit(node[key], join_path(path, key), depth + 1) for key in node}
+        if isinstance(node, (list, tuple)):
+            items = [visit(item, join_path(path, i), depth + 1) for i, item in enumerate(node)]
+            return tuple(items) if isinstance(node, tuple) else items
+        leaves.append((path, node))
+        return len(leaves) - 1
+
+    return visit(tree, "", 0), leaves
+
+
+def unflatten(structure: Structure, leaves: Sequence[Any]) -> Tree:
+    """Put a tree together from its structure and leaves. The opposite of `flatten`."""
+    return map_structure(lambda number: leaves[number], structure)
+
+
+def map_structure(change: Callable[[int], Any], structure: Structure) -> Tree:
+    """Replace every leaf number of a structure by what `change` returns for it."""
+    if structure is None:
+        return None
+    if isinstance(structure, dict):
+        return {key: map_structure(change, node) for key, node in structure.items()}
+    if isinstance(structure, list):
+        return [map_structure(change, node) for node in structure]
+    if isinstance(structure, tuple):
+        return tuple(map_structure(change, node) for node in structure)
+    return change(structure)
+
+
+def map_present(change: Callable[[int], Any], structure: Structure) -> Tree:
+    """Do as `map_structure`; but of a tree whose leaves all become None, only None remains.
+
+    A tree that never had a leaf, such as an empty tuple, stays.
+    """
+    tree = map_structure(change, structure)
+    is_absent = not flatten(tree)[1] and next(leaf_numbers(structure), None) is not None
+    return None if is_absent else tree
+
+
+def map_leaves(change: Callable[[Any], Any], tree: Tree) -> Tree:
+    """Replace every leaf of a tree by what `change` returns for it."""
+    structure, leaves = flatten(tree)
+    changed = [change(leaf) for _, leaf in leaves]
+    return unflatten(structure, changed)
+
+
+def leaf_numbers(structure: Structure) -> Iterator[int]:
+    """Every leaf number in a structure, in order."""
+    if isinstance(structure, dict):
+        for node in structure.values():
+            yield from leaf_numbers(node)
+    elif isinstance(structure, (list, tuple)):
+        for node in structure:
+            yield from leaf_numbers(node)
+    elif structure is not None:
+        yield structure
+
+
+def require_alike(wanted: Structure, got: Structure, *, path: str = "", where: str = "") -> None:
+    """Compare two structures, or parts of them, without regard to the numbers of leaves.
+
+    Raises:
+        TreeMismatchError: They differ; names the first path at which they do.
+    """
+    wanted_kind, got_kind = _kind(wanted), _kind(got)
+    if wanted_kind != got_kind:
+        raise TreeMismatchError(path, wanted_kind, got_kind, where)
+    if isinstance(wanted, dict):
+        if wanted.keys() != got.keys():
+            raise TreeMismatchError(
+                path, f"keys {_shown(sorted(wanted))}", f"keys {_shown(sorted(got))}", where
+            )
+        for key, node in wanted.items():
+            require_alike(node, got[key], path=join_path(path, key), where=where)
+    elif isinstance(wanted, (list, tuple)):
+        if len(wanted) != len(got):
+            raise TreeMismatchError(path, f"{len(wanted)} items", f"{len(got)} items", where)
+        for i, (node, other) in enumerate(zip(wanted, got, strict=True)):
+            require_alike(node, other, path=join_path(path, i), where=where)
+
+
+def _kind(structure: Structure) -> str:
+    if structure is None:
+        return "nothing"
+    for kind in (dict, list, tuple):
+        if isinstance(structure, kind):
+            return f"a {kind.__name__}"
+    return "an array"
+
+
+def _shown(keys: list[str]) -> str:
+    text = ", ".join(keys)
+    return f"[{text if len(text) <= 200 else text[:200] + '...'}]"
