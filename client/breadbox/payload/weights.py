@@ -44,6 +44,8 @@ def encode_weights(weights: Mapping[str, Any]) -> bytes:
     Raises:
         UnsupportedArrayError: An array is of a type that safetensors does not have.
     """
+    import safetensors.numpy
+
     arrays = {}
     for name, leaf in weights.items():
         array, type_name = stored_array(name, leaf)
@@ -51,13 +53,13 @@ def encode_weights(weights: Mapping[str, Any]) -> bytes:
             raise UnsupportedArrayError(name, f"safetensors has no type for {type_name}")
         arrays[name] = as_leaf(np.ascontiguousarray(array).reshape(array.shape), type_name)
     if all(isinstance(array, np.ndarray) for array in arrays.values()):
-        from safetensors.numpy import save
-    else:
-        import torch
-        from safetensors.torch import save
+        return bytes(safetensors.numpy.save(arrays))
+    import safetensors.torch
+    import torch
 
-        arrays = {name: torch.as_tensor(array) for name, array in arrays.items()}
-    return bytes(save(arrays))
+    return bytes(
+        safetensors.torch.save({name: torch.as_tensor(array) for name, array in arrays.items()})
+    )
 
 
 def decode_weights(raw: bytes) -> dict[str, Any]:

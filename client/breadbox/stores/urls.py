@@ -28,7 +28,7 @@ class StoreUrl:
     kind: str
     """One of: file, redis, cluster, sentinel."""
     url: str
-    """As redis-py takes it: for "cluster" and "sentinel" with a plain redis:// or rediss:// scheme."""
+    """As redis-py takes it: for cluster and sentinel with a redis:// or rediss:// scheme."""
     directory: str = ""
     """For file: the absolute path."""
     addresses: tuple[tuple[str, int], ...] = ()
