@@ -1,21 +1,21 @@
 """From fragments to tensors that a recurrent policy can be run over."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from breadbox.batches import Batch
 from breadbox.fragment import Fragment
 from breadbox_learner.trees import Tree, map_tree, stack_trees
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainingBatch:
-    """B fragments of T steps. Leaves of trees are `[B, T, ...]` unless said otherwise."""
+    """B fragments of T steps as tensors. Leaves are `[B, T, ...]` unless said otherwise."""
 
     obs: Tree
     action: Tree
@@ -27,10 +27,12 @@ class TrainingBatch:
     """bool[B, T]."""
     first: Tensor
     """bool[B, T]; the step starts an episode: recurrent state is reset before it."""
+    episode_id: Tensor
+    """int64[B, T]."""
     next_obs: Tree
     """Leaves [B, ...]."""
-    in_states: list[Tree]
-    """B recurrent states before step 0, without a batch axis; each None for a policy without."""
+    in_state: Tree = None
+    """Recurrent states before step 0, leaves [B, ...]; None for a policy without."""
     log_prob: Tensor | None = None
     """float32[B, T]; under the policy that acted."""
     final_row: NDArray[np.intp]
@@ -39,10 +41,12 @@ class TrainingBatch:
     """intp[K]; the truncated steps, ascending within a row."""
     final_obs: Tree = None
     """Leaves [K, ...]; None when K is 0."""
-    worker_ids: list[str] = field(default_factory=list)
-    fragment_indices: list[int] = field(default_factory=list)
-    session_ids: list[str] = field(default_factory=list)
-    discontinuities: list[bool] = field(default_factory=list)
+    episode_return: NDArray[np.float32] | None = None
+    """float32[B, T]; where workers tell the return of an episode that ended, else NaN."""
+    worker_ids: list[str]
+    fragment_indices: list[int]
+    session_ids: list[str]
+    discontinuities: list[bool]
 
     def __len__(self) -> int:
         """B."""
@@ -55,54 +59,79 @@ class TrainingBatch:
 
     def to(self, device: torch.device | str) -> "TrainingBatch":
         """The same batch with its tensors on *device*."""
+        names = (
+            "obs", "action", "reward", "terminated", "truncated", "first", "next_obs", "in_state",
+            "log_prob", "final_obs",
+        )  # fmt: skip
+        moved = {
+            name: map_tree(lambda leaf: leaf.to(device, non_blocking=True), getattr(self, name))
+            for name in names
+        }
+        return replace(self, **moved)
 
-        def move(tree: Tree) -> Tree:
-            return map_tree(lambda leaf: leaf.to(device, non_blocking=True), tree)
 
-        return TrainingBatch(
-            obs=move(self.obs),
-            action=move(self.action),
-            reward=move(self.reward),
-            terminated=move(self.terminated),
-            truncated=move(self.truncated),
-            first=move(self.first),
-            next_obs=move(self.next_obs),
-            in_states=move(self.in_states),
-            log_prob=move(self.log_prob),
-            final_row=self.final_row,
-            final_step=self.final_step,
-            final_obs=move(self.final_obs),
-            worker_ids=self.worker_ids,
-            fragment_indices=self.fragment_indices,
-            session_ids=self.session_ids,
-            discontinuities=self.discontinuities,
-        )
+def training_batch(batch: Batch) -> TrainingBatch:
+    """See a loaded batch as tensors; they share its memory where they can."""
+    tensors = batch.to_torch() if isinstance(batch.reward, np.ndarray) else batch
+    told = (tensors.extras or {}).get("episode_return")
+    rows, steps, final_obs = _truncated_only(tensors)
+    metadata = [reference.metadata for reference in batch.references]
+    return TrainingBatch(
+        obs=tensors.obs,
+        action=tensors.action,
+        reward=tensors.reward,
+        terminated=tensors.terminated,
+        truncated=tensors.truncated,
+        first=tensors.first,
+        episode_id=tensors.episode_id,
+        next_obs=tensors.next_obs,
+        in_state=tensors.in_state,
+        log_prob=tensors.log_prob,
+        final_row=rows,
+        final_step=steps,
+        final_obs=final_obs,
+        episode_return=None if told is None else told.cpu().numpy(),
+        worker_ids=[each.worker_id for each in metadata],
+        fragment_indices=[each.fragment_index for each in metadata],
+        session_ids=[each.session_id for each in metadata],
+        discontinuities=[each.discontinuity for each in metadata],
+    )
 
 
 def collate(fragments: Sequence[Fragment]) -> TrainingBatch:
     """Stack fragments of one length into a batch on the host.
 
+    Loading straight into a batch (`lease.batches`) saves this copy.
+
     Raises:
         TreeMismatchError: Two fragments differ in structure, shape or dtype.
         ValueError: There are none.
     """
+
+    def stacked(name: str) -> Tree:
+        return stack_trees([getattr(fragment, name) for fragment in fragments])
+
     rows, steps, final_obs = _final_observations(fragments)
-    with_log_prob = all(fragment.log_prob is not None for fragment in fragments)
+    is_told = all("episode_return" in fragment.extras for fragment in fragments)
     return TrainingBatch(
-        obs=stack_trees([fragment.obs for fragment in fragments]),
-        action=stack_trees([fragment.action for fragment in fragments]),
-        reward=stack_trees([fragment.reward for fragment in fragments]),
-        terminated=stack_trees([fragment.terminated for fragment in fragments]),
-        truncated=stack_trees([fragment.truncated for fragment in fragments]),
-        first=stack_trees([fragment.first for fragment in fragments]),
-        next_obs=stack_trees([fragment.next_obs for fragment in fragments]),
-        in_states=[map_tree(_tensor, fragment.in_state) for fragment in fragments],
-        log_prob=(
-            stack_trees([fragment.log_prob for fragment in fragments]) if with_log_prob else None
-        ),
+        obs=stacked("obs"),
+        action=stacked("action"),
+        reward=stacked("reward"),
+        terminated=stacked("terminated"),
+        truncated=stacked("truncated"),
+        first=stacked("first"),
+        episode_id=stacked("episode_id"),
+        next_obs=stacked("next_obs"),
+        in_state=stacked("in_state"),
+        log_prob=stacked("log_prob"),
         final_row=rows,
         final_step=steps,
         final_obs=final_obs,
+        episode_return=(
+            np.stack([fragment.extras["episode_return"] for fragment in fragments])
+            if is_told
+            else None
+        ),
         worker_ids=[fragment.worker_id for fragment in fragments],
         fragment_indices=[fragment.fragment_index for fragment in fragments],
         session_ids=[fragment.session_id for fragment in fragments],
@@ -110,9 +139,20 @@ def collate(fragments: Sequence[Fragment]) -> TrainingBatch:
     )
 
 
-def _tensor(array: Any) -> Tensor:
-    """A tensor that owns its memory: fragments may lie in memory that is unmapped later."""
-    return torch.from_numpy(np.array(array))
+def _truncated_only(batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp], Tree]:
+    """The final observations of truncated episodes; see `_final_observations`."""
+    none = np.zeros(0, dtype=np.intp)
+    if batch.final_obs_row is None:
+        return none, none, None
+    row, step = batch.final_obs_row, batch.final_obs_step
+    wanted = batch.truncated[row, step] & ~batch.terminated[row, step]
+    if not bool(wanted.any()):
+        return none, none, None
+    return (
+        row[wanted].cpu().numpy().astype(np.intp),
+        step[wanted].cpu().numpy().astype(np.intp),
+        map_tree(lambda leaf: leaf[wanted], batch.final_obs),
+    )
 
 
 def _final_observations(

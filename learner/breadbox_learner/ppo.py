@@ -223,7 +223,7 @@ class PpoUpdater:
     def _values_of(self, batch: TrainingBatch, rows: slice) -> tuple[Tensor, ...]:
         """Value, log-probability [R, T], value of next_obs [R] and of final observations [R, T]."""
         sequence = extend(batch, rows)
-        state = self._merged_state(batch.in_states[rows])
+        state = self._state_of(batch, rows)
         with self._autocast():
             log_prob, _, value = Evaluator(self.policy)(
                 sequence.obs, sequence.action, state, sequence.first
@@ -327,7 +327,7 @@ class PpoUpdater:
         self, batch: TrainingBatch, rows: Tensor, evaluator: nn.Module
     ) -> tuple[Tensor, ...]:
         index = rows.to(self.device)
-        state = self._merged_state([batch.in_states[row] for row in rows.tolist()])
+        state = self._state_of(batch, index)
         with self._autocast():
             result: tuple[Tensor, ...] = evaluator(
                 map_tree(lambda leaf: leaf[index], batch.obs),
@@ -337,11 +337,11 @@ class PpoUpdater:
             )
         return result
 
-    def _merged_state(self, states: list[Tree]) -> Tree:
-        """States without a batch axis into one batch; where none was stored, the initial one."""
-        if any(state is None for state in states):
-            return self.policy.initial_state(len(states))
-        return self.policy.merge_state(states)
+    def _state_of(self, batch: TrainingBatch, rows: Tensor | slice) -> Tree:
+        """Recurrent states of some rows; where none were stored, initial ones."""
+        if batch.in_state is None:
+            return self.policy.initial_state(len(batch.reward[rows]))
+        return map_tree(lambda leaf: leaf[rows], batch.in_state)
 
     def _autocast(self) -> torch.autocast:
         dtype = AMP_DTYPES[self.config.amp]

@@ -5,7 +5,7 @@ from collections import OrderedDict, deque
 
 import numpy as np
 
-from breadbox.fragment import Fragment
+from breadbox_learner.batching import TrainingBatch
 
 WINDOW_EPISODES = 100
 REMEMBERED_MAX = 65_536
@@ -43,45 +43,58 @@ class EpisodeReturns:
         self._recent.extend(recent)
         self.episode_count = episode_count
 
-    def observe(self, fragment: Fragment) -> None:
-        """Count the episodes that end in *fragment*, once however often it is delivered."""
-        told = fragment.extras.get("episode_return")
-        returns = self._added_up(fragment) if told is None else _told(np.asarray(told))
-        for step, value in returns:
-            # Episode ids may start over with a worker's restart; fragment indices do not.
-            key = (fragment.session_id, fragment.worker_id, fragment.fragment_index, step)
-            if key in self._counted:
-                continue
-            self._counted[key] = None
-            if len(self._counted) > REMEMBERED_MAX:
-                self._counted.popitem(last=False)
-            self._recent.append(value)
-            self.episode_count += 1
+    def observe(self, batch: TrainingBatch) -> None:
+        """Count the episodes that end in *batch*, once however often a fragment is delivered."""
+        for row in range(len(batch)):
+            index = batch.fragment_indices[row]
+            ended = (
+                self._added_up(batch, row) if batch.episode_return is None else _told(batch, row)
+            )
+            for step, value in ended:
+                # Episode ids may start over with a worker's restart; fragment indices do not.
+                self._count((batch.session_ids[row], batch.worker_ids[row], index, step), value)
 
-    def _added_up(self, fragment: Fragment) -> list[tuple[int, float]]:
+    def _count(self, key: tuple[str, str, int, int], value: float) -> None:
+        if key in self._counted:
+            return
+        self._counted[key] = None
+        if len(self._counted) > REMEMBERED_MAX:
+            self._counted.popitem(last=False)
+        self._recent.append(value)
+        self.episode_count += 1
+
+    def _added_up(self, batch: TrainingBatch, row: int) -> list[tuple[int, float]]:
         """Step and return of each episode that ends here and was seen from its first step."""
-        worker = (fragment.session_id, fragment.worker_id)
+        worker = (batch.session_ids[row], batch.worker_ids[row])
         index, episode, total = self._running.pop(worker, (-2, -1, math.nan))
-        if index + 1 != fragment.fragment_index or fragment.discontinuity:
+        if index + 1 != batch.fragment_indices[row] or batch.discontinuities[row]:
             total = math.nan
         ended = []
-        for step in range(fragment.step_count):
-            if fragment.first[step]:
+        steps = zip(
+            batch.first[row].tolist(),
+            batch.episode_id[row].tolist(),
+            batch.reward[row].tolist(),
+            (batch.terminated[row] | batch.truncated[row]).tolist(),
+            strict=True,
+        )
+        for step, (is_first, episode_id, reward, has_ended) in enumerate(steps):
+            if is_first:
                 total = 0.0
-            elif int(fragment.episode_id[step]) != episode:
+            elif episode_id != episode:
                 total = math.nan
-            episode = int(fragment.episode_id[step])
-            total += float(fragment.reward[step])
-            if fragment.terminated[step] or fragment.truncated[step]:
+            episode = episode_id
+            total += reward
+            if has_ended:
                 if not math.isnan(total):
                     ended.append((step, total))
                 total = math.nan
-        self._running[worker] = (fragment.fragment_index, episode, total)
+        self._running[worker] = (batch.fragment_indices[row], episode, total)
         if len(self._running) > REMEMBERED_MAX:
             self._running.popitem(last=False)
         return ended
 
 
-def _told(returns: np.ndarray) -> list[tuple[int, float]]:
-    steps = np.flatnonzero(~np.isnan(returns))
-    return [(int(step), float(returns[step])) for step in steps]
+def _told(batch: TrainingBatch, row: int) -> list[tuple[int, float]]:
+    assert batch.episode_return is not None
+    returns = batch.episode_return[row]
+    return [(int(step), float(returns[step])) for step in np.flatnonzero(~np.isnan(returns))]

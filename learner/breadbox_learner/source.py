@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from breadbox import Client, Lease
+from breadbox.batches import load_batch
 from breadbox.errors import WaitElapsedError
-from breadbox.fragment import Fragment
 from breadbox.types import ReleaseMode
-from breadbox_learner.batching import TrainingBatch, collate
+from breadbox_learner.batching import TrainingBatch, training_batch
 
 
 @dataclass(slots=True)
@@ -17,7 +17,6 @@ class FetchedBatch:
     """A batch and what is known of how it came."""
 
     batch: TrainingBatch
-    fragments: list[Fragment]
     staleness: list[int]
     """Versions, one per fragment, at the moment of the grant."""
     use_count: list[int]
@@ -80,8 +79,7 @@ class LeaseSource:
         granted_at = time.monotonic()
         lease.__enter__()
         try:
-            fragments = list(lease.fragments())
-            batch = collate(fragments)
+            batch = training_batch(load_batch(self._client.store, lease.references))
         except BaseException as error:
             lease.__exit__(type(error), error, error.__traceback__)
             raise
@@ -91,7 +89,6 @@ class LeaseSource:
 
         return FetchedBatch(
             batch=batch,
-            fragments=fragments,
             staleness=[reference.staleness for reference in lease.references],
             use_count=[reference.use_count for reference in lease.references],
             wait_s=granted_at - asked_at,

@@ -138,10 +138,9 @@ class Trainer:
         finally:
             fetched.release(trained)
         self.state.update += 1
-        self.state.fragments += len(fetched.fragments)
+        self.state.fragments += len(fetched.batch)
         self.state.steps += fetched.batch.step_count
-        for fragment in fetched.fragments:
-            self._returns.observe(fragment)
+        self._returns.observe(fetched.batch)
         if train_policy and self.state.update % self._settings.publish_every == 0:
             self._publisher.publish(self._policy)
         self._progress.write(self._record(fetched, statistics, self._clock() - started_at))
@@ -152,7 +151,7 @@ class Trainer:
     def _record(
         self, fetched: FetchedBatch, statistics: UpdateStatistics, update_s: float
     ) -> dict[str, float | int | str | None]:
-        count = max(1, len(fetched.fragments))
+        count = max(1, len(fetched.batch))
         return {
             "time_s": round(self.elapsed_s, 3),
             "update": self.state.update,

@@ -191,7 +191,7 @@ def values_by_step(policy: PolicyModule, batch: TrainingBatch) -> dict[Any, floa
     values: dict[Any, float] = {}
     for rows in (slice(0, 2), slice(2, 3)):  # in pieces, as the updater does it
         sequence = extend(batch, rows)
-        state = policy.merge_state(batch.in_states[rows])
+        state = tuple(leaf[rows] for leaf in batch.in_state)
         value = policy.evaluate(sequence.obs, sequence.action, state, sequence.first).value
         for row in range(len(value)):
             for step, position in enumerate(sequence.step_position[row]):

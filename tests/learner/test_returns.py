@@ -1,10 +1,13 @@
 """Episode returns, told by fragments or added up from rewards."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from breadbox.fragment import Fragment
 from breadbox_learner import returns
+from breadbox_learner.batching import TrainingBatch, collate
 from breadbox_learner.returns import EpisodeReturns
 
 
@@ -41,6 +44,10 @@ def fragment(
     )
 
 
+def batch(*arguments: Any, **options: Any) -> TrainingBatch:
+    return collate([fragment(*arguments, **options)])
+
+
 NAN = float("nan")
 
 
@@ -48,23 +55,23 @@ def test_the_worker_tells_returns_and_each_counts_once() -> None:
     seen = EpisodeReturns()
     assert seen.mean is None
     for _ in range(2):  # the same fragment is delivered twice
-        seen.observe(fragment(3, [1.0, 1.0], [0, 1], told=[NAN, 7.0]))
-    seen.observe(fragment(4, [1.0, 1.0], [1, 1], told=[9.0, 1.0]))
+        seen.observe(batch(3, [1.0, 1.0], [0, 1], told=[NAN, 7.0]))
+    seen.observe(batch(4, [1.0, 1.0], [1, 1], told=[9.0, 1.0]))
     assert (3, [7.0, 9.0, 1.0]) == (seen.episode_count, seen.recent)
 
 
 def test_the_mean_is_of_the_window_and_the_count_of_all() -> None:
     seen = EpisodeReturns(window=2)
     for index, value in enumerate([100.0, 2.0, 4.0]):
-        seen.observe(fragment(index, [0.0], [1], told=[value]))
+        seen.observe(batch(index, [0.0], [1], told=[value]))
     assert (3.0, 3) == (seen.mean, seen.episode_count)
 
 
 def test_rewards_are_added_up_over_consecutive_fragments() -> None:
     seen = EpisodeReturns()
-    seen.observe(fragment(0, [1.0, 2.0], [0, 0], first=True))
-    seen.observe(fragment(1, [4.0, 8.0], [1, 0]))
-    seen.observe(fragment(2, [16.0, 32.0], [0, 1], episode=1))
+    seen.observe(batch(0, [1.0, 2.0], [0, 0], first=True))
+    seen.observe(batch(1, [4.0, 8.0], [1, 0]))
+    seen.observe(batch(2, [16.0, 32.0], [0, 1], episode=1))
     assert [7.0, 56.0] == seen.recent
 
 
@@ -80,8 +87,8 @@ def test_rewards_are_added_up_over_consecutive_fragments() -> None:
 )
 def test_an_episode_of_which_steps_are_missing_does_not_count(second: Fragment) -> None:
     seen = EpisodeReturns()
-    seen.observe(fragment(0, [1.0], [0], first=True))
-    seen.observe(second)
+    seen.observe(batch(0, [1.0], [0], first=True))
+    seen.observe(collate([second]))
     assert [] == seen.recent
 
 
@@ -89,13 +96,13 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(returns, "REMEMBERED_MAX", 10)
     seen = EpisodeReturns()
     for index in range(50):
-        seen.observe(fragment(0, [1.0], [1], first=True, worker=f"w{index}"))
+        seen.observe(batch(0, [1.0], [1], first=True, worker=f"w{index}"))
     assert len(seen._counted) == len(seen._running) == 10
     assert 50 == seen.episode_count
 
 
 def test_a_resumed_run_goes_on_with_its_window() -> None:
     seen, resumed = EpisodeReturns(), EpisodeReturns()
-    seen.observe(fragment(0, [3.0], [1], first=True))
+    seen.observe(batch(0, [3.0], [1], first=True))
     resumed.restore(seen.recent, seen.episode_count)
     assert (seen.mean, seen.episode_count) == (resumed.mean, resumed.episode_count)

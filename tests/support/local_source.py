@@ -34,7 +34,6 @@ class LocalSource:
         fragments = self.rollout.collect(self.policy, self.rounds)
         return FetchedBatch(
             batch=collate(fragments),
-            fragments=fragments,
             staleness=[0] * len(fragments),
             use_count=[1] * len(fragments),
             wait_s=0.0,

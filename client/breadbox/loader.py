@@ -1,0 +1,325 @@
+"""Loads granted fragments in the background: batches are there when the learner asks for them.
+
+Invariants:
+    L1  Every reference is delivered exactly once, or reported as skipped, or lost to an error that
+        is raised; with `drop_last`, those of a short last batch are not delivered.
+    L2  At most `prefetch_batches` batches are loaded or loading beside the one handed out.
+    L3  What one iteration started never shows up in another; leaving it early, by break, error or
+        `close()`, cancels what has not begun and waits for what has.
+
+Threads, not processes: receiving, checksums and decompression release the interpreter lock.
+Where Python code of your own has to run on every fragment, use a `FragmentDataset` in a
+`DataLoader` with worker processes.
+"""
+
+import itertools
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from breadbox.errors import (
+    InvalidRequestError,
+    PayloadCorruptError,
+    PayloadMissingError,
+    StoreUnavailableError,
+)
+from breadbox.types import FragmentReference
+
+if TYPE_CHECKING:
+    from breadbox.batches import Batch
+    from breadbox.stores.base import PayloadStore
+
+_log = logging.getLogger(__name__)
+
+Job = TypeVar("Job")
+Loaded = TypeVar("Loaded")
+Record = TypeVar("Record")
+
+LOAD_ERRORS = (PayloadCorruptError, PayloadMissingError, StoreUnavailableError)
+"""Failures of a load that are tried again, and may be skipped; anything else is a bug or misuse."""
+
+
+class LoadOrder(Enum):
+    """In which order fragments are delivered."""
+
+    GRANTED = "granted"
+    """As the lease has them."""
+    SHUFFLED = "shuffled"
+    """In a random order that depends on the seed alone."""
+    COMPLETED = "completed"
+    """Batches cut in granted order (or shuffled, with a seed), delivered as each is there."""
+
+
+class OnFailure(Enum):
+    """What happens to fragments that could not be loaded, after the last retry."""
+
+    RAISE = "raise"
+    """The error is raised where the batch would have been delivered."""
+    SKIP = "skip"
+    """The batch is delivered without them, and they are listed in `skipped`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """How to load.
+
+    Raises:
+        InvalidRequestError: An option is out of its range.
+    """
+
+    threads: int = 2
+    """Loads at a time, 1 to 256; more than `prefetch_batches` have nothing to do."""
+    prefetch_batches: int = 2
+    """Batches loaded ahead of the one being worked on, 0 to 1024; 0 loads when asked."""
+    order: LoadOrder = LoadOrder.GRANTED
+    seed: int | None = None
+    """Of SHUFFLED, where None means a different order each time, and of COMPLETED."""
+    drop_last: bool = False
+    """Leave out a last batch that is shorter than the others."""
+    retries: int = 2
+    """Further attempts at a load that failed, 0 to 100."""
+    on_failure: OnFailure = OnFailure.RAISE
+
+    def __post_init__(self) -> None:
+        ranges = {"threads": (1, 256), "prefetch_batches": (0, 1024), "retries": (0, 100)}
+        for name, (least, most) in ranges.items():
+            if not least <= getattr(self, name) <= most:
+                raise InvalidRequestError(
+                    name, f"must be from {least} to {most}, got {getattr(self, name)}"
+                )
+
+
+class FragmentLoader(Generic[Loaded]):
+    """Loads lists of references as batches, ahead of their use.
+
+    An object may be iterated any number of times, also at the same time: iterations share nothing
+    but the load function.
+
+    Args:
+        load: Loads some references as one batch, in their order; called from several threads.
+        options: How.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[Sequence[FragmentReference]], Loaded],
+        options: LoaderOptions | None = None,
+    ) -> None:
+        self._load = load
+        self._options = options or LoaderOptions()
+        self.skipped: list[FragmentReference] = []
+        """References that could not be loaded, over the loader's life; only with SKIP."""
+
+    @classmethod
+    def of_store(
+        cls,
+        store: "PayloadStore",
+        options: LoaderOptions | None = None,
+        *,
+        device: str = "cpu",
+        columns: Sequence[str] | None = None,
+    ) -> "FragmentLoader[Batch]":
+        """Make a loader of stacked batches from a store.
+
+        Args:
+            store: Where the payloads are.
+            options: How.
+            device: Where batches should be, such as "cpu" or "cuda".
+            columns: Names of the arrays wanted; None: all.
+        """
+        from breadbox.batches import load_batch
+
+        def load(references: Sequence[FragmentReference]) -> "Batch":
+            return load_batch(store, references, device=device, columns=columns)
+
+        return FragmentLoader(load, options)
+
+    def batches(
+        self, references: Sequence[FragmentReference], batch_size: int
+    ) -> Generator[Loaded, None, None]:
+        """Load *references* in batches of *batch_size*; the last may be shorter.
+
+        Their lease has to live until the iteration ends.
+
+        Raises:
+            InvalidRequestError: `batch_size` is below 1.
+            StoreUnavailableError, PayloadMissingError, PayloadCorruptError: A load failed after
+                the last retry, with RAISE. The iteration is over then.
+        """
+        if batch_size < 1:
+            raise InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
+        options = self._options
+        ordered = _ordered(references, options)
+        jobs = [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
+        if options.drop_last and jobs and len(jobs[-1]) < batch_size:
+            jobs.pop()
+        loaded = run_ahead(
+            jobs,
+            self._load_job,
+            threads=options.threads,
+            depth=options.prefetch_batches,
+            in_order=options.order is not LoadOrder.COMPLETED,
+        )
+        return _without_empty(loaded)
+
+    def _load_job(self, job: Sequence[FragmentReference]) -> Loaded | None:
+        """Load one batch; None when all of it was skipped."""
+        try:
+            return self._load_with_retries(job)
+        except LOAD_ERRORS:
+            if self._options.on_failure is OnFailure.RAISE:
+                raise
+        good = [reference for reference in job if self._loads(reference)]
+        return self._load_with_retries(good) if good else None
+
+    def _load_with_retries(self, job: Sequence[FragmentReference]) -> Loaded:
+        for attempt in itertools.count(1):
+            try:
+                return self._load(job)
+            except LOAD_ERRORS as error:
+                if attempt > self._options.retries:
+                    error.add_note(f"after {attempt} attempts to load {len(job)} fragments")
+                    raise
+                _log.warning("attempt %d at loading a batch failed: %s", attempt, error)
+        raise AssertionError("unreachable")
+
+    def _loads(self, reference: FragmentReference) -> bool:
+        """Whether a fragment can be loaded by itself; else it is noted as skipped."""
+        try:
+            self._load_with_retries([reference])
+        except LOAD_ERRORS as error:
+            metadata = reference.metadata
+            _log.warning(
+                "skipped fragment %d of worker %s: %s",
+                metadata.fragment_index,
+                metadata.worker_id,
+                error,
+            )
+            self.skipped.append(reference)
+            return False
+        return True
+
+
+def run_ahead(
+    jobs: Iterable[Job],
+    run: Callable[[Job], Loaded],
+    *,
+    threads: int,
+    depth: int,
+    in_order: bool,
+) -> Generator[Loaded, None, None]:
+    """Run jobs in threads, ahead of whoever iterates over their results.
+
+    Args:
+        jobs: Taken one by one, from the iterating thread, no earlier than needed.
+        run: Called once per job.
+        threads: At most this many jobs run at a time.
+        depth: At most this many results are ready or being made beside the one handed out; 0 runs
+            each job when its result is asked for, in the iterating thread.
+        in_order: Results in the order of jobs; else as they complete.
+
+    Returns:
+        A generator, which raises what a job raised in place of its result and is over then. Its
+        `close()`, which leaving a `for` loop calls, cancels jobs that have not begun and waits for
+        those that have.
+    """
+    if depth == 0:
+        yield from map(run, jobs)
+        return
+    remaining = iter(jobs)
+    pending: deque[Future[Loaded]] = deque()
+    executor = ThreadPoolExecutor(max_workers=min(threads, depth), thread_name_prefix="loader")
+
+    def top_up() -> None:
+        for job in itertools.islice(remaining, depth - len(pending)):
+            pending.append(executor.submit(run, job))
+
+    try:
+        top_up()
+        while pending:
+            if not in_order:
+                _move_completed_to_front(pending)
+            # In no variable when it is handed out, so that nothing here keeps a batch alive.
+            ready = [pending.popleft()]
+            wait(ready)
+            top_up()
+            yield ready.pop().result()
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _move_completed_to_front(pending: deque[Future[Loaded]]) -> None:
+    """Wait until one is done and put the first that is at the front."""
+    wait(pending, return_when=FIRST_COMPLETED)
+    position = next(i for i, future in enumerate(pending) if future.done())
+    completed = pending[position]
+    del pending[position]
+    pending.appendleft(completed)
+
+
+def _without_empty(
+    loaded: Generator[Loaded | None, None, None],
+) -> Generator[Loaded, None, None]:
+    """Leave out batches of which nothing could be loaded."""
+    with closing(loaded):
+        yield from (batch for batch in loaded if batch is not None)
+
+
+def _ordered(
+    references: Sequence[FragmentReference], options: LoaderOptions
+) -> Sequence[FragmentReference]:
+    is_shuffled = options.order is LoadOrder.SHUFFLED or (
+        options.order is LoadOrder.COMPLETED and options.seed is not None
+    )
+    if not is_shuffled:
+        return references
+    shuffled = list(references)
+    random.Random(options.seed).shuffle(shuffled)
+    return shuffled
+
+
+def data_iter(
+    load: Callable[[Record], tuple[Any, Any]],
+    records: Sequence[Record],
+    batch_size: int,
+    prefetch_batches: int = 2,
+    *,
+    threads: int = 4,
+    seed: int | None = None,
+) -> Iterator[dict[str, list[Any]]]:
+    """Load records one by one, shuffled, and yield them in groups as they arrive.
+
+    Args:
+        load: Gives the index and the fragment of a record; called from several threads.
+        records: Each is loaded exactly once.
+        batch_size: Records of a group; the last may be shorter.
+        prefetch_batches: Groups loaded ahead of the one being worked on.
+        threads: Loads at a time.
+        seed: Of the order; None: a different one each time.
+
+    Yields:
+        `{"index": [...], "fragment": [...]}` with one entry per record.
+    """
+    if batch_size < 1:
+        raise InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
+    shuffled = list(records)
+    random.Random(seed).shuffle(shuffled)
+    loaded = run_ahead(
+        shuffled,
+        load,
+        threads=threads,
+        depth=(prefetch_batches + 1) * batch_size,
+        in_order=False,
+    )
+    with closing(loaded):
+        while group := list(itertools.islice(loaded, batch_size)):
+            yield {
+                "index": [index for index, _ in group],
+                "fragment": [fragment for _, fragment in group],
+            }
