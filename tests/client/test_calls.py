@@ -1,0 +1,462 @@
+"""Both clients against a scripted server on a real channel."""
+
+import asyncio
+import inspect
+import os
+import re
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+import breadbox
+from breadbox import aio, calls, errors, types
+from breadbox.options import ClientOptions, Tls
+from breadbox.v1 import buffer_pb2, fragment_pb2
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox_server import status as server_status
+from support import descriptors
+from support.callers import Caller, make_caller
+from support.clock import ManualClock
+from support.fake_service import FakeService, Gate, refuse, serving
+
+PAYLOAD = types.PayloadReference("0" * 32, 100, 0)
+PAYLOAD_ON_WIRE = fragment_pb2.PayloadReference(payload_id="0" * 32, size_bytes=100)
+METADATA = types.FragmentMetadata(
+    worker_id="w",
+    fragment_index=3,
+    session_id="s",
+    model_version_min=1,
+    model_version_max=2,
+    payload=PAYLOAD,
+    step_count=8,
+    discontinuity=True,
+)
+METADATA_ON_WIRE = fragment_pb2.FragmentMetadata(
+    worker_id="w",
+    fragment_index=3,
+    session_id="s",
+    model_version_min=1,
+    model_version_max=2,
+    payload=PAYLOAD_ON_WIRE,
+    step_count=8,
+    discontinuity=True,
+)
+EPISODE = types.EpisodeReport(
+    worker_id="w",
+    return_sum=2.0,
+    discounted_return_sum=1.5,
+    step_count=7,
+    end=types.EpisodeEnd.TRUNCATED,
+)
+GRANTED = pb.FetchFragmentsResponse(
+    outcome=pb.FETCH_OUTCOME_GRANTED,
+    lease=pb.Lease(lease_id="l", remaining_duration=Duration(seconds=60)),
+    fragments=[
+        fragment_pb2.FragmentReference(
+            metadata=METADATA_ON_WIRE, chunk_id=5, staleness=1, use_count=2
+        )
+    ],
+    session_id="s",
+    model_version=2,
+)
+
+
+def start(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Start a call that the test awaits later."""
+    return asyncio.get_running_loop().create_task(coroutine)
+
+
+def snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+RPCS = [method.name for method in descriptors.service().methods]
+Client = breadbox.Client | aio.Client
+
+CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
+    "StartSession": (
+        ("s",),
+        {"model_version": 4},
+        pb.StartSessionRequest(buffer="b", session_id="s", model_version=4),
+    ),
+    "EndSession": (("s",), {}, pb.EndSessionRequest(buffer="b", session_id="s")),
+    "PublishModel": (
+        ("s", 0, PAYLOAD),
+        {},
+        pb.PublishModelRequest(
+            buffer="b", session_id="s", model_version=0, weights=PAYLOAD_ON_WIRE
+        ),
+    ),
+    "WatchModel": (
+        (types.ModelState("s", 0, None),),
+        {"max_wait_s": 0.0},
+        pb.WatchModelRequest(
+            buffer="b", known_session_id="s", known_model_version=0, max_wait=Duration()
+        ),
+    ),
+    "AppendFragments": (
+        ([METADATA],),
+        {},
+        pb.AppendFragmentsRequest(buffer="b", fragments=[METADATA_ON_WIRE]),
+    ),
+    "FetchFragments": (
+        (8, 1.5),
+        {"rank": 1, "world_size": 2, "request_id": "r", "lease_s": 30.0},
+        pb.FetchFragmentsRequest(
+            buffer="b",
+            request_id="r",
+            fragment_count=8,
+            max_wait=Duration(seconds=1, nanos=500_000_000),
+            rank=1,
+            world_size=2,
+            lease_duration=Duration(seconds=30),
+        ),
+    ),
+    "GetPreparedFragments": (
+        ("r",),
+        {},
+        pb.GetPreparedFragmentsRequest(buffer="b", request_id="r"),
+    ),
+    "RenewLease": (
+        ("l",),
+        {"lease_s": 9.0},
+        pb.RenewLeaseRequest(buffer="b", lease_id="l", lease_duration=Duration(seconds=9)),
+    ),
+    "ReleaseLease": (
+        ("l", types.ReleaseMode.RETURNED),
+        {},
+        pb.ReleaseLeaseRequest(buffer="b", lease_id="l", mode=pb.RELEASE_MODE_RETURNED),
+    ),
+    "CreateBuffer": (
+        ("n", types.BufferConfig(staleness_max=0)),
+        {},
+        pb.CreateBufferRequest(name="n", config=buffer_pb2.BufferConfig(staleness_max=0)),
+    ),
+    "UpdateBuffer": (
+        ("n", types.BufferConfig(uses_max=3)),
+        {},
+        pb.UpdateBufferRequest(name="n", config=buffer_pb2.BufferConfig(uses_max=3)),
+    ),
+    "DeleteBuffer": (("n",), {}, pb.DeleteBufferRequest(name="n")),
+    "ListBuffers": ((), {}, pb.ListBuffersRequest()),
+    "GetBuffer": ((), {}, pb.GetBufferRequest(name="b")),
+    "GetStoreConfig": ((), {}, pb.GetStoreConfigRequest()),
+    "ReportEpisodes": (
+        ([EPISODE],),
+        {},
+        pb.ReportEpisodesRequest(
+            buffer="b",
+            episodes=[
+                pb.EpisodeReport(
+                    worker_id="w",
+                    task="default",
+                    return_sum=2.0,
+                    discounted_return_sum=1.5,
+                    step_count=7,
+                    end=pb.EPISODE_END_TRUNCATED,
+                )
+            ],
+        ),
+    ),
+}
+
+
+# Every RPC --------------------------------------------------------------------------------------
+
+
+def test_every_rpc_of_the_contract_is_in_the_table_of_calls() -> None:
+    assert sorted(RPCS) == sorted(calls.METHODS)
+    assert sorted(RPCS) == sorted(CASES)
+
+
+@pytest.mark.parametrize("rpc", RPCS)
+def test_every_rpc_is_a_method_of_both_clients_with_one_signature(rpc: str) -> None:
+    blocking = inspect.signature(getattr(breadbox.Client, snake(rpc)))
+    awaited = inspect.signature(getattr(aio.Client, snake(rpc)))
+    assert blocking.parameters == awaited.parameters
+    assert inspect.iscoroutinefunction(getattr(aio.Client, snake(rpc)))
+
+
+def test_all_public_methods_of_the_blocking_client_exist_on_the_asyncio_client() -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    # The store is opened by an awaited call there, since opening it may block.
+    assert public(breadbox.Client) - {"store"} == (public(aio.Client) - {"open_store"}) | {"closed"}
+
+
+@pytest.mark.parametrize("rpc", RPCS)
+async def test_every_method_sends_its_own_request(
+    rpc: str, kind: str, address: str, fake: FakeService
+) -> None:
+    args, kwargs, wanted = CASES[rpc]
+    fake.will("FetchFragments", GRANTED)
+    async with make_caller(kind, address, clock=ManualClock(), buffer="b") as caller:
+        await caller.call(snake(rpc), *args, **kwargs)
+    assert [(rpc, wanted)] == [(call.method, call.request) for call in fake.received]
+
+
+@pytest.mark.parametrize("rpc", RPCS)
+async def test_every_call_has_a_deadline(
+    rpc: str, kind: str, address: str, fake: FakeService
+) -> None:
+    args, kwargs, request = CASES[rpc]
+    waits = "max_wait" in request.DESCRIPTOR.fields_by_name
+    wait_s = request.max_wait.ToTimedelta().total_seconds() if waits else 0.0
+    fake.will("FetchFragments", GRANTED)
+    async with make_caller(
+        kind, address, clock=ManualClock(), buffer="b", deadline_s=4.0
+    ) as caller:
+        await caller.call(snake(rpc), *args, **kwargs)
+    (call,) = fake.received
+    assert pytest.approx(wait_s + 4.0, abs=1.0) == call.time_remaining_s
+
+
+async def test_a_token_goes_with_every_call(kind: str, address: str, fake: FakeService) -> None:
+    async with make_caller(kind, address, token="secret") as caller:
+        await caller.call("list_buffers")
+    (call,) = fake.received
+    assert "Bearer secret" == call.metadata["authorization"]
+    assert "secret" not in repr(caller.client)
+
+
+async def test_a_grant_arrives_as_plain_types(caller: Caller, fake: FakeService) -> None:
+    fake.will("FetchFragments", GRANTED)
+    grant = await caller.call("fetch_fragments", 1, request_id="r")
+    reference = types.FragmentReference(METADATA, chunk_id=5, staleness=1, use_count=2)
+    assert types.LeaseGrant("l", 60.0, (reference,), "s", 2, "r") == grant
+
+
+# Failures ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", server_status.TABLE.items(), ids=lambda row: row[0].__name__)
+async def test_every_refusal_of_the_server_arrives_as_the_librarys_own_error(
+    row: tuple[type[Exception], server_status.Row], caller: Caller, fake: FakeService
+) -> None:
+    kind, told = row
+    reason = told.reason or str(getattr(kind, "reason", ""))
+    answer = refuse(told.code, reason, retry_delay_s=told.retry_delay_s, request_id="abc")
+    # Sent once by the library, so that what may pass is raised too.
+    fake.will("ReportEpisodes", answer)
+    with pytest.raises(errors.ReplayBufferError) as caught:
+        await caller.call("report_episodes", [EPISODE])
+    assert isinstance(caught.value.__cause__, grpc.RpcError)
+    assert "abc" == caught.value.request_id
+    assert type(caught.value) is not errors.ReplayBufferError
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.name != "OK"])
+async def test_no_error_of_grpc_escapes_whatever_the_code(
+    code: grpc.StatusCode, caller: Caller, fake: FakeService
+) -> None:
+    fake.will("ReportEpisodes", refuse(code))
+    with pytest.raises(errors.ReplayBufferError):
+        await caller.call("report_episodes", [EPISODE])
+
+
+async def test_a_server_that_is_not_there_is_unavailable_and_named(kind: str) -> None:
+    async with make_caller(kind, "127.0.0.1:1", reconnect_s=0.0) as caller:
+        with pytest.raises(errors.UnavailableError, match=r"127\.0\.0\.1:1"):
+            await caller.call("list_buffers")
+
+
+async def test_a_server_that_does_not_answer_in_time_is_a_passed_deadline(
+    kind: str, address: str, fake: FakeService
+) -> None:
+    gate = Gate(pb.ListBuffersResponse())
+    fake.will("ListBuffers", gate)
+    async with make_caller(kind, address, deadline_s=0.2) as caller:
+        with pytest.raises(errors.DeadlineExceededError):
+            await caller.call("list_buffers")
+    gate.open.set()
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "field"),
+    [
+        ("start_session", (7,), "session_id"),
+        ("start_session", ("\ud800",), "session_id"),
+        ("fetch_fragments", (1.5,), "fragment_count"),
+        ("fetch_fragments", (2**70,), "fragment_count"),
+        ("publish_model", ("s", "one"), "model_version"),
+        ("update_buffer", ("b", types.BufferConfig(lease_s=float("nan"))), "lease_s"),
+        ("update_buffer", ("b", types.BufferConfig(lease_s=-1.0)), "lease_s"),
+        ("update_buffer", ("b", types.BufferConfig(capacity_chunks=2**64)), "capacity_chunks"),
+    ],
+)
+async def test_what_does_not_fit_its_field_is_refused_here_and_named(
+    caller: Caller, fake: FakeService, method: str, args: tuple[Any, ...], field: str
+) -> None:
+    with pytest.raises(errors.InvalidRequestError) as caught:
+        await caller.call(method, *args)
+    assert field == caught.value.field
+    assert [] == fake.received
+
+
+async def test_a_server_that_restarts_is_found_again_under_the_same_request_id(kind: str) -> None:
+    first, second = FakeService(), FakeService()
+    gate = Gate(GRANTED)
+    first.will("FetchFragments", gate)
+    second.will("FetchFragments", GRANTED)
+    with serving(first) as address:
+        caller = make_caller(kind, address, reconnect_s=20.0)
+        fetch = start(caller.call("fetch_fragments", 1, 60.0))
+        assert await asyncio.to_thread(gate.entered.wait, 10)
+    with serving(second, address):
+        grant = await fetch
+        await caller.call("close")
+    (before,), (after,) = first.requests("FetchFragments"), second.requests("FetchFragments")
+    assert before.request_id == after.request_id == grant.request_id
+
+
+# Cancelling and closing -------------------------------------------------------------------------
+
+
+async def test_cancelling_a_call_cancels_it_on_the_server_and_is_not_converted(
+    address: str, fake: FakeService
+) -> None:
+    gate = Gate(GRANTED)
+    fake.will("FetchFragments", gate)
+    async with make_caller("asyncio", address) as caller:
+        task = start(caller.call("fetch_fragments", 1, 60.0))
+        assert await asyncio.to_thread(gate.entered.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(gate.caller_left.wait, 10)
+        assert 1 == len(fake.received)
+
+
+async def test_the_callers_own_timeout_is_not_converted(address: str, fake: FakeService) -> None:
+    gate = Gate(GRANTED)
+    fake.will("FetchFragments", gate)
+    async with make_caller("asyncio", address) as caller:
+        with pytest.raises(TimeoutError) as caught:
+            async with asyncio.timeout(0.1):
+                await caller.call("fetch_fragments", 1, 60.0)
+    assert not isinstance(caught.value, errors.ReplayBufferError)
+
+
+async def test_cancelling_while_waiting_to_try_again_ends_at_once() -> None:
+    sleeping = asyncio.Event()
+
+    async def sleep(duration_s: float) -> None:
+        sleeping.set()
+        await asyncio.Event().wait()
+
+    client = aio.Client("127.0.0.1:1", ClientOptions(), sleep=sleep)
+    task = start(client.list_buffers())
+    await sleeping.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await client.close()
+
+
+async def test_closing_ends_a_call_under_way_with_closed(caller: Caller, fake: FakeService) -> None:
+    gate = Gate(GRANTED)
+    fake.will("FetchFragments", gate)
+    fetch = start(caller.call("fetch_fragments", 1, 60.0))
+    assert await asyncio.to_thread(gate.entered.wait, 10)
+    await caller.call("close")
+    with pytest.raises(errors.ClosedError):
+        await fetch
+
+
+def test_closing_ends_a_wait_before_the_next_attempt() -> None:
+    waits = threading.Event()
+    client = breadbox.connect("127.0.0.1:1", reconnect_s=60.0)
+    failures: list[Exception] = []
+
+    def call() -> None:
+        try:
+            client.list_buffers()
+        except errors.ReplayBufferError as error:
+            failures.append(error)
+
+    original: Callable[[float], None] = client._sleep
+
+    def sleep(duration_s: float) -> None:
+        waits.set()
+        original(60.0)
+
+    client._sleep = sleep
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert waits.wait(10)
+    client.close()
+    thread.join(10)
+    assert [errors.ClosedError] == [type(failure) for failure in failures]
+
+
+async def test_closing_twice_is_closing_once_and_a_closed_client_says_so(caller: Caller) -> None:
+    await caller.call("close")
+    await caller.call("close")
+    assert caller.client.closed
+    with pytest.raises(errors.ClosedError):
+        await caller.call("list_buffers")
+
+
+def test_a_client_is_refused_after_a_fork(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = breadbox.connect(address)
+    parent = os.getpid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: parent + 1)
+        with pytest.raises(errors.ClosedError, match="fork"):
+            client.list_buffers()
+    client.list_buffers()
+    client.close()
+
+
+def test_many_threads_share_a_client(address: str, fake: FakeService) -> None:
+    with breadbox.connect(address) as client:
+        threads = [
+            threading.Thread(target=lambda: [client.list_buffers() for _ in range(10)])
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert 80 == len(fake.received)
+
+
+# Connecting -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["", "  ", "http://localhost:1", None])
+def test_an_address_that_cannot_be_one_is_refused(address: Any) -> None:
+    with pytest.raises(errors.InvalidRequestError, match="address"):
+        breadbox.connect(address)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("deadline_s", 0.0),
+        ("deadline_s", float("nan")),
+        ("reconnect_s", -1.0),
+        ("reconnect_s", float("inf")),
+        ("append_wait_s", "long"),
+        ("buffer", ""),
+    ],
+)
+def test_an_option_out_of_its_range_is_refused_and_named(name: str, value: Any) -> None:
+    with pytest.raises(errors.InvalidRequestError, match=name):
+        breadbox.connect("localhost:1", **{name: value})
+
+
+def test_a_certificate_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(errors.InvalidRequestError, match=r"tls\.ca_file"):
+        breadbox.connect("localhost:1", tls=Tls(ca_file="/nowhere/ca.pem"))
+    with pytest.raises(errors.InvalidRequestError, match="both"):
+        breadbox.connect("localhost:1", tls=Tls(cert_file="/nowhere/cert.pem"))
+
+
+def test_connecting_does_no_io() -> None:
+    breadbox.connect("host.invalid:1").close()
