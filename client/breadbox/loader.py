@@ -166,17 +166,17 @@ class FragmentLoader(Generic[Loaded]):
             depth=options.prefetch_batches,
             in_order=options.order is not LoadOrder.COMPLETED,
         )
-        return _without_empty(loaded)
+        return _emptied(loaded)
 
-    def _load_job(self, job: Sequence[FragmentReference]) -> Loaded | None:
-        """Load one batch; None when all of it was skipped."""
+    def _load_job(self, job: Sequence[FragmentReference]) -> list[Loaded]:
+        """Load one batch; none when all of it was skipped."""
         try:
-            return self._load_with_retries(job)
+            return [self._load_with_retries(job)]
         except LOAD_ERRORS:
             if self._options.on_failure is OnFailure.RAISE:
                 raise
         good = [reference for reference in job if self._loads(reference)]
-        return self._load_with_retries(good) if good else None
+        return [self._load_with_retries(good)] if good else []
 
     def _load_with_retries(self, job: Sequence[FragmentReference]) -> Loaded:
         for attempt in itertools.count(1):
@@ -263,12 +263,12 @@ def _move_completed_to_front(pending: deque[Future[Loaded]]) -> None:
     pending.appendleft(completed)
 
 
-def _without_empty(
-    loaded: Generator[Loaded | None, None, None],
-) -> Generator[Loaded, None, None]:
-    """Leave out batches of which nothing could be loaded."""
-    with closing(loaded):
-        yield from (batch for batch in loaded if batch is not None)
+def _emptied(groups: Generator[list[Loaded], None, None]) -> Generator[Loaded, None, None]:
+    """Hand out what is in the lists, and keep nothing of it."""
+    with closing(groups):
+        for group in groups:
+            while group:
+                yield group.pop()
 
 
 def _ordered(

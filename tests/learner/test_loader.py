@@ -1,0 +1,305 @@
+"""The loader: each reference exactly once, ahead of its use, and nothing left behind."""
+
+import gc
+import itertools
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from breadbox.errors import InvalidRequestError, PayloadMissingError, StoreUnavailableError
+from breadbox.loader import (
+    FragmentLoader,
+    LoaderOptions,
+    LoadOrder,
+    OnFailure,
+    data_iter,
+    run_ahead,
+)
+from breadbox.types import FragmentMetadata, FragmentReference, PayloadReference
+
+LIMIT_S = 10.0
+
+
+def references(count: int) -> list[FragmentReference]:
+    return [
+        FragmentReference(
+            FragmentMetadata(
+                worker_id="w",
+                fragment_index=number,
+                session_id="s",
+                model_version_min=0,
+                model_version_max=0,
+                payload=PayloadReference(f"{number:032x}", 1),
+                step_count=1,
+            ),
+            chunk_id=number,
+            staleness=0,
+            use_count=1,
+        )
+        for number in range(count)
+    ]
+
+
+def numbers(job: Sequence[FragmentReference]) -> list[int]:
+    return [reference.metadata.fragment_index for reference in job]
+
+
+def loader(
+    load: Callable[[Sequence[FragmentReference]], Any] = numbers, **options: Any
+) -> FragmentLoader[Any]:
+    return FragmentLoader(load, LoaderOptions(**options))
+
+
+def loader_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("loader")]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 7])
+@pytest.mark.parametrize("order", list(LoadOrder))
+def test_every_reference_is_delivered_exactly_once(order: LoadOrder, prefetch: int) -> None:
+    made = loader(order=order, prefetch_batches=prefetch, seed=3, threads=3)
+    batches = list(made.batches(references(23), 5))
+    assert [3, 5, 5, 5, 5] == sorted(len(batch) for batch in batches)
+    assert list(range(23)) == sorted(itertools.chain.from_iterable(batches))
+    assert [] == loader_threads()
+
+
+def test_granted_order_is_kept() -> None:
+    assert [[0, 1], [2, 3], [4]] == list(loader().batches(references(5), 2))
+
+
+def test_a_short_last_batch_may_be_dropped() -> None:
+    assert [[0, 1], [2, 3]] == list(loader(drop_last=True).batches(references(5), 2))
+    assert [] == list(loader(drop_last=True).batches(references(1), 2))
+
+
+def test_no_references_are_no_batches() -> None:
+    assert [] == list(loader().batches([], 4))
+
+
+def test_shuffling_depends_on_the_seed_alone() -> None:
+    def shuffled(seed: int) -> list[list[int]]:
+        made = loader(order=LoadOrder.SHUFFLED, seed=seed)
+        return list(made.batches(references(40), 4))
+
+    assert shuffled(1) == shuffled(1)
+    assert shuffled(1) != shuffled(2)
+    assert shuffled(1) != list(loader().batches(references(40), 4))
+
+
+def test_completed_order_does_not_wait_for_a_slow_batch() -> None:
+    release = threading.Event()
+
+    def load(job: Sequence[FragmentReference]) -> list[int]:
+        if 0 in numbers(job):
+            assert release.wait(LIMIT_S)
+        return numbers(job)
+
+    made = loader(load, order=LoadOrder.COMPLETED, threads=2, prefetch_batches=2)
+    batches = made.batches(references(4), 1)
+    assert [[1], [2], [3]] == [next(batches) for _ in range(3)]
+    release.set()
+    assert [[0]] == list(batches)
+
+
+@dataclass
+class Gate:
+    """A load function that counts what is under way and lets each load end when told."""
+
+    started: threading.Semaphore
+    begun: list[int]
+
+    def __call__(self, job: Sequence[FragmentReference]) -> list[int]:
+        self.begun += numbers(job)
+        self.started.release()
+        return numbers(job)
+
+    def await_starts(self, count: int) -> None:
+        for _ in range(count):
+            assert self.started.acquire(timeout=LIMIT_S)
+
+
+def test_it_loads_as_far_ahead_as_told_and_no_further() -> None:
+    gate = Gate(threading.Semaphore(0), [])
+    batches = loader(gate, prefetch_batches=2, threads=4).batches(references(10), 1)
+    assert [] == gate.begun
+    assert [0] == next(batches)
+    gate.await_starts(3)  # the one handed out and two ahead
+    assert [0, 1, 2] == sorted(gate.begun)
+    assert [1] == next(batches)
+    gate.await_starts(1)
+    assert [0, 1, 2, 3] == sorted(gate.begun)
+    batches.close()
+
+
+def test_without_prefetch_a_batch_is_loaded_when_asked_for() -> None:
+    gate = Gate(threading.Semaphore(0), [])
+    batches = loader(gate, prefetch_batches=0).batches(references(3), 1)
+    assert [0] == next(batches)
+    assert [0] == gate.begun
+
+
+def test_a_batch_in_use_is_kept_alive_by_its_user_alone() -> None:
+    class Loaded:
+        pass
+
+    batches = loader(lambda _: Loaded(), prefetch_batches=1).batches(references(3), 1)
+    held = weakref.ref(next(batches))
+    gc.collect()
+    assert held() is None
+    batches.close()
+
+
+def test_a_failed_load_is_tried_again() -> None:
+    attempts: Counter[int] = Counter()
+
+    def load(job: Sequence[FragmentReference]) -> list[int]:
+        attempts.update(numbers(job))
+        if attempts[2] < 3 and 2 in numbers(job):
+            raise StoreUnavailableError("the store is away")
+        return numbers(job)
+
+    assert [[0], [1], [2], [3]] == list(loader(load, retries=2).batches(references(4), 1))
+    assert {0: 1, 1: 1, 2: 3, 3: 1} == attempts
+
+
+def missing(*lost: int) -> Callable[[Sequence[FragmentReference]], list[int]]:
+    def load(job: Sequence[FragmentReference]) -> list[int]:
+        for number in numbers(job):
+            if number in lost:
+                raise PayloadMissingError(f"{number:032x}")
+        return numbers(job)
+
+    return load
+
+
+def test_a_load_that_keeps_failing_is_raised_in_its_place_with_the_attempts() -> None:
+    batches = loader(missing(4), retries=1).batches(references(8), 2)
+    assert [[0, 1], [2, 3]] == [next(batches), next(batches)]
+    with pytest.raises(PayloadMissingError) as caught:
+        next(batches)
+    assert ["after 2 attempts to load 2 fragments"] == caught.value.__notes__
+    assert [] == list(batches)
+    assert [] == loader_threads()
+
+
+def test_what_cannot_be_loaded_may_be_skipped_and_is_listed() -> None:
+    made = loader(missing(0, 1, 4), retries=0, on_failure=OnFailure.SKIP)
+    assert [[2, 3], [5], [6]] == list(made.batches(references(7), 2))
+    assert [0, 1, 4] == sorted(numbers(made.skipped))
+
+
+def test_a_bug_in_the_load_is_neither_retried_nor_skipped() -> None:
+    calls = []
+
+    def load(job: Sequence[FragmentReference]) -> None:
+        calls.append(numbers(job))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        list(loader(load, retries=5, on_failure=OnFailure.SKIP).batches(references(1), 1))
+    assert [[0]] == calls
+
+
+def test_d38_a_failed_iteration_leaks_nothing_into_the_next() -> None:
+    """D38: in-flight loads of an iteration that ended early were delivered by the next one."""
+    made = loader(missing(1), threads=4, prefetch_batches=6, retries=0)
+    with pytest.raises(PayloadMissingError):
+        list(made.batches(references(8), 1))
+    fresh = references(20)[10:]
+    assert [[n] for n in range(10, 20)] == list(made.batches(fresh, 1))
+
+
+def test_d38_leaving_the_loop_early_releases_everything() -> None:
+    begun = []
+
+    def load(job: Sequence[FragmentReference]) -> list[int]:
+        begun.extend(numbers(job))
+        return numbers(job)
+
+    made = loader(load, threads=2, prefetch_batches=3)
+    for batch in made.batches(references(100), 1):
+        if batch == [5]:
+            break
+    assert [] == loader_threads()
+    assert len(begun) <= 9  # six handed out, three ahead
+    assert [[0]] == list(made.batches(references(1), 1))
+
+
+def test_an_error_in_the_loop_body_stops_the_loads() -> None:
+    def train() -> None:
+        for _ in loader(threads=2, prefetch_batches=3).batches(references(100), 1):
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        train()
+    gc.collect()  # the traceback held the generator
+    assert [] == loader_threads()
+
+
+def test_iterations_at_the_same_time_share_nothing() -> None:
+    made = loader(threads=2, prefetch_batches=2)
+    one, two = made.batches(references(6), 2), made.batches(references(4), 1)
+    assert [([0, 1], [0]), ([2, 3], [1]), ([4, 5], [2])] == list(zip(one, two, strict=False))
+    two.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"threads": 0}, "threads"),
+        ({"prefetch_batches": -1}, "prefetch_batches"),
+        ({"retries": 101}, "retries"),
+    ],
+)
+def test_options_out_of_range_are_refused(wrong: dict[str, int], name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=name):
+        LoaderOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_batch_size_below_one_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="batch_size"):
+        loader().batches(references(1), 0)
+
+
+def test_jobs_are_taken_no_earlier_than_needed() -> None:
+    taken = []
+
+    def jobs() -> Any:
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    results = run_ahead(jobs(), lambda job: job, threads=2, depth=2, in_order=True)
+    assert 0 == next(results)
+    assert [0, 1, 2] == taken
+    results.close()
+
+
+def test_data_iter_yields_groups_of_every_record_once() -> None:
+    """As the ancestor did: shuffled, as they arrive, the last group short, index and fragment."""
+
+    def load(record: int) -> tuple[str, int]:
+        return f"index-{record}", record * 10
+
+    groups = list(data_iter(load, range(10), 4, seed=1))
+    assert [4, 4, 2] == [len(group["index"]) for group in groups]
+    pairs = [
+        pair for group in groups for pair in zip(group["index"], group["fragment"], strict=True)
+    ]
+    assert sorted((f"index-{n}", n * 10) for n in range(10)) == sorted(pairs)
+    assert [] == loader_threads()
+
+
+def test_data_iter_shuffles_under_its_seed() -> None:
+    def order(seed: int) -> list[int]:
+        groups = data_iter(lambda n: (n, None), range(50), 10, seed=seed, threads=1)
+        return [index for group in groups for index in group["index"]]
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
