@@ -21,6 +21,11 @@ def map_tree(function: Callable[[NDArray[Any]], Any], tree: Tree) -> Tree:
     return function(tree)
 
 
+def tree_row(tree: Tree, row: int) -> Tree:
+    """Return one row of a tree of arrays, as views (arrays of one axis: as scalars)."""
+    return map_tree(lambda array: array[row], tree)
+
+
 class Columns:
     """A tree of arrays [row_count, ...]; the first row written fixes structure, dtypes and shapes.
 

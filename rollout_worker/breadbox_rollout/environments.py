@@ -1,0 +1,83 @@
+"""Environments by name: any Gymnasium id, or `module:factory` of your own."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+
+from breadbox.errors import InvalidRequestError
+
+Environment = gymnasium.Env[Any, Any]
+
+_CHEAP_MODULES = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
+"""Entry points of environments whose step costs less than waking another process."""
+_ENVS_PER_CHEAP_PROCESS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSpec:
+    """How to make one environment; every part is plain JSON."""
+
+    name: str
+    """Gymnasium id, `module:id` of a module that registers it, or `module:factory`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the factory, or of `gymnasium.make`."""
+
+
+def _factory(name: str) -> Callable[..., Environment] | None:
+    """Return the callable of `module:factory`; None for a Gymnasium id, with or without module."""
+    module_name, _, attribute = name.partition(":")
+    if not attribute:
+        return None
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InvalidRequestError("env", f"{name!r} cannot be loaded: {error}") from error
+    factory = getattr(module, attribute, None)
+    return factory if callable(factory) else None
+
+
+def check_environment(spec: EnvSpec) -> None:
+    """Find out whether the name exists, without making the environment.
+
+    Raises:
+        InvalidRequestError: It does not; says what is wrong with it.
+    """
+    if _factory(spec.name) is not None:
+        return
+    _register_atari(spec.name)
+    try:
+        gymnasium.spec(spec.name)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise InvalidRequestError("env", f"{spec.name!r} is not an environment: {error}") from error
+
+
+def make_environment(spec: EnvSpec) -> Environment:
+    """Make the environment. May take as long, and raise whatever, the environment does."""
+    factory = _factory(spec.name)
+    if factory is not None:
+        return factory(**spec.options)
+    _register_atari(spec.name)
+    # The checker warns of what the worker reports as failures with a count.
+    return gymnasium.make(spec.name, disable_env_checker=True, **spec.options)
+
+
+def envs_per_process(spec: EnvSpec) -> int:
+    """Return how many environments share a process unless the user says otherwise.
+
+    One, so that a crash costs one environment; but Gymnasium's own tiny ones neither crash nor
+    hang, and a process for each would spend its time on being woken.
+    """
+    if _factory(spec.name) is not None:
+        return 1
+    _register_atari(spec.name)
+    entry_point = gymnasium.spec(spec.name).entry_point
+    cheap = isinstance(entry_point, str) and entry_point.startswith(_CHEAP_MODULES)
+    return _ENVS_PER_CHEAP_PROCESS_MAX if cheap else 1
+
+
+def _register_atari(name: str) -> None:
+    if name.startswith("ALE/"):
+        gymnasium.register_envs(importlib.import_module("ale_py"))

@@ -1,0 +1,123 @@
+"""Runs a policy on batches of numpy observations, on any device."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from breadbox.errors import InvalidRequestError
+from breadbox.fragment import Tree
+from breadbox.policies import PolicyModule, State
+from breadbox_rollout.columns import map_tree
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the policy did with a batch of B observations, as arrays on the CPU."""
+
+    action: Tree
+    """Leaves [B, ...]."""
+    log_prob: NDArray[np.float32]
+    value: NDArray[np.float32]
+    states: list[State]
+    """Recurrent state after the step, one per environment, on the policy's device."""
+
+
+def check_device(name: str) -> torch.device:
+    """Return the device.
+
+    Raises:
+        InvalidRequestError: There is no such device here.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidRequestError("device", f"{name!r} is not a device of torch") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidRequestError(
+            "device", f"{name!r} is not available: torch finds no CUDA device"
+        )
+    return device
+
+
+class Inference:
+    """A policy, its device and its randomness.
+
+    Args:
+        policy: Is moved to the device and stays the caller's to load weights into.
+        device: Where to run.
+        bfloat16: Compute in bfloat16 where torch deems it safe; results stay float32.
+        seed: Of the actions.
+    """
+
+    def __init__(
+        self, policy: PolicyModule, device: torch.device, *, bfloat16: bool = False, seed: int = 0
+    ) -> None:
+        self.policy = policy.to(device).eval()
+        self._device = device
+        self._bfloat16 = bfloat16
+        self._generator = torch.Generator(device).manual_seed(seed)
+        initial = self.policy.initial_state(1)
+        self._initial_state = None if initial is None else self.policy.split_state(initial)[0]
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the policy has a state."""
+        return self._initial_state is not None
+
+    @property
+    def initial_state(self) -> State:
+        """The state of one environment before its first step; None for a policy without memory."""
+        return self._initial_state
+
+    def act(self, obs: Tree, states: list[State], first: NDArray[np.bool_]) -> Decision:
+        """Sample an action for each of B environments.
+
+        Args:
+            obs: Leaves [B, ...]; only read.
+            states: One per environment; ignored by a policy without memory.
+            first: bool[B].
+        """
+        with torch.inference_mode(), self._precision():
+            state = self.policy.merge_state(states) if self.is_recurrent else None
+            result = self.policy.act(
+                map_tree(self._tensor, obs),
+                state,
+                self._tensor(first),
+                generator=self._generator,
+            )
+        batch_size = len(first)
+        return Decision(
+            action=_arrays(result.action),
+            log_prob=_arrays(result.log_prob.float()),
+            value=_arrays(result.value.float()),
+            states=self.policy.split_state(result.state)
+            if self.is_recurrent
+            else [None] * batch_size,
+        )
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if not self._bfloat16:
+            return nullcontext()
+        return torch.autocast(self._device.type, torch.bfloat16)
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def state_arrays(state: State) -> Tree:
+    """Return a recurrent state as arrays, for a fragment."""
+    return _arrays(state)
+
+
+def _arrays(tree: Any) -> Tree:
+    if isinstance(tree, torch.Tensor):
+        return tree.cpu().numpy()
+    if isinstance(tree, dict):
+        return {key: _arrays(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_arrays(value) for value in tree)
+    return tree

@@ -1,0 +1,243 @@
+"""`breadbox rollout` and `breadbox generate`."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import gymnasium
+import torch
+
+import breadbox
+from breadbox.errors import InvalidRequestError
+from breadbox.policies import PolicyModule, make_policy, policy_names
+from breadbox_rollout.command import (
+    OneLineCommand,
+    config_option,
+    option,
+    set_up_logging,
+    stop_on_signals,
+)
+from breadbox_rollout.environments import EnvSpec, check_environment, envs_per_process
+from breadbox_rollout.episodes import EpisodeReporter
+from breadbox_rollout.inference import Inference, check_device
+from breadbox_rollout.models import ModelWatcher
+from breadbox_rollout.pool import EnvPool, PoolOptions
+from breadbox_rollout.sender import Sender
+from breadbox_rollout.settings import (
+    JsonObject,
+    RolloutSettings,
+    SizeBytes,
+    default_worker_name,
+)
+from breadbox_rollout.worker import RolloutWorker, WorkerOptions
+
+logger = logging.getLogger(__name__)
+
+_APPEND_WAIT_S = 5.0
+"""After this long in front of a full buffer the sender looks again whether it is still wanted."""
+
+
+def _environment_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Declare what is said of environments and policy, for both commands."""
+    for decorate in reversed(
+        (
+            option("--env", required=True, help="Gymnasium id, module:id, or module:factory."),
+            option("--env-options", type=JsonObject(), default="{}", help="Its arguments."),
+            option("--policy", default="mlp", help=f"{', '.join(policy_names())}, module:factory."),
+            option("--policy-options", type=JsonObject(), default="{}", help="Its arguments."),
+            option("--device", default="cpu", help="Where the policy runs: cpu, cuda, cuda:1."),
+            option("--bfloat16/--no-bfloat16", default=False, help="Compute in bfloat16."),
+            option("--seed", type=int, default=0, help="Of environments, actions, fresh weights."),
+            option("--build-s", type=click.FloatRange(min=0.1), default=300.0,
+                   help="Time limit of starting an environment."),
+            option("--reset-s", type=click.FloatRange(min=0.1), default=120.0,
+                   help="Time limit of one reset."),
+            option("--step-s", type=click.FloatRange(min=0.1), default=30.0,
+                   help="Time limit of one step."),
+            option("--memory-limit", type=SizeBytes(), default="0",
+                   help="Resident size at which an environment process is replaced; 0: none."),
+            option("--torch-threads", type=click.IntRange(min=1), default=1,
+                   help="Threads of the policy on the CPU."),
+            option("--log-level", default="info",
+                   type=click.Choice(["debug", "info", "warning", "error"])),
+        )
+    ):  # fmt: skip
+        command = decorate(command)
+    return command
+
+
+def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Declare what is said of the service and of this worker's part in it."""
+    positive = click.IntRange(min=1)
+    for decorate in reversed(
+        (
+            option("--server", default="127.0.0.1:50051", help="HOST:PORT, or unix:PATH."),
+            option("--buffer", default="default", help="Buffer to fill."),
+            option("--token", help="Bearer token."),
+            option("--tls-ca", type=click.Path(path_type=Path), help="PEM; turns TLS on."),
+            option("--tls-cert", type=click.Path(path_type=Path), help="PEM, of this worker."),
+            option("--tls-key", type=click.Path(path_type=Path), help="PEM, of this worker."),
+            option("--num-envs", type=positive, default=8, help="Environments."),
+            option("--envs-per-process", type=positive,
+                   help="1, but more for Gymnasium's own tiny environments."),
+            option("--fragment-steps", type=positive, default=32, help="Steps of a fragment."),
+            option("--batch-envs", type=positive,
+                   help="Environments of a full inference batch; default: half of them."),
+            option("--batch-wait-s", type=click.FloatRange(min=0.0), default=0.02,
+                   help="Longest a ready environment waits for others to join its batch."),
+            option("--weights", type=click.Choice(["strict", "matching"]), default="strict",
+                   help="Published weights must fit exactly, or where they match by name."),
+            option("--task", default="default", help="Label of episodes that name none."),
+            option("--discount", type=click.FloatRange(0.0, 1.0), default=0.99,
+                   help="Of the discounted returns that are reported."),
+            option("--worker-name", default=default_worker_name,
+                   help="Begins worker ids; unique per start. Default: host and a random number."),
+            option("--queue-fragments", type=positive, default=1024,
+                   help="Fragments that may wait to be sent; beyond, environments wait."),
+            option("--queue-bytes", type=SizeBytes(), default="512MiB", help="Bytes of them."),
+            option("--rebuild-interval-s", type=click.FloatRange(min=0.0), default=0.0,
+                   help="Make environments anew after this long, between episodes; 0: never."),
+            option("--restarts-max", type=click.IntRange(min=0),
+                   help="Restarts of one environment process. Default: any number."),
+            option("--episode-steps-max", type=positive, help="Truncate longer episodes."),
+            option("--steps-max", type=positive, help="End after so many steps."),
+            option("--log-interval-s", type=click.FloatRange(min=0.1), default=10.0),
+            option("--drain-s", type=click.FloatRange(min=0.0), default=10.0,
+                   help="Time to deliver what is finished when told to end."),
+        )
+    ):  # fmt: skip
+        command = decorate(command)
+    return command
+
+
+@click.command(cls=OneLineCommand)
+@_worker_options
+@_environment_options
+@config_option()
+@click.option("--dry-run", is_flag=True, help="Check everything, print what would be used, end.")
+def rollout(dry_run: bool, log_level: str, **values: Any) -> None:
+    """Run a rollout worker: step environments with the current model and send fragments.
+
+    It may be started before server and learner: it waits for both and says so. SIGTERM and Ctrl-C
+    deliver what is finished, then end; a second signal ends at once.
+    """
+    settings = RolloutSettings(**values)
+    spec = EnvSpec(name=settings.env, options=settings.env_options)
+    check_environment(spec)
+    device = check_device(settings.device)
+    _check_policy_name(settings.policy)
+    client = _connect(settings)
+    if dry_run:
+        client.close()
+        click.echo(settings.as_yaml(), nl=False)
+        return
+    set_up_logging(log_level)
+    torch.set_num_threads(settings.torch_threads)
+    run_worker(client, settings, spec, device)
+
+
+def _connect(settings: RolloutSettings) -> "breadbox.Client":
+    tls = None
+    if settings.tls_ca or settings.tls_cert or settings.tls_key:
+        tls = breadbox.Tls(settings.tls_ca, settings.tls_cert, settings.tls_key)
+    return breadbox.connect(
+        settings.server,
+        buffer=settings.buffer,
+        tls=tls,
+        token=settings.token,
+        append_wait_s=_APPEND_WAIT_S,
+    )
+
+
+def _check_policy_name(name: str) -> None:
+    if name not in policy_names() and ":" not in name:
+        known = ", ".join(policy_names())
+        raise InvalidRequestError("policy", f"{name!r} is not one of {known}, nor module:factory")
+
+
+def run_worker(
+    client: "breadbox.Client", settings: RolloutSettings, spec: EnvSpec, device: torch.device
+) -> None:
+    """Build a worker around *client* and run it until a signal comes; closes the client.
+
+    Raises:
+        EnvironmentStartError: No environment starts, or none is left.
+        WeightsMismatchError: The learner's policy is another one.
+    """
+    watcher = ModelWatcher(client)
+    sender = Sender(
+        client,
+        lambda: watcher.latest,
+        fragments_max=settings.queue_fragments,
+        bytes_max=settings.queue_bytes,
+    )
+    reporter = EpisodeReporter(client)
+    worker = RolloutWorker(
+        EnvPool(spec, _pool_options(settings, spec)),
+        _policy_factory(settings),
+        watcher,
+        sender,
+        reporter,
+        _loop_options(settings),
+        make_inference=lambda policy: Inference(
+            policy, device, bfloat16=settings.bfloat16, seed=settings.seed
+        ),
+    )
+    logger.info(
+        "seed %d, worker %s, server %s", settings.seed, settings.worker_name, client.address
+    )
+    for thread in (watcher, sender, reporter):
+        thread.start()
+    try:
+        with stop_on_signals(worker.stop):
+            worker.run()
+    finally:
+        sender.close(settings.drain_s)
+        reporter.close(settings.drain_s)
+        client.close()
+        watcher.close()
+        logger.info("ended after %d steps; fragments %s", worker.step_count, sender.counts())
+
+
+def _pool_options(settings: RolloutSettings, spec: EnvSpec) -> PoolOptions:
+    return PoolOptions(
+        env_count=settings.num_envs,
+        envs_per_process=settings.envs_per_process or envs_per_process(spec),
+        seed=settings.seed,
+        build_s_max=settings.build_s,
+        reset_s_max=settings.reset_s,
+        step_s_max=settings.step_s,
+        restarts_max=settings.restarts_max,
+        rebuild_interval_s=settings.rebuild_interval_s,
+        memory_bytes_max=settings.memory_limit,
+        episode_steps_max=settings.episode_steps_max,
+    )
+
+
+def _loop_options(settings: RolloutSettings) -> WorkerOptions:
+    return WorkerOptions(
+        fragment_steps=settings.fragment_steps,
+        # Half, so that one half of the environments steps while the policy runs for the other.
+        batch_env_count=settings.batch_envs or max(1, settings.num_envs // 2),
+        batch_wait_s_max=settings.batch_wait_s,
+        worker_prefix=settings.worker_name,
+        task=settings.task,
+        discount=settings.discount,
+        strict_weights=settings.weights == "strict",
+        log_interval_s=settings.log_interval_s,
+        steps_max=settings.steps_max,
+    )
+
+
+def _policy_factory(settings: RolloutSettings) -> Callable[[Any, Any], PolicyModule]:
+    def make(
+        observation_space: "gymnasium.Space[Any]", action_space: "gymnasium.Space[Any]"
+    ) -> PolicyModule:
+        torch.manual_seed(settings.seed)
+        return make_policy(
+            settings.policy, observation_space, action_space, **settings.policy_options
+        )
+
+    return make

@@ -1,0 +1,138 @@
+"""Which session and model version are current, learned in the background.
+
+A model is one immutable triple (session, version, weights). The watcher's thread makes it whole
+before anybody sees it; the worker takes it between two batches. So a step is never labelled with a
+version whose weights did not choose its action (D21).
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from breadbox.errors import ClosedError, PayloadMissingError, ReplayBufferError
+from breadbox.types import ModelState
+from breadbox_rollout.ports import Service
+
+logger = logging.getLogger(__name__)
+
+WATCH_S = 60.0
+"""Length of one long poll."""
+RETRY_S = 1.0
+"""Between attempts, once the client has given up by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What to act with, and how to label it."""
+
+    session_id: str
+    """Empty: no session is current, so nothing may be produced."""
+    model_version: int
+    weights: Mapping[str, NDArray[Any]] | None
+    """None: keep the weights there are."""
+    staleness_max: int | None
+    """Versions that a step may be behind before its fragment is refused; None: unknown."""
+
+    @property
+    def in_session(self) -> bool:
+        """Whether anything may be produced."""
+        return bool(self.session_id)
+
+
+NO_MODEL = Model("", 0, None, None)
+
+
+class ModelWatcher:
+    """Follows the buffer's model in a thread of its own.
+
+    Args:
+        service: Where to ask. `close` of it ends the thread at once.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._latest = NO_MODEL
+        self._taken = True
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="model-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def close(self, wait_s: float = 5.0) -> None:
+        """Stop following; close the service first if the thread shall not finish its long poll."""
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join(wait_s)
+
+    @property
+    def latest(self) -> Model:
+        """The newest model, taken or not."""
+        with self._lock:
+            return self._latest
+
+    def take(self) -> Model | None:
+        """Return the newest model if it has not been taken yet; never an older one after it."""
+        if self._taken:  # Read without the lock: a model that comes now is taken a batch later.
+            return None
+        with self._lock:
+            self._taken = True
+            return self._latest
+
+    def wait(self, wait_s: float) -> None:
+        """Wait until there is something to take, for at most *wait_s* seconds."""
+        with self._lock:
+            self._changed.wait_for(lambda: not self._taken, wait_s)
+
+    def _run(self) -> None:
+        known: ModelState | None = None
+        while not self._closing.is_set():
+            try:
+                state = self._service.watch_model(known, max_wait_s=WATCH_S)
+                if state is None:
+                    continue
+                model = self._complete(state, known)
+            except ClosedError:
+                return
+            except PayloadMissingError:
+                # Superseded while it was being read; what superseded it is asked for next.
+                logger.info("weights were replaced while they were read; asking again")
+                known = None
+                self._closing.wait(RETRY_S)
+            except ReplayBufferError as error:
+                logger.warning("cannot learn the current model: %s", error)
+                self._closing.wait(RETRY_S)
+            else:
+                known = state
+                self._offer(model)
+
+    def _complete(self, state: ModelState, known: ModelState | None) -> Model:
+        """Fetch what belongs to the state: weights, and the limit that fragments will meet."""
+        if not state.session_id:
+            return NO_MODEL
+        weights = None if state.weights is None else self._service.load_weights(state.weights)
+        # The limit can change while running, and a version comes seldom: ask each time.
+        staleness_max = self._service.get_buffer().config.staleness_max
+        return Model(state.session_id, state.model_version or 0, weights, staleness_max)
+
+    def _offer(self, model: Model) -> None:
+        with self._lock:
+            if model == NO_MODEL and self._latest == NO_MODEL:
+                return
+            if model.weights is None and not self._taken:
+                # Not to lose the weights of a triple that nobody took before this one came.
+                model = Model(
+                    model.session_id,
+                    model.model_version,
+                    self._latest.weights,
+                    model.staleness_max,
+                )
+            self._latest, self._taken = model, False
+            self._changed.notify_all()

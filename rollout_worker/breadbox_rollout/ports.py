@@ -1,0 +1,40 @@
+"""What the worker needs of the service; `breadbox.Client` is one, tests bring their own."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from breadbox.fragment import Fragment
+from breadbox.types import (
+    AppendResult,
+    BufferDescription,
+    EpisodeReport,
+    ModelState,
+    PayloadReference,
+)
+
+
+class Service(Protocol):
+    """A connection to the buffer that the worker fills. Thread-safe.
+
+    Methods do what those of `breadbox.Client` do, and raise what they raise.
+    """
+
+    def watch_model(
+        self, known: ModelState | None = None, *, max_wait_s: float = 0.0
+    ) -> ModelState | None:
+        """See `breadbox.Client.watch_model`."""
+
+    def load_weights(self, reference: PayloadReference) -> dict[str, Any]:
+        """See `breadbox.Client.load_weights`."""
+
+    def append_many(self, fragments: Sequence[Fragment]) -> list[AppendResult]:
+        """See `breadbox.Client.append_many`."""
+
+    def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+        """See `breadbox.Client.report_episodes`."""
+
+    def get_buffer(self, name: str | None = None) -> BufferDescription:
+        """See `breadbox.Client.get_buffer`."""
+
+    def close(self) -> None:
+        """See `breadbox.Client.close`: calls of other threads fail with ClosedError."""

@@ -1,0 +1,132 @@
+"""Options of the worker: from file, environment and flags, checked."""
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from breadbox.errors import InvalidRequestError
+
+_SECRET_FIELDS = frozenset({"token"})
+_SIZE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+class SizeBytes(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """A size such as 512MiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read a whole number with an optional binary unit."""
+        text = str(value).strip().upper()
+        digits = text.rstrip("BIKMGT")
+        unit = text[len(digits) :]
+        if not digits.strip().isdigit() or unit not in _SIZE_UNITS:
+            self.fail(f"{value!r} is not a size such as 512MiB", param, ctx)
+        return int(digits) * _SIZE_UNITS[unit]
+
+
+class JsonObject(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """A JSON object, or a mapping from a configuration file."""
+
+    name = "json"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        """Read an object."""
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                self.fail(f"not JSON: {error}", param, ctx)
+        if not isinstance(value, Mapping):
+            self.fail(f'{value!r} is not a JSON object such as {{"frameskip": 4}}', param, ctx)
+        return dict(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSettings:
+    """Everything that `breadbox rollout` was told. Field names are those of the options."""
+
+    server: str
+    buffer: str
+    token: str | None
+    tls_ca: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
+    env: str
+    env_options: dict[str, Any]
+    num_envs: int
+    envs_per_process: int | None
+    fragment_steps: int
+    policy: str
+    policy_options: dict[str, Any]
+    device: str
+    bfloat16: bool
+    batch_envs: int | None
+    batch_wait_s: float
+    weights: str
+    seed: int
+    task: str
+    discount: float
+    worker_name: str
+    queue_fragments: int
+    queue_bytes: int
+    build_s: float
+    reset_s: float
+    step_s: float
+    rebuild_interval_s: float
+    restarts_max: int | None
+    memory_limit: int
+    episode_steps_max: int | None
+    torch_threads: int
+    steps_max: int | None
+    log_interval_s: float
+    drain_s: float
+
+    def as_yaml(self) -> str:
+        """Return the effective configuration, readable by `--config`, without secrets."""
+        plain = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _SECRET_FIELDS:
+                value = None if value is None else "(hidden)"
+            plain[field.name] = str(value) if isinstance(value, Path) else value
+        return yaml.safe_dump(plain, sort_keys=False)
+
+
+def default_worker_name() -> str:
+    """Return a name that no other running worker has.
+
+    Fragment indices begin at 0 with every start, so a name must not be used twice in a session.
+    """
+    return f"{os.uname().nodename.split('.')[0][:32]}-{secrets.token_hex(4)}"
+
+
+def read_config(path: Path, known: set[str]) -> dict[str, Any]:
+    """Read a YAML file of option names and values; dashes and underscores are alike.
+
+    Raises:
+        InvalidRequestError: It cannot be read, is no mapping, or names an unknown option.
+    """
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())
+        raise InvalidRequestError("config", f"{path} cannot be read: {problem}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise InvalidRequestError("config", f"{path} holds no mapping of options to values")
+    values = {str(key).replace("-", "_"): value for key, value in data.items()}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise InvalidRequestError("config", f"{path} names unknown options: {', '.join(unknown)}")
+    return values

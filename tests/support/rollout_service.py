@@ -1,0 +1,113 @@
+"""A service as the rollout worker sees it, in memory, with answers that a test can choose."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from breadbox.errors import ClosedError, ReplayBufferError
+from breadbox.fragment import Fragment
+from breadbox.types import (
+    AdmissionOutcome,
+    AppendResult,
+    BufferConfig,
+    BufferDescription,
+    EpisodeReport,
+    ModelState,
+    PayloadReference,
+)
+
+WAIT_S_MAX = 30.0
+
+
+class FakeService:
+    """Admits every fragment of the current session unless told otherwise. Thread-safe."""
+
+    def __init__(self, staleness_max: int | None = None) -> None:
+        self.staleness_max = staleness_max
+        self.fragments: list[Fragment] = []
+        self.reports: list[EpisodeReport] = []
+        self.append_calls: list[int] = []
+        self.answer: Callable[[Sequence[Fragment]], list[AppendResult]] | None = None
+        self.errors: deque[ReplayBufferError] = deque()
+        """Raised by the next appends, one each."""
+        self.closed = False
+        self._state = ModelState("", None, None)
+        self._weights: dict[str, Mapping[str, Any]] = {}
+        self._changed = threading.Condition()
+
+    def publish(
+        self, session_id: str, model_version: int, weights: Mapping[str, Any] | None = None
+    ) -> None:
+        """Make session, version and weights current; without weights the version has none."""
+        with self._changed:
+            reference = None
+            if weights is not None:
+                reference = PayloadReference(f"{len(self._weights):032x}", 1)
+                self._weights[reference.payload_id] = weights
+            self._state = ModelState(session_id, model_version, reference)
+            self._changed.notify_all()
+
+    def end_session(self) -> None:
+        with self._changed:
+            self._state = ModelState("", None, None)
+            self._changed.notify_all()
+
+    def wait_until(self, condition: Callable[[], bool], wait_s: float = WAIT_S_MAX) -> None:
+        """Wait until *condition* holds after some call; fails the test if it never does."""
+        with self._changed:
+            assert self._changed.wait_for(condition, wait_s), "the worker never got there"
+
+    def watch_model(
+        self, known: ModelState | None = None, *, max_wait_s: float = 0.0
+    ) -> ModelState | None:
+        with self._changed:
+            changed = self._changed.wait_for(
+                lambda: self.closed or self._state != (known or ModelState("", None, None)),
+                max_wait_s,
+            )
+            self._check_open()
+            return self._state if changed else None
+
+    def load_weights(self, reference: PayloadReference) -> dict[str, Any]:
+        with self._changed:
+            self._check_open()
+            return dict(self._weights[reference.payload_id])
+
+    def append_many(self, fragments: Sequence[Fragment]) -> list[AppendResult]:
+        with self._changed:
+            self._check_open()
+            self.append_calls.append(len(fragments))
+            self._changed.notify_all()
+            if self.errors:
+                raise self.errors.popleft()
+            if self.answer is not None:
+                results = self.answer(fragments)
+            else:
+                results = [AppendResult(AdmissionOutcome.ADMITTED)] * len(fragments)
+            self.fragments += [
+                fragment
+                for fragment, result in zip(fragments, results, strict=True)
+                if result.outcome is AdmissionOutcome.ADMITTED
+            ]
+            return results
+
+    def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+        with self._changed:
+            self._check_open()
+            self.reports += episodes
+            self._changed.notify_all()
+
+    def get_buffer(self, name: str | None = None) -> BufferDescription:
+        self._check_open()
+        config = BufferConfig(staleness_max=self.staleness_max)
+        return BufferDescription(name or "default", config, "", None, None)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("the client is closed")
