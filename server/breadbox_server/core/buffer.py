@@ -1,18 +1,81 @@
-"""One named buffer."""
+"""One named buffer: the rules B1 to B14 over the parts that keep its state.
+
+Who knows what:
+
+    intake      fragments coming in                 fetching   fragments going out
+    admission   whether a fragment is taken         waiters    fetches that cannot be met yet
+    assembly    open chunks, what workers sent      leases     grants, and when they end
+    holdings    closed chunks, held and leased      limiters   whether a draw may happen now
+    model       session, version, weights           samplers   which chunks a draw takes
+    payloads    what the buffer refers to           state      all of these together
+
+Invariants between the parts, on top of each one's own:
+
+I1  Every payload referred to belongs to exactly one of: an open chunk, a closed chunk that is held
+    or leased, the model's weights (B13).
+I2  Every open fragment and every held chunk is fresh and of the current session (B5, B6).
+I3  Chunks held are at most `capacity_chunks`. Bytes referred to are at most `capacity_bytes`,
+    unless that limit was lowered below what leases and open chunks refer to (B7).
+I4  Nobody waits whose request could be granted: the head of the queue lacks chunks, a lease, or the
+    limiter's leave, and all others wait behind it (B8).
+I5  Leases alive are at most `leases_max`, unless that limit was lowered.
+I6  Right after `handle_timer(now)`, `next_timer()` is None or later than `now`.
+I7  What was refused has changed nothing but counters of refusals (B14).
+
+Silence, after which an open chunk is discarded, is measured from the worker's latest *admitted*
+fragment. Refused attempts do not count, so that open chunks whose workers are all blocked for lack
+of bytes end by themselves instead of blocking each other for ever.
+"""
 
 from collections.abc import Callable
 
 from breadbox_server.core import inputs
+from breadbox_server.core.chunks import Chunk, ChunkState
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import AppendCredit, BufferDescription
-from breadbox_server.core.errors import DomainError
-from breadbox_server.core.events import Event
-from breadbox_server.core.ids import BufferName, CallerId, RequestId
-from breadbox_server.core.inputs import Appended, Fragment, GrantedFragment, ModelState, Published
+from breadbox_server.core.errors import (
+    DomainError,
+    InvalidArgumentError,
+    RequestNotFoundError,
+)
+from breadbox_server.core.events import DiscardReason, Event, EvictionReason, ModelChanged
+from breadbox_server.core.fetching import Fetching
+from breadbox_server.core.ids import BufferName, CallerId, ModelVersion, PayloadId, RequestId
+from breadbox_server.core.inputs import (
+    Appended,
+    Fragment,
+    GrantedFragment,
+    ModelState,
+    Payload,
+    Published,
+)
+from breadbox_server.core.intake import Intake
+from breadbox_server.core.leases import granted_fragments
+from breadbox_server.core.limiters import make_limiter
+from breadbox_server.core.payloads import MODEL_OWNER
+from breadbox_server.core.samplers import make_sampler
+from breadbox_server.core.state import BufferState
+from breadbox_server.core.validation import check_name, check_payload, check_version
 
 
 class ReplayBuffer:
-    """One named buffer as a synchronous, deterministic state machine."""
+    """One named buffer as a synchronous, deterministic state machine.
+
+    `BufferSet` is what a driver talks to; it finds the buffer, advances its time, and calls one of
+    the methods that take an input. Each runs to its end: what it changed is visible in the next
+    call, what followed from it (grants, evictions, payloads to delete) stands in the events.
+
+    Args:
+        name: Named in every event.
+        config: Its limits.
+        draw_seed: Seed of its draws and lease ids; at least 0.
+        events: Where everything that happens is told, in order.
+        next_caller_id: Gives ids that are unique among all buffers that share `events`.
+        is_payload_taken: Whether another buffer refers to a payload.
+
+    Raises:
+        InvalidArgumentError: No sampler has the name that `config` says.
+    """
 
     def __init__(
         self,
@@ -22,66 +85,350 @@ class ReplayBuffer:
         draw_seed: int,
         events: list[Event],
         next_caller_id: Callable[[], CallerId],
+        is_payload_taken: Callable[[PayloadId], bool] = lambda _: False,
     ) -> None:
-        self.config = config
-        self.model = ModelState(inputs.SessionId(""), None, None)
+        self._state = BufferState(name, config, draw_seed=draw_seed, events=events)
+        self._is_payload_taken = is_payload_taken
+        self._intake = Intake(self._state, is_payload_taken)
+        self._fetching = Fetching(self._state, next_caller_id=next_caller_id)
+
+    @property
+    def config(self) -> BufferConfig:
+        """The limits in force."""
+        return self._state.config
+
+    @property
+    def model(self) -> ModelState:
+        """The current session, version and weights."""
+        return self._state.model.state
+
+    def refers_to(self, payload_id: PayloadId) -> bool:
+        """Whether a chunk, an open chunk, a lease or the model refers to a payload."""
+        return payload_id in self._state.payloads
 
     def start_session(self, input: inputs.StartSession, *, now: float) -> ModelState:
-        raise NotImplementedError
+        """Make a session current, ending the previous one with everything of it (B5).
+
+        Raises:
+            InvalidArgumentError: The id or the version is malformed.
+            SessionNotCurrentError: The session has ended before.
+        """
+        check_name("session_id", input.session_id)
+        version = ModelVersion(0) if input.model_version is None else input.model_version
+        check_version("model_version", version)
+        state = self._state
+        if input.session_id == state.model.session_id:
+            return state.model.state
+        state.model.check_start(input.session_id)
+        if state.model.version is not None:
+            self._end_session()
+        state.model.start(input.session_id, version)
+        state.counters.add("sessions_started")
+        self._finish(model_changed=True)
+        return state.model.state
 
     def end_session(self, input: inputs.EndSession, *, now: float) -> None:
-        raise NotImplementedError
+        """End a session if it is current; leases live on, waiters wait for the next one.
+
+        Raises:
+            InvalidArgumentError: The id is malformed.
+        """
+        check_name("session_id", input.session_id)
+        if input.session_id == self._state.model.session_id:
+            self._end_session()
+            self._finish(model_changed=True)
 
     def publish(self, input: inputs.PublishModel, *, now: float) -> Published:
-        raise NotImplementedError
+        """Move the version forward; evict chunks and discard open fragments it makes stale (B5).
+
+        The current version again is a retry and changes nothing, unless it brings the first
+        weights of that version: a session begins with a version that has none.
+
+        Raises:
+            InvalidArgumentError: An argument is malformed, or the weights' payload is in use.
+            SessionNotCurrentError: The session is not current.
+            VersionRegressedError: The version is lower than the current one.
+        """
+        check_name("session_id", input.session_id)
+        check_version("model_version", input.model_version)
+        if input.weights is not None:
+            check_payload("weights", input.weights)
+        state = self._state
+        state.model.check_publish(input.session_id, input.model_version)
+        if input.model_version == state.model.version:
+            current = state.model.state.weights
+            if input.weights is None or current is not None:
+                is_kept = input.weights is not None and input.weights == current
+                return Published(input.model_version, 0, is_kept)
+        self._check_weights(input.weights)
+        state.model.publish(input.model_version, input.weights)
+        state.counters.add("versions_published")
+        evicted_count = self._drop_stale()
+        self._finish(model_changed=True)
+        return Published(input.model_version, evicted_count, input.weights is not None)
 
     def append(self, input: inputs.AppendFragment, *, now: float) -> Appended:
-        raise NotImplementedError
+        """Judge a fragment and act on it (B1 to B4, B7).
+
+        Raises:
+            InvalidArgumentError: A field is malformed or out of range; the version was never
+                published; the payload is in use, or larger than the buffer.
+            WorkersFullError: It is of a new worker, and no more are remembered.
+        """
+        answer = self._intake.append(input.fragment, now=now)
+        self._finish()
+        self._fetching.serve(now=now)
+        return answer
+
+    def judge(self, fragment: Fragment) -> Appended | None:
+        """Say how `append` would answer, changing nothing; None: it would admit the fragment.
+
+        Raises:
+            DomainError: Whatever `append` would raise.
+        """
+        answer = self._intake.judge(fragment)
+        return None if answer.outcome is inputs.AdmissionOutcome.ADMITTED else answer
 
     def fetch(self, input: inputs.Fetch, *, now: float) -> CallerId:
-        raise NotImplementedError
+        """Grant a request, let it wait, or repeat what it was granted (B8 to B12).
+
+        Raises:
+            DomainError: As `BufferSet.apply` says of Fetch.
+        """
+        return self._fetching.fetch(input, now=now)
 
     def cancel_fetch(self, input: inputs.CancelFetch, *, now: float) -> None:
-        raise NotImplementedError
+        """Let a caller go that waits, and serve whoever stood behind it."""
+        self._fetching.cancel(input.caller_id, now=now)
 
     def renew_lease(self, input: inputs.RenewLease, *, now: float) -> float:
-        raise NotImplementedError
+        """Let a lease live on, and give its new expiry.
+
+        Raises:
+            InvalidArgumentError: The duration is out of range.
+            LeaseNotFoundError: The lease is unknown or over.
+        """
+        return self._fetching.renew(input, now=now)
 
     def release_lease(self, input: inputs.ReleaseLease, *, now: float) -> None:
-        raise NotImplementedError
+        """End a lease; nothing happens if it was released before.
+
+        Raises:
+            LeaseNotFoundError: The lease is unknown or has expired.
+        """
+        self._fetching.release(input.lease_id, input.mode)
+        self._finish()
+        self._fetching.serve(now=now)
 
     def undo_grant(self, input: inputs.UndeliveredGrant, *, now: float) -> None:
-        raise NotImplementedError
+        """Undo a grant that reached nobody; see `inputs.UndeliveredGrant`."""
+        self._fetching.undo(input.lease_id)
+        self._finish()
+        self._fetching.serve(now=now)
 
     def drop_payloads(self, input: inputs.DropPayloads, *, now: float) -> int:
-        raise NotImplementedError
+        """Give up whatever refers to payloads that the store lost, and count its fragments."""
+        dropped_count = sum(self._drop_payload(payload_id) for payload_id in input.payload_ids)
+        self._finish()
+        return dropped_count
 
     def update(self, input: inputs.UpdateBuffer, *, now: float) -> None:
-        raise NotImplementedError
+        """Replace the limits, and evict what no longer fits; O(chunks held).
 
-    def close(self, error: DomainError, *, now: float) -> None:
-        raise NotImplementedError
+        Raises:
+            InvalidArgumentError: `fragments_per_chunk` differs, or there is no such sampler.
+        """
+        state = self._state
+        old, new = state.config, input.config
+        if new.fragments_per_chunk != old.fragments_per_chunk:
+            raise InvalidArgumentError(
+                "fragments_per_chunk", f"is {old.fragments_per_chunk} and cannot be changed"
+            )
+        sampler = make_sampler(new.sampler)
+        state.config = new
+        state.limiter = make_limiter(new.limiter)
+        if new.sampler != old.sampler:
+            state.holdings.table.use_sampler(sampler)
+        self._drop_stale()
+        state.holdings.evict_used_up(new.uses_max)
+        state.holdings.evict_to_count(new.capacity_chunks)
+        state.holdings.evict_to_bytes(new.capacity_bytes)
+        state.leases.trim(new.requests_remembered_max)
+        self._fetching.refuse_impossible()
+        self._finish()
+        self._fetching.serve(now=now)
 
-    def refuse_waiters(self, error: DomainError, *, now: float) -> None:
-        raise NotImplementedError
+    def refuse_waiters(self, error: DomainError) -> None:
+        """Turn every waiter away."""
+        self._fetching.refuse_all(error)
 
-    def handle_timer(self, *, now: float) -> None:
-        raise NotImplementedError
+    def close(self, error: DomainError) -> None:
+        """Turn every waiter away and let go of every payload; the buffer is of no use then."""
+        self._fetching.refuse_all(error)
+        if self._state.model.version is not None:
+            self._end_session()
+        self._fetching.end_all()
+        self._finish()
 
     def next_timer(self) -> float | None:
-        raise NotImplementedError
+        """Give the instant at which `handle_timer` has something to do; None: never, as of now."""
+        timers = (self._fetching.next_timer(), self._intake.next_silence())
+        return min((timer for timer in timers if timer is not None), default=None)
 
-    def describe(self, *, now: float) -> BufferDescription:
-        raise NotImplementedError
+    def handle_timer(self, *, now: float) -> None:
+        """Do everything that was due at or before `now`.
+
+        Expired leases are ended first, so that chunks they held back can satisfy waiters whose
+        deadline is this same instant; then the open chunks of silent workers are discarded; then
+        waiters whose deadline has passed are told so.
+        """
+        due_at = self.next_timer()
+        if due_at is None or due_at > now:
+            return
+        self._fetching.expire(now=now)
+        self._intake.discard_silent(now=now)
+        self._finish()
+        self._fetching.serve(now=now)
+        self._fetching.elapse(now=now)
+
+    def describe(self) -> BufferDescription:
+        """Show limits, gauges and counters; O(model versions held)."""
+        state = self._state
+        table = state.holdings.table
+        version = state.model.version or 0
+        counts = reversed(table.count_by_version().items())
+        return BufferDescription(
+            name=state.name,
+            config=state.config,
+            model=state.model.state,
+            chunk_count=len(table),
+            open_chunk_count=state.assembly.open_chunk_count,
+            open_fragment_count=state.assembly.open_fragment_count,
+            fragment_count=len(table) * state.config.fragments_per_chunk,
+            payload_bytes=state.payloads.referred_bytes,
+            weights_bytes=state.payloads.weights_bytes,
+            lease_count=state.leases.live_count,
+            waiter_count=len(state.waiters),
+            worker_count=state.assembly.worker_count,
+            counters=state.counters.all(),
+            chunk_count_by_staleness={version - held: count for held, count in counts},
+            waiting_reason=self._fetching.next_reason(),
+        )
 
     def prepared(self, request_id: RequestId) -> tuple[GrantedFragment, ...]:
-        raise NotImplementedError
+        """List what was granted to a request, rank 0's share first.
+
+        Raises:
+            RequestNotFoundError: The request is unknown, still waits, or all its leases ended.
+        """
+        grant = self._state.leases.find_grant(request_id)
+        if grant is None or grant.live_count == 0:
+            raise RequestNotFoundError(request_id)
+        return granted_fragments(grant.chunks)
 
     def append_credit(self) -> AppendCredit:
-        raise NotImplementedError
-
-    def judge(self, fragment: Fragment, *, now: float) -> Appended | None:
-        raise NotImplementedError
+        """Say how much producers together may send now without being told to wait."""
+        return self._intake.credit()
 
     def check_invariants(self) -> None:
-        raise NotImplementedError
+        """Assert every invariant that a state alone can show; O(everything held)."""
+        state = self._state
+        for part in (state.holdings.table, state.assembly, state.waiters, state.model):
+            part.check_invariants()
+        state.leases.check_invariants(state.config.requests_remembered_max)
+        self._check_freshness()
+        self._check_payloads()
+        self._check_limits()
+
+    def _check_freshness(self) -> None:
+        state = self._state
+        closed = [
+            fragment for chunk in state.holdings.table.by_age() for fragment in chunk.fragments
+        ]
+        opened = [
+            fragment for chunk in state.assembly.open_chunks() for fragment in chunk.fragments
+        ]
+        for fragment in [*closed, *opened]:
+            assert fragment.session_id == state.model.session_id, "I2: session"
+            assert fragment.model_version_min >= state.version_min, "I2: freshness"
+
+    def _check_payloads(self) -> None:
+        state = self._state
+        chunks: dict[int, Chunk] = {
+            chunk.chunk_id: chunk for chunk in state.holdings.table.by_age()
+        }
+        lease_counts = dict.fromkeys(chunks, 0)
+        for grant in state.leases.live_grants():
+            for lease in grant.leases:
+                if lease.end is not None:
+                    continue
+                for granted in lease.share:
+                    chunk = chunks.setdefault(granted.chunk.chunk_id, granted.chunk)
+                    lease_counts[chunk.chunk_id] = lease_counts.get(chunk.chunk_id, 0) + 1
+        fragments = [fragment for chunk in chunks.values() for fragment in chunk.fragments]
+        for open_chunk in state.assembly.open_chunks():
+            fragments.extend(open_chunk.fragments)
+        payloads = [fragment.payload for fragment in fragments]
+        weights = [kept for _, kept in state.model.kept_weights()]
+        expected = sorted(payload.payload_id for payload in [*payloads, *weights])
+        assert sorted(state.payloads.ids()) == expected, "I1: payloads"
+        assert state.payloads.referred_bytes == sum(p.size_bytes for p in payloads), "I1: bytes"
+        assert state.payloads.weights_bytes == sum(p.size_bytes for p in weights), "I1: weights"
+        for chunk in chunks.values():
+            assert chunk.lease_count == lease_counts[chunk.chunk_id], "I1: leases of a chunk"
+            assert chunk.state is not ChunkState.USED_UP or chunk.lease_count > 0, "H1"
+            if chunk.state is ChunkState.HELD:
+                assert 0 <= chunk.use_count < state.config.uses_max, "H2: uses"
+
+    def _check_limits(self) -> None:
+        state = self._state
+        assert len(state.holdings.table) <= state.config.capacity_chunks, "I3: chunks"
+        head = state.waiters.head()
+        if head is not None:
+            chunk_count = head.fragment_count // state.config.fragments_per_chunk
+            assert not state.may_grant(chunk_count, head.world_size), "I4: somebody waits in vain"
+
+    def _check_weights(self, weights: Payload | None) -> None:
+        if weights is None:
+            return
+        payload_id = weights.payload_id
+        if payload_id in self._state.payloads or self._is_payload_taken(payload_id):
+            raise InvalidArgumentError("weights.payload_id", "is in use already")
+
+    def _drop_payload(self, payload_id: PayloadId) -> int:
+        """Give up what refers to a lost payload, and count its fragments."""
+        state = self._state
+        if payload_id not in state.payloads:
+            return 0
+        owner = state.payloads.owner(payload_id)
+        if owner is MODEL_OWNER:
+            state.model.drop(payload_id)
+            return 0
+        if isinstance(owner, Chunk):
+            return len(owner.fragments) if state.holdings.lose(owner) else 0
+        lost = state.assembly.discard_lost(owner, payload_id)
+        state.discard(lost, DiscardReason.PAYLOAD_LOST)
+        return len(lost)
+
+    def _end_session(self) -> None:
+        state = self._state
+        state.holdings.evict_all(EvictionReason.SESSION_ENDED)
+        state.discard(state.assembly.discard_all(), DiscardReason.SESSION_ENDED)
+        state.assembly.forget_workers()
+        state.model.end()
+        state.inserted_count = state.delivered_count = 0
+
+    def _drop_stale(self) -> int:
+        """Evict and discard what is stale, and count the chunks."""
+        state = self._state
+        evicted_count = state.holdings.evict_stale(state.version_min)
+        stale = state.assembly.discard_stale(state.version_min)
+        state.discard(stale, DiscardReason.STALE)
+        return evicted_count
+
+    def _finish(self, *, model_changed: bool = False) -> None:
+        """Tell, at the end of an input, what it did to the model and to payloads."""
+        state = self._state
+        if model_changed:
+            state.events.append(ModelChanged(state.name, state.model.state))
+        state.tell_disposable()

@@ -8,10 +8,10 @@ The driver feeds inputs and the time, drains events, and arms one timer:
 
 Invariants, on top of those of `breadbox_server.core.buffer`:
 
-S1  Buffers share nothing but the list of events, the generator that seeds their draws, and the
-    clock; an input changes the buffer that it names and no other.
-S2  Everything due at or before `now` has been done before an input of that `now` is judged, so it
-    does not matter how late the driver's timer fires.
+S1  An input changes the buffer that it names and no other. Buffers share the list of events, the
+    generator that seeds their draws, the clock, and the rule that a payload has one owner.
+S2  Everything due at or before `now` in a buffer has been done before an input of that `now` to it
+    is judged, so it does not matter how late the driver's timer fires.
 S3  An input that raises has changed nothing (B14); what its `now` made due has happened all the
     same, and its events are there to be taken.
 S4  Equal inputs at equal times to sets of equal seed give equal answers and equal events.
@@ -32,7 +32,7 @@ from breadbox_server.core.errors import (
     DrainingError,
 )
 from breadbox_server.core.events import Event
-from breadbox_server.core.ids import BufferName, CallerId, RequestId
+from breadbox_server.core.ids import BufferName, CallerId, PayloadId, RequestId
 from breadbox_server.core.inputs import (
     Appended,
     Fragment,
@@ -120,18 +120,18 @@ class BufferSet:
                 Fetch of a request_id whose lease has ended.
             DrainingError: Fetch or AppendFragment after `drain`.
         """
-        self.handle_timer(now=now)
-        match input:
-            case inputs.CreateBuffer():
-                return self._create(input)
-            case inputs.DeleteBuffer():
-                return self._delete(input, now=now)
-            case inputs.Fetch() if self._draining:
-                raise DrainingError
-            case inputs.AppendFragment() if self._draining:
-                raise DrainingError
-        handler = _HANDLERS[type(input)]
-        return handler(self._find(input.buffer), input, now=now)
+        if isinstance(input, inputs.CreateBuffer):
+            self._create(input)
+            return None
+        buffer = self._find(input.buffer)
+        buffer.handle_timer(now=now)
+        if isinstance(input, inputs.DeleteBuffer):
+            self._delete(buffer, input)
+            return None
+        if self._draining and isinstance(input, inputs.Fetch | inputs.AppendFragment):
+            raise DrainingError
+        answer: object = _HANDLERS[type(input)](buffer, input, now=now)
+        return answer
 
     def take_events(self) -> list[Event]:
         """Hand over what happened since the last call, in order; empty when nothing did."""
@@ -164,19 +164,22 @@ class BufferSet:
         """
         self._draining = True
         for buffer in self._buffers.values():
-            buffer.refuse_waiters(DrainingError(), now=now)
+            buffer.handle_timer(now=now)
+            buffer.refuse_waiters(DrainingError())
 
     def names(self) -> tuple[BufferName, ...]:
         """List the buffers, sorted by name."""
         return tuple(sorted(self._buffers))
 
     def describe(self, buffer: BufferName, *, now: float) -> BufferDescription:
-        """Show limits, gauges and counters of a buffer; changes nothing.
+        """Show limits, gauges and counters of a buffer, after what is due by `now` (S2).
 
         Raises:
             BufferNotFoundError: No buffer has this name.
         """
-        return self._find(buffer).describe(now=now)
+        found = self._find(buffer)
+        found.handle_timer(now=now)
+        return found.describe()
 
     def model(self, buffer: BufferName) -> ModelState:
         """Give the current session, version and weights.
@@ -195,6 +198,14 @@ class BufferSet:
         """
         return self._find(buffer).prepared(request_id)
 
+    def refers_to(self, buffer: BufferName, payload_id: PayloadId) -> bool:
+        """Tell whether a fragment, a lease or weights of the buffer refer to a payload.
+
+        False for a buffer that does not exist.
+        """
+        found = self._buffers.get(buffer)
+        return found is not None and found.refers_to(payload_id)
+
     def append_credit(self, buffer: BufferName) -> AppendCredit:
         """Say how many fragments and bytes producers may send without being told to wait.
 
@@ -204,10 +215,11 @@ class BufferSet:
         return self._find(buffer).append_credit()
 
     def judge(self, buffer: BufferName, fragment: Fragment, *, now: float) -> Appended | None:
-        """Say how `AppendFragment` would be answered now, changing nothing.
+        """Say how `AppendFragment` would be answered at `now`, after what is due by then (S2).
 
-        For the driver, which confirms a payload in the store only if its fragment has a chance.
-        Looks at one fragment: an earlier one of the same batch may still change the outcome.
+        Changes nothing else. For the driver, which confirms a payload in the store only if its
+        fragment has a chance. Looks at one fragment: an earlier one of the same batch may still
+        change the outcome.
 
         Returns:
             None when the fragment would be admitted, else its answer.
@@ -217,7 +229,9 @@ class BufferSet:
         """
         if self._draining:
             raise DrainingError
-        return self._find(buffer).judge(fragment, now=now)
+        found = self._find(buffer)
+        found.handle_timer(now=now)
+        return found.judge(fragment)
 
     def check_invariants(self) -> None:
         """Assert every invariant of every buffer; O(everything held), for tests and `doctor`.
@@ -249,12 +263,15 @@ class BufferSet:
             draw_seed=self._rng.getrandbits(64),
             events=self._events,
             next_caller_id=self._next_caller_id,
+            is_payload_taken=self._is_payload_taken,
         )
 
-    def _delete(self, input: inputs.DeleteBuffer, *, now: float) -> None:
-        buffer = self._find(input.buffer)
-        buffer.close(BufferNotFoundError(input.buffer), now=now)
+    def _delete(self, buffer: ReplayBuffer, input: inputs.DeleteBuffer) -> None:
+        buffer.close(BufferNotFoundError(input.buffer))
         del self._buffers[input.buffer]
+
+    def _is_payload_taken(self, payload_id: PayloadId) -> bool:
+        return any(buffer.refers_to(payload_id) for buffer in self._buffers.values())
 
     def _next_caller_id(self) -> CallerId:
         self._caller_count += 1

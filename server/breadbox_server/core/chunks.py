@@ -1,0 +1,209 @@
+"""The chunks held for sampling: by arrival, by version, and ready to be drawn.
+
+Invariants:
+
+C1  A chunk is in the table if and only if its state is HELD, and then it is in the sampler, once.
+C2  The age of a chunk is its id: ids are given in order of arrival, and a chunk that comes back
+    keeps its own.
+C3  `unleased_bytes` is the bytes of the chunks in the table to which no lease refers.
+
+Every operation costs O(1), or a logarithm, per chunk that it adds, removes or returns; the orders
+are heaps that drop what left the table when it surfaces (`lazy_heap`).
+"""
+
+from collections.abc import Iterable
+from enum import Enum
+
+from breadbox_server.core.ids import ChunkId, ModelVersion
+from breadbox_server.core.inputs import Fragment
+from breadbox_server.core.lazy_heap import LazyHeap
+from breadbox_server.core.samplers import Sampler
+
+
+class ChunkState(Enum):
+    """Where a closed chunk is."""
+
+    HELD = "held"
+    """In the table; may be drawn."""
+    USED_UP = "used_up"
+    """Out of the table for its uses; leases refer to it, and one given back may return it."""
+    GONE = "gone"
+    """Evicted; leases may still refer to its payloads, but it never comes back."""
+
+
+class Chunk:
+    """`fragments_per_chunk` consecutive fragments of one worker and session; closed, immutable."""
+
+    __slots__ = (
+        "chunk_id",
+        "fragments",
+        "lease_count",
+        "sampler_position",
+        "size_bytes",
+        "state",
+        "use_count",
+        "version",
+    )
+
+    def __init__(self, chunk_id: ChunkId, fragments: tuple[Fragment, ...]) -> None:
+        self.chunk_id = chunk_id
+        self.fragments = fragments
+        self.version = min(fragment.model_version_min for fragment in fragments)
+        """Version of its oldest step: the smallest of its fragments' minima (B4)."""
+        self.size_bytes = sum(fragment.payload.size_bytes for fragment in fragments)
+        self.state = ChunkState.GONE
+        self.use_count = 0
+        """Deliveries that were not given back (B10)."""
+        self.lease_count = 0
+        """Leases alive that refer to it."""
+        self.sampler_position = 0
+
+
+class ChunkTable:
+    """The chunks that may be drawn."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._chunks: dict[ChunkId, Chunk] = {}
+        self._sampler = sampler
+        self._by_age: LazyHeap[ChunkId] = LazyHeap(self._chunks.__contains__)
+        self._unleased_by_age: LazyHeap[ChunkId] = LazyHeap(self._is_unleased)
+        self._by_version: LazyHeap[tuple[ModelVersion, ChunkId]] = LazyHeap(self._is_in_order)
+        self._count_by_version: dict[ModelVersion, int] = {}
+        self._unleased_count = 0
+        self.unleased_bytes = 0
+        """Bytes that could be had by evicting every chunk without a lease."""
+
+    def __len__(self) -> int:
+        """Count the chunks held."""
+        return len(self._chunks)
+
+    @property
+    def sampler(self) -> Sampler:
+        """What draws from the table; told of every chunk that enters or leaves."""
+        return self._sampler
+
+    def __getitem__(self, chunk_id: ChunkId) -> Chunk:
+        """Give a chunk that is held."""
+        return self._chunks[chunk_id]
+
+    def add(self, chunk: Chunk) -> None:
+        """Hold a chunk, at the age that its id gives it."""
+        chunk.state = ChunkState.HELD
+        self._chunks[chunk.chunk_id] = chunk
+        self._sampler.add(chunk)
+        self._by_age.push(chunk.chunk_id)
+        self._by_version.push((chunk.version, chunk.chunk_id))
+        self._count_by_version[chunk.version] = self._count_by_version.get(chunk.version, 0) + 1
+        if chunk.lease_count == 0:
+            self._add_unleased(chunk)
+
+    def remove(self, chunk: Chunk, state: ChunkState) -> None:
+        """Let a held chunk go.
+
+        Args:
+            chunk: One that is held.
+            state: What it is from now on: USED_UP or GONE.
+        """
+        chunk.state = state
+        del self._chunks[chunk.chunk_id]
+        self._sampler.remove(chunk)
+        count = self._count_by_version[chunk.version] - 1
+        if count == 0:
+            del self._count_by_version[chunk.version]
+        else:
+            self._count_by_version[chunk.version] = count
+        self._by_age.compact(len(self._chunks))
+        self._by_version.compact(len(self._chunks))
+        if chunk.lease_count == 0:
+            self._remove_unleased(chunk)
+
+    def clear(self) -> list[Chunk]:
+        """Let all chunks go, GONE, at a fraction of the cost of removing each; by age."""
+        gone = [self._chunks[chunk_id] for chunk_id in sorted(self._chunks)]
+        for chunk in gone:
+            chunk.state = ChunkState.GONE
+        self._chunks.clear()
+        self._count_by_version.clear()
+        for order in (self._by_age, self._unleased_by_age, self._by_version):
+            order.replace(())
+        self._unleased_count = 0
+        self.unleased_bytes = 0
+        self._sampler = type(self._sampler)()
+        return gone
+
+    def add_lease(self, chunk: Chunk) -> None:
+        """Count one more lease on a held chunk."""
+        chunk.lease_count += 1
+        if chunk.lease_count == 1:
+            self._remove_unleased(chunk)
+
+    def end_lease(self, chunk: Chunk) -> None:
+        """Count one lease less on a chunk, wherever it is."""
+        chunk.lease_count -= 1
+        if chunk.lease_count == 0 and chunk.state is ChunkState.HELD:
+            self._add_unleased(chunk)
+
+    def oldest(self) -> Chunk | None:
+        """Give the held chunk that arrived first, None when none is held."""
+        chunk_id = self._by_age.first()
+        return None if chunk_id is None else self._chunks[chunk_id]
+
+    def oldest_unleased(self) -> Chunk | None:
+        """Give the first to arrive of the held chunks without a lease; None: there is none."""
+        chunk_id = self._unleased_by_age.first()
+        return None if chunk_id is None else self._chunks[chunk_id]
+
+    def oldest_version(self) -> Chunk | None:
+        """Give the held chunk of the lowest version, of those the first to arrive."""
+        entry = self._by_version.first()
+        return None if entry is None else self._chunks[entry[1]]
+
+    def use_sampler(self, sampler: Sampler) -> None:
+        """Draw with another sampler from now on; O(chunks held)."""
+        for chunk_id in sorted(self._chunks):
+            sampler.add(self._chunks[chunk_id])
+        self._sampler = sampler
+
+    def by_age(self) -> Iterable[Chunk]:
+        """List the held chunks in order of arrival; O(chunks held)."""
+        return [self._chunks[chunk_id] for chunk_id in sorted(self._chunks)]
+
+    def count_by_version(self) -> dict[ModelVersion, int]:
+        """Count the held chunks by version; O(versions)."""
+        return dict(sorted(self._count_by_version.items()))
+
+    def check_invariants(self) -> None:
+        """Assert C1 to C3; O(chunks held)."""
+        assert sorted(self._sampler.order()) == sorted(self._chunks), "C1: sampler and table"
+        unleased = [chunk for chunk in self._chunks.values() if chunk.lease_count == 0]
+        for chunk_id, chunk in self._chunks.items():
+            assert chunk.chunk_id == chunk_id, "C1: key"
+            assert chunk.state is ChunkState.HELD, "C1: state"
+            assert chunk.lease_count >= 0, "C3: lease count"
+        assert self.unleased_bytes == sum(chunk.size_bytes for chunk in unleased), "C3: bytes"
+        assert self._unleased_count == len(unleased), "C3: count"
+        assert sum(self._count_by_version.values()) == len(self._chunks), "C1: versions"
+        by_age = self._by_age.first_many(len(self._chunks) + 1)
+        assert by_age == sorted(self._chunks), "C2: age order"
+        by_version = self._by_version.first_many(len(self._chunks) + 1)
+        expected = sorted((chunk.version, chunk.chunk_id) for chunk in self._chunks.values())
+        assert by_version == expected, "C1: version order"
+        by_age_unleased = self._unleased_by_age.first_many(len(self._chunks) + 1)
+        assert by_age_unleased == sorted(chunk.chunk_id for chunk in unleased), "C2: unleased order"
+
+    def _is_unleased(self, chunk_id: ChunkId) -> bool:
+        chunk = self._chunks.get(chunk_id)
+        return chunk is not None and chunk.lease_count == 0
+
+    def _is_in_order(self, entry: tuple[ModelVersion, ChunkId]) -> bool:
+        return entry[1] in self._chunks
+
+    def _add_unleased(self, chunk: Chunk) -> None:
+        self._unleased_count += 1
+        self.unleased_bytes += chunk.size_bytes
+        self._unleased_by_age.push(chunk.chunk_id)
+
+    def _remove_unleased(self, chunk: Chunk) -> None:
+        self._unleased_count -= 1
+        self.unleased_bytes -= chunk.size_bytes
+        self._unleased_by_age.compact(self._unleased_count)

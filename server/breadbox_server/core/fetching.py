@@ -1,0 +1,386 @@
+"""Fragments going out: fetches that wait and are granted, and the leases that follow (B8 to B12).
+
+A request is granted as a whole or not at all, and only at the head of the queue. Every path that
+may make a grant possible (a chunk closed or given back, a lease ended, a waiter gone, a limit
+changed) ends in `serve`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from breadbox_server.core import inputs
+from breadbox_server.core.config import LeaseExpiryPolicy, check_duration
+from breadbox_server.core.counters import LEASES_ENDED
+from breadbox_server.core.errors import (
+    DomainError,
+    FetchExceedsCapacityError,
+    InvalidArgumentError,
+    LeaseNotFoundError,
+    RequestMismatchError,
+    WaitersFullError,
+)
+from breadbox_server.core.events import (
+    FetchGranted,
+    FetchRefused,
+    LeaseEnd,
+    LeaseEnded,
+    WaitElapsed,
+)
+from breadbox_server.core.ids import CallerId, ChunkId, LeaseId
+from breadbox_server.core.inputs import ReleaseMode
+from breadbox_server.core.leases import Grant, GrantedChunk, Lease, granted_fragments
+from breadbox_server.core.state import BufferState
+from breadbox_server.core.validation import WORLD_SIZE_MAX, check_int, check_name
+from breadbox_server.core.waiters import RETRIES_MAX, Caller, Waiter
+
+LEASE_ID_BITS = 96
+"""Wide enough that a lease of a server that lost its books is never taken for another one."""
+
+
+class Fetching:
+    """Grants the chunks of a buffer.
+
+    Args:
+        state: Of the buffer.
+        next_caller_id: Gives ids unique among all callers of the process.
+    """
+
+    def __init__(self, state: BufferState, *, next_caller_id: Callable[[], CallerId]) -> None:
+        self._state = state
+        self._next_caller_id = next_caller_id
+
+    def fetch(self, input: inputs.Fetch, *, now: float) -> CallerId:
+        """Grant a request, let it wait, or repeat what it was granted.
+
+        Raises:
+            DomainError: As `BufferSet.apply` says of Fetch.
+        """
+        self._check(input)
+        grant = self._state.leases.find_grant(input.request_id)
+        if grant is not None:
+            return self._repeat(grant, input)
+        waiters = self._state.waiters
+        waiter = waiters.find(input.request_id)
+        if waiter is None:
+            waiter = Waiter(input.request_id, input.fragment_count, input.world_size)
+        else:
+            _check_same(waiter, input)
+        is_granted = len(waiters) == 0 and self._may_grant(waiter)
+        if not is_granted and input.deadline_at > now:
+            self._check_room(waiter)
+        caller = Caller(
+            self._next_caller_id(),
+            rank=input.rank,
+            lease_s=input.lease_s,
+            asked_at=now,
+            deadline_at=input.deadline_at,
+        )
+        if is_granted:
+            waiter.callers[caller.caller_id] = caller
+            self._draw(waiter, now=now)
+        elif input.deadline_at > now:
+            waiters.add(waiter, caller)
+        else:
+            self._tell_elapsed(caller, self.reason_for(waiter), now=now)
+        return caller.caller_id
+
+    def cancel(self, caller_id: CallerId, *, now: float) -> None:
+        """Let a caller go that waits; its request goes with its last caller (B8)."""
+        if caller_id in self._state.waiters:
+            self._state.waiters.remove_caller(caller_id)
+            self._state.counters.add("fetches_cancelled")
+            self.serve(now=now)
+
+    def serve(self, *, now: float) -> None:
+        """Grant from the head of the queue for as long as the head can be granted."""
+        waiters = self._state.waiters
+        while (head := waiters.head()) is not None and self._may_grant(head):
+            waiters.remove(head)
+            self._draw(head, now=now)
+
+    def refuse(self, waiter: Waiter, error: DomainError) -> None:
+        """Turn a waiter away, and tell each of its callers."""
+        self._state.waiters.remove(waiter)
+        for caller_id in waiter.callers:
+            self._state.counters.add("fetches_refused")
+            self._state.events.append(FetchRefused(self._state.name, caller_id, error))
+
+    def refuse_all(self, error: DomainError) -> None:
+        """Turn every waiter away."""
+        for waiter in self._state.waiters.waiters():
+            self.refuse(waiter, error)
+
+    def refuse_impossible(self) -> None:
+        """Turn away whoever the limits, just changed, do not allow to be met ever."""
+        for waiter in self._state.waiters.waiters():
+            try:
+                self._check_size(waiter.fragment_count, waiter.world_size)
+            except DomainError as error:
+                self.refuse(waiter, error)
+
+    def renew(self, input: inputs.RenewLease, *, now: float) -> float:
+        """Let a lease live on, and give its new expiry.
+
+        Raises:
+            InvalidArgumentError: The duration is out of range.
+            LeaseNotFoundError: The lease is unknown or over.
+        """
+        if input.lease_s is not None:
+            check_duration("lease_s", input.lease_s)
+        lease = self._state.leases.find(input.lease_id)
+        if lease is None or lease.end is not None:
+            raise LeaseNotFoundError(input.lease_id)
+        expires_at = now + (lease.lease_s if input.lease_s is None else input.lease_s)
+        self._state.leases.renew(lease, expires_at)
+        return expires_at
+
+    def release(self, lease_id: LeaseId, mode: ReleaseMode) -> bool:
+        """End a lease, unless it was released before; serves nobody yet.
+
+        Returns:
+            Whether it ended now.
+
+        Raises:
+            LeaseNotFoundError: The lease is unknown or has expired.
+        """
+        lease = self._state.leases.find(lease_id)
+        if lease is None or lease.end is LeaseEnd.EXPIRED:
+            raise LeaseNotFoundError(lease_id)
+        if lease.end is not None:
+            return False
+        end = LeaseEnd.CONSUMED if mode is ReleaseMode.CONSUMED else LeaseEnd.RETURNED
+        self._end(lease, end, gives_back=end is LeaseEnd.RETURNED)
+        return True
+
+    def undo(self, lease_id: LeaseId) -> bool:
+        """Take note that a caller was not reached; undo the grant if nobody was (B12).
+
+        Only the grant of a single rank is undone: other ranks may hold their shares already.
+        Serves nobody yet.
+
+        Returns:
+            Whether the grant was undone.
+        """
+        self._state.counters.add("grants_undelivered")
+        lease = self._state.leases.find(lease_id)
+        if lease is None or lease.end is not None:
+            return False
+        lease.told_count -= 1
+        if lease.grant.world_size > 1 or lease.told_count > 0:
+            return False
+        self._let_go(lease, gives_back=True)
+        self._tell_ended(lease, LeaseEnd.RETURNED)
+        self._state.leases.forget(lease.grant)
+        return True
+
+    def expire(self, *, now: float) -> None:
+        """End the leases that are over; serves nobody yet."""
+        gives_back = self._state.config.lease_expiry_policy is LeaseExpiryPolicy.GIVE_BACK
+        leases = self._state.leases
+        while (lease := leases.first_expiry()) is not None and lease.expires_at <= now:
+            self._end(lease, LeaseEnd.EXPIRED, gives_back=gives_back)
+
+    def end_all(self) -> None:
+        """End every lease, giving nothing back."""
+        while (lease := self._state.leases.first_expiry()) is not None:
+            self._end(lease, LeaseEnd.EXPIRED, gives_back=False)
+
+    def elapse(self, *, now: float) -> None:
+        """Tell the callers whose deadline has passed, and serve those who stood behind them.
+
+        One whose turn comes at the very instant of its deadline is granted.
+        """
+        waiters = self._state.waiters
+        while (first := waiters.first_deadline()) is not None and first[0] <= now:
+            waiter = waiters.waiter_of(first[1])
+            reason = self.reason_for(waiter)
+            self._tell_elapsed(waiters.remove_caller(first[1]), reason, now=now)
+            self.serve(now=now)
+
+    def reason_for(self, waiter: Waiter) -> str:
+        """Say in one sentence with numbers what a request waits for, in the queue or before it."""
+        state = self._state
+        head = state.waiters.head()
+        if head is None or head is waiter:
+            return state.waiting_reason(self._chunk_count(waiter), waiter.world_size)
+        reason = state.waiting_reason(self._chunk_count(head), head.world_size)
+        return f"{len(state.waiters)} fetches wait in order of arrival; for the first, {reason}"
+
+    def next_reason(self) -> str:
+        """Say what the next fetch would wait for; empty when the smallest one would not."""
+        head = self._state.waiters.head()
+        return self._state.waiting_reason(1, 1) if head is None else self.reason_for(head)
+
+    def next_timer(self) -> float | None:
+        """Give the earlier of the next expiry and the next deadline."""
+        lease = self._state.leases.first_expiry()
+        deadline = self._state.waiters.first_deadline()
+        if lease is None:
+            return None if deadline is None else deadline[0]
+        return lease.expires_at if deadline is None else min(lease.expires_at, deadline[0])
+
+    def grant(
+        self,
+        waiter: Waiter,
+        chunk_ids: Sequence[ChunkId],
+        lease_ids: Sequence[LeaseId],
+        leases_s: Sequence[float],
+        *,
+        now: float,
+    ) -> Grant:
+        """Make a grant of chunks that were chosen: count uses, begin leases, tell nobody.
+
+        Args:
+            waiter: The request, no longer in the queue.
+            chunk_ids: Held chunks in draw order, rank 0's share first.
+            lease_ids: One per rank.
+            leases_s: Life of each rank's lease.
+            now: When the leases begin.
+        """
+        state = self._state
+        version = state.model.version
+        assert version is not None, "I2: chunks are held without a session"
+        chunks = []
+        for chunk_id in chunk_ids:
+            chunk = state.holdings.table[chunk_id]
+            assert chunk.version >= state.version_min, "I2: a stale chunk was drawn"
+            use_count = state.holdings.use(chunk, state.config.uses_max)
+            chunks.append(GrantedChunk(chunk, version - chunk.version, use_count))
+        grant = Grant(
+            waiter.request_id,
+            waiter.fragment_count,
+            waiter.world_size,
+            session_id=state.model.session_id,
+            model_version=version,
+            chunks=tuple(chunks),
+        )
+        for rank, (lease_id, lease_s) in enumerate(zip(lease_ids, leases_s, strict=True)):
+            grant.leases.append(Lease(lease_id, grant, rank, lease_s, now + lease_s))
+        state.leases.add(grant)
+        state.delivered_count += len(chunks)
+        state.counters.add("grants")
+        return grant
+
+    def _check(self, input: inputs.Fetch) -> None:
+        check_name("request_id", input.request_id)
+        check_int("world_size", input.world_size, 1, WORLD_SIZE_MAX)
+        check_int("rank", input.rank, 0, input.world_size - 1)
+        if input.lease_s is not None:
+            check_duration("lease_s", input.lease_s)
+        if not math.isfinite(input.deadline_at):
+            raise InvalidArgumentError("deadline_at", "must be a finite instant")
+        self._check_size(input.fragment_count, input.world_size)
+
+    def _check_size(self, fragment_count: int, world_size: int) -> None:
+        """Refuse what could never be granted, however long it waited (B8)."""
+        config = self._state.config
+        unit = config.fragments_per_chunk * world_size
+        if type(fragment_count) is not int or fragment_count <= 0 or fragment_count % unit:
+            raise InvalidArgumentError(
+                "fragment_count",
+                f"must be a positive multiple of fragments_per_chunk * world_size = "
+                f"{config.fragments_per_chunk} * {world_size} = {unit}, got {fragment_count!r}",
+            )
+        if fragment_count > config.capacity_fragments:
+            raise FetchExceedsCapacityError(fragment_count, config.capacity_fragments)
+        if world_size > config.leases_max:
+            raise InvalidArgumentError(
+                "world_size", f"is {world_size}, but leases_max is {config.leases_max}"
+            )
+
+    def _check_room(self, waiter: Waiter) -> None:
+        """Refuse a caller that would have to wait where no more may."""
+        if waiter.is_crowded:
+            raise WaitersFullError(waiter.world_size + RETRIES_MAX)
+        limit = self._state.config.waiters_max
+        if not waiter.callers and len(self._state.waiters) >= limit:
+            raise WaitersFullError(limit)
+
+    def _repeat(self, grant: Grant, input: inputs.Fetch) -> CallerId:
+        """Tell a request that was granted before of the same grant."""
+        _check_same(grant, input)
+        lease = grant.leases[input.rank]
+        if lease.end is not None:
+            raise LeaseNotFoundError(lease.lease_id)
+        caller_id = self._next_caller_id()
+        self._tell_granted(lease, caller_id, wait_s=0.0)
+        return caller_id
+
+    def _may_grant(self, waiter: Waiter) -> bool:
+        return self._state.may_grant(self._chunk_count(waiter), waiter.world_size)
+
+    def _chunk_count(self, waiter: Waiter) -> int:
+        return waiter.fragment_count // self._state.config.fragments_per_chunk
+
+    def _draw(self, waiter: Waiter, *, now: float) -> None:
+        """Grant a request that is not in the queue, and tell its callers."""
+        state = self._state
+        rng = state.next_draw_rng()
+        chunk_ids = state.holdings.table.sampler.draw(self._chunk_count(waiter), rng)
+        lease_ids = [
+            LeaseId(f"{rng.getrandbits(LEASE_ID_BITS):0{LEASE_ID_BITS // 4}x}")
+            for _ in range(waiter.world_size)
+        ]
+        leases_s = [state.config.lease_s] * waiter.world_size
+        for caller in waiter.callers.values():
+            if caller.lease_s is not None:
+                leases_s[caller.rank] = caller.lease_s
+        grant = self.grant(waiter, chunk_ids, lease_ids, leases_s, now=now)
+        for caller in waiter.callers.values():
+            lease = grant.leases[caller.rank]
+            self._tell_granted(lease, caller.caller_id, wait_s=now - caller.asked_at)
+
+    def _end(self, lease: Lease, end: LeaseEnd, *, gives_back: bool) -> None:
+        self._let_go(lease, gives_back=gives_back)
+        self._tell_ended(lease, end)
+        self._state.leases.end(lease, end, self._state.config.requests_remembered_max)
+
+    def _let_go(self, lease: Lease, *, gives_back: bool) -> None:
+        """End a lease's hold on each chunk of its share, and give the uses back if asked to."""
+        state = self._state
+        session_id = lease.grant.session_id
+        for granted in lease.share:
+            chunk = granted.chunk
+            if gives_back:
+                state.holdings.give_back(chunk)
+                if session_id == state.model.session_id:
+                    state.delivered_count -= 1
+            obstacle = state.return_obstacle(chunk.version, session_id)
+            state.holdings.end_lease(chunk, state.config.uses_max, obstacle)
+
+    def _tell_ended(self, lease: Lease, end: LeaseEnd) -> None:
+        self._state.counters.add(LEASES_ENDED[end])
+        self._state.events.append(LeaseEnded(self._state.name, end, len(lease.share)))
+
+    def _tell_granted(self, lease: Lease, caller_id: CallerId, *, wait_s: float) -> None:
+        grant = lease.grant
+        self._state.events.append(
+            FetchGranted(
+                buffer=self._state.name,
+                caller_id=caller_id,
+                lease_id=lease.lease_id,
+                expires_at=lease.expires_at,
+                fragments=granted_fragments(lease.share),
+                session_id=grant.session_id,
+                model_version=grant.model_version,
+                wait_s=wait_s,
+                first_delivery=lease.told_count == 0,
+            )
+        )
+        self._state.counters.add("fetches_repeated" if lease.told_count else "fetches_granted")
+        lease.told_count += 1
+
+    def _tell_elapsed(self, caller: Caller, reason: str, *, now: float) -> None:
+        self._state.counters.add("fetches_elapsed")
+        self._state.events.append(
+            WaitElapsed(self._state.name, caller.caller_id, reason, now - caller.asked_at)
+        )
+
+
+def _check_same(first: Waiter | Grant, input: inputs.Fetch) -> None:
+    """Refuse a known request that comes with another size (B12)."""
+    for field in ("fragment_count", "world_size"):
+        if getattr(first, field) != getattr(input, field):
+            raise RequestMismatchError(
+                input.request_id, field, getattr(first, field), getattr(input, field)
+            )

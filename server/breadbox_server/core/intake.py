@@ -1,0 +1,180 @@
+"""Fragments coming in: judged, admitted, given up (B1 to B4, B7)."""
+
+from collections.abc import Callable
+
+from breadbox_server.core import admission
+from breadbox_server.core.assembly import Worker
+from breadbox_server.core.config import FullPolicy
+from breadbox_server.core.counters import FRAGMENTS_JUDGED
+from breadbox_server.core.description import AppendCredit
+from breadbox_server.core.errors import InvalidArgumentError, WorkersFullError
+from breadbox_server.core.events import DiscardReason, FragmentJudged
+from breadbox_server.core.ids import PayloadId, SessionId
+from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment
+from breadbox_server.core.state import BufferState
+from breadbox_server.core.validation import check_fragment
+
+_REMEMBERED = (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE)
+
+
+class Intake:
+    """Takes fragments into a buffer.
+
+    Args:
+        state: Of the buffer.
+        is_payload_taken: Whether another buffer refers to a payload.
+    """
+
+    def __init__(self, state: BufferState, is_payload_taken: Callable[[PayloadId], bool]) -> None:
+        self._state = state
+        self._is_payload_taken = is_payload_taken
+
+    def judge(self, fragment: Fragment) -> Appended:
+        """Decide what becomes of a fragment, changing nothing.
+
+        Raises:
+            InvalidArgumentError: A field is malformed or out of range; the version was never
+                published; the payload is in use, or larger than the buffer.
+            WorkersFullError: It is of a new worker, and no more are remembered.
+        """
+        check_fragment(fragment)
+        worker = self._state.assembly.find(fragment.worker_id)
+        outcome = admission.judge(self._circumstances(fragment, worker))
+        if outcome is AdmissionOutcome.DUPLICATE and worker is not None:
+            return Appended(outcome, worker.outcomes.outcome(fragment.fragment_index))
+        if outcome is not AdmissionOutcome.WRONG_SESSION:
+            self._check_novelty(fragment, worker)
+        return Appended(outcome)
+
+    def append(self, fragment: Fragment, *, now: float) -> Appended:
+        """Judge a fragment and act on it.
+
+        Raises:
+            DomainError: As `judge`.
+        """
+        state = self._state
+        answer = self.judge(fragment)
+        outcome = answer.outcome
+        if outcome in _REMEMBERED:
+            self.carry_out(fragment, outcome, now=now)
+        state.counters.add(FRAGMENTS_JUDGED[outcome])
+        state.events.append(FragmentJudged(state.name, outcome, fragment.payload.size_bytes))
+        return answer
+
+    def carry_out(self, fragment: Fragment, outcome: AdmissionOutcome, *, now: float) -> None:
+        """Do what an outcome of ADMITTED or STALE, once decided, does to the buffer."""
+        state = self._state
+        worker = state.assembly.find_or_add(fragment.worker_id)
+        if outcome is AdmissionOutcome.ADMITTED:
+            self._admit(worker, fragment, now=now)
+        worker.outcomes.remember(
+            fragment.fragment_index, outcome, state.config.outcomes_per_worker_max
+        )
+
+    def discard_silent(self, *, now: float) -> None:
+        """Give up the open chunks whose workers have been silent for `open_chunk_s`."""
+        assembly = self._state.assembly
+        while (due_at := self.next_silence()) is not None and due_at <= now:
+            chunk = assembly.first_silent()
+            assert chunk is not None
+            worker = assembly.find_or_add(chunk.worker_id)
+            self._state.discard(assembly.discard(worker), DiscardReason.WORKER_SILENT)
+
+    def next_silence(self) -> float | None:
+        """Give the instant at which the next worker counts as silent; None: no chunk is open."""
+        chunk = self._state.assembly.first_silent()
+        return None if chunk is None else chunk.touched_at + self._state.config.open_chunk_s
+
+    def credit(self) -> AppendCredit:
+        """Say how much producers together may send now without being told to wait."""
+        state = self._state
+        config, table = state.config, state.holdings.table
+        free_bytes = config.capacity_bytes - state.payloads.referred_bytes
+        if config.full_policy is FullPolicy.EVICT_OLDEST:
+            free_bytes += table.unleased_bytes
+            free_chunks = config.capacity_chunks
+        else:
+            free_chunks = max(0, config.capacity_chunks - len(table))
+        if not self._limiter_permits():
+            free_chunks = 0
+        open_count = state.assembly.open_fragment_count
+        fragment_count = max(free_chunks, free_chunks * config.fragments_per_chunk - open_count)
+        return AppendCredit(fragment_count, max(0, free_bytes))
+
+    def _check_novelty(self, fragment: Fragment, worker: Worker | None) -> None:
+        """Refuse what no correct worker sends and no waiting can cure."""
+        state = self._state
+        version = state.model.version
+        if version is not None and fragment.model_version_max > version:
+            raise InvalidArgumentError(
+                "model_version_max",
+                f"is {fragment.model_version_max}, but the newest version published is {version}",
+            )
+        payload = fragment.payload
+        if payload.size_bytes > state.config.capacity_bytes:
+            raise InvalidArgumentError(
+                "payload.size_bytes",
+                f"is {payload.size_bytes}, but the buffer holds at most "
+                f"{state.config.capacity_bytes} bytes; raise capacity_bytes",
+            )
+        if payload.payload_id in state.payloads or self._is_payload_taken(payload.payload_id):
+            raise InvalidArgumentError("payload.payload_id", "is in use for another fragment")
+        if worker is None and state.assembly.worker_count >= state.config.workers_max:
+            raise WorkersFullError(state.config.workers_max)
+
+    def _circumstances(self, fragment: Fragment, worker: Worker | None) -> admission.Circumstances:
+        state = self._state
+        config, table = state.config, state.holdings.table
+        placement = state.assembly.foresee(worker, fragment)
+        return admission.Circumstances(
+            is_of_current_session=fragment.session_id == state.model.session_id,
+            was_judged_before=(
+                worker is not None and worker.outcomes.was_judged(fragment.fragment_index)
+            ),
+            version=fragment.model_version_min,
+            version_min=state.version_min,
+            size_bytes=fragment.payload.size_bytes,
+            closes_chunk=placement.closes_chunk,
+            held_count=len(table),
+            capacity_chunks=config.capacity_chunks,
+            limiter_permits=not placement.closes_chunk or self._limiter_permits(),
+            full_policy=config.full_policy,
+            referred_bytes=state.payloads.referred_bytes - placement.discarded_bytes,
+            evictable_bytes=table.unleased_bytes,
+            capacity_bytes=config.capacity_bytes,
+        )
+
+    def _limiter_permits(self) -> bool:
+        state = self._state
+        return state.limiter.may_insert(state.flow) or state.is_starved()
+
+    def _admit(self, worker: Worker, fragment: Fragment, *, now: float) -> None:
+        """Make room for an admitted fragment, then take it."""
+        state = self._state
+        placement = state.assembly.foresee(worker, fragment)
+        if placement.gap is not None:
+            state.discard(state.assembly.discard(worker), placement.gap)
+        if placement.closes_chunk:
+            state.holdings.evict_to_count(state.config.capacity_chunks - 1)
+        state.holdings.evict_to_bytes(state.config.capacity_bytes - fragment.payload.size_bytes)
+        fragment = _with_shared_ids(fragment, worker, state.model.session_id)
+        state.payloads.take(fragment)
+        closed = state.assembly.place(worker, fragment, now=now)
+        if closed is not None:
+            state.holdings.close(closed)
+            state.inserted_count += 1
+
+
+def _with_shared_ids(fragment: Fragment, worker: Worker, session_id: SessionId) -> Fragment:
+    """Let equal ids be one object, so that a held fragment costs no copy of them."""
+    version_min, version_max = fragment.model_version_min, fragment.model_version_max
+    return Fragment(
+        worker_id=worker.worker_id,
+        fragment_index=fragment.fragment_index,
+        session_id=session_id,
+        model_version_min=version_min,
+        model_version_max=version_min if version_min == version_max else version_max,
+        payload=fragment.payload,
+        step_count=fragment.step_count,
+        discontinuity=fragment.discontinuity,
+    )

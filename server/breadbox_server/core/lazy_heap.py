@@ -1,0 +1,73 @@
+"""A min-heap whose entries die by themselves.
+
+Removing from the middle of a heap costs a search; instead the owner says which entries are still
+live, and dead ones are dropped when they surface. An entry may be pushed again after it died: both
+copies are live then, which harms nobody, because they are equal.
+"""
+
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
+from typing import Any, Generic, TypeVar
+
+EntryT = TypeVar("EntryT", bound=Any)
+
+WASTE_MIN = 64
+"""Dead entries that are never worth a compaction."""
+
+
+class LazyHeap(Generic[EntryT]):
+    """Orders entries, smallest first, at O(log n) amortised for every operation.
+
+    Args:
+        is_live: Whether an entry still counts; must not change but through the owner's acts.
+    """
+
+    __slots__ = ("_entries", "_is_live")
+
+    def __init__(self, is_live: Callable[[EntryT], bool]) -> None:
+        self._is_live = is_live
+        self._entries: list[EntryT] = []
+
+    def __len__(self) -> int:
+        """Count the entries, dead ones included."""
+        return len(self._entries)
+
+    def push(self, entry: EntryT) -> None:
+        """Add a live entry."""
+        heappush(self._entries, entry)
+
+    def first(self) -> EntryT | None:
+        """Give the smallest live entry, None when there is none."""
+        entries = self._entries
+        while entries:
+            if self._is_live(entries[0]):
+                return entries[0]
+            heappop(entries)
+        return None
+
+    def first_many(self, count: int) -> list[EntryT]:
+        """Give the `count` smallest live entries, ascending, each once, or all if fewer live."""
+        taken: list[EntryT] = []
+        while len(taken) < count and (entry := self.first()) is not None:
+            heappop(self._entries)
+            if not taken or entry != taken[-1]:
+                taken.append(entry)
+        for entry in taken:
+            heappush(self._entries, entry)
+        return taken
+
+    def compact(self, live_count: int) -> None:
+        """Drop the dead if they outnumber the live; to be called after entries died.
+
+        The cost is linear, and at least as many entries died since the last time: O(1) amortised.
+
+        Args:
+            live_count: Distinct live entries, as the owner counts them.
+        """
+        if len(self._entries) > 2 * live_count + WASTE_MIN:
+            self.replace(dict.fromkeys(filter(self._is_live, self._entries)))
+
+    def replace(self, entries: Iterable[EntryT]) -> None:
+        """Hold exactly these entries from now on."""
+        self._entries = list(entries)
+        heapify(self._entries)

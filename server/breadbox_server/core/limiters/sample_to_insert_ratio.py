@@ -1,0 +1,55 @@
+"""Holds learner and workers together, so that neither runs far ahead of the other.
+
+With d = inserted * ratio - delivered, both counted in chunks within the session:
+
+    a draw of k waits       while d - k < -error_chunks   (the learner is ahead)
+    closing a chunk waits   while d + ratio > error_chunks (the workers are ahead)
+
+Neither applies while fewer than `minimum_chunk_count` chunks are held: then appends pass and
+fetches wait. The buffer does not ask about an append while a fetch waits for chunks, so the upper
+edge gives way to a learner that needs more than the band holds: chunks that went stale unused count
+as inserted, and would otherwise lock both sides out for ever. A learner that polls instead of
+waiting should set `minimum_chunk_count` to the chunks it asks for.
+"""
+
+from breadbox_server.core.config import SampleToInsertRatioConfig
+from breadbox_server.core.limiters.interface import Flow, Limiter
+
+
+class SampleToInsertRatioLimiter(Limiter):
+    """Keeps deliveries within `error_chunks` of `ratio` times the insertions."""
+
+    def __init__(self, config: SampleToInsertRatioConfig) -> None:
+        self._ratio = config.ratio
+        self._error_chunks = config.error_chunks
+        self._minimum_count = config.minimum_chunk_count
+
+    def may_insert(self, flow: Flow) -> bool:
+        """Whether the workers stay within the band, or too few chunks are held to matter."""
+        return (
+            flow.held_count < self._minimum_count
+            or self._ahead_chunks(flow) + self._ratio <= self._error_chunks
+        )
+
+    def may_draw(self, flow: Flow, chunk_count: int) -> bool:
+        """Whether enough chunks are held and the learner stays within the band."""
+        return (
+            flow.held_count >= self._minimum_count
+            and self._ahead_chunks(flow) - chunk_count >= -self._error_chunks
+        )
+
+    def reason(self, flow: Flow, chunk_count: int) -> str:
+        """Name the numbers of whichever condition fails first."""
+        if flow.held_count < self._minimum_count:
+            return (
+                f"the buffer holds {flow.held_count} chunks, "
+                f"and its limiter waits for {self._minimum_count}"
+            )
+        return (
+            f"{flow.delivered_count} chunks were delivered and {flow.inserted_count} inserted; "
+            f"{chunk_count} more would leave the ratio {self._ratio:g} by more than "
+            f"{self._error_chunks:g} chunks"
+        )
+
+    def _ahead_chunks(self, flow: Flow) -> float:
+        return flow.inserted_count * self._ratio - flow.delivered_count

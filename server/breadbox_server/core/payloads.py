@@ -1,0 +1,80 @@
+"""Which payloads a buffer refers to, and which it no longer does (B13).
+
+Invariants:
+
+P1  Every payload referred to has exactly one owner: an open chunk (by its worker), a chunk, or the
+    model. Leases refer to chunks, so a leased payload has an owner too.
+P2  A payload is reported disposable once, when its owner lets go; its id is free again then.
+P3  `referred_bytes` counts the fragments' payloads, `weights_bytes` the model's.
+"""
+
+from collections.abc import Iterable
+
+from breadbox_server.core.chunks import Chunk
+from breadbox_server.core.ids import PayloadId, WorkerId
+from breadbox_server.core.inputs import Fragment, Payload
+
+MODEL_OWNER = None
+"""Owner of the weights; a chunk owns its fragments' payloads, a worker those it has open."""
+
+Owner = Chunk | WorkerId | None
+
+
+class PayloadLedger:
+    """The payloads that a buffer refers to."""
+
+    def __init__(self) -> None:
+        self._owners: dict[PayloadId, Owner] = {}
+        self._disposable: list[Payload] = []
+        self.referred_bytes = 0
+        self.weights_bytes = 0
+
+    def __contains__(self, payload_id: PayloadId) -> bool:
+        """Whether the buffer refers to a payload."""
+        return payload_id in self._owners
+
+    def __len__(self) -> int:
+        """Count the payloads referred to."""
+        return len(self._owners)
+
+    def owner(self, payload_id: PayloadId) -> Owner:
+        """Give who refers to a payload, which must be referred to."""
+        return self._owners[payload_id]
+
+    def take(self, fragment: Fragment) -> None:
+        """Refer to a fragment's payload, for its worker's open chunk."""
+        self._owners[fragment.payload.payload_id] = fragment.worker_id
+        self.referred_bytes += fragment.payload.size_bytes
+
+    def hand_over(self, chunk: Chunk) -> None:
+        """Make a chunk, just closed, the owner of its payloads."""
+        for fragment in chunk.fragments:
+            self._owners[fragment.payload.payload_id] = chunk
+
+    def dispose(self, fragments: Iterable[Fragment]) -> None:
+        """Let go of fragments' payloads, all referred to."""
+        for fragment in fragments:
+            del self._owners[fragment.payload.payload_id]
+            self.referred_bytes -= fragment.payload.size_bytes
+            self._disposable.append(fragment.payload)
+
+    def take_weights(self, weights: Payload) -> None:
+        """Refer to a model's weights."""
+        self._owners[weights.payload_id] = MODEL_OWNER
+        self.weights_bytes += weights.size_bytes
+
+    def dispose_weights(self, weights: Payload) -> None:
+        """Let go of a model's weights."""
+        del self._owners[weights.payload_id]
+        self.weights_bytes -= weights.size_bytes
+        self._disposable.append(weights)
+
+    def take_disposable(self) -> tuple[Payload, ...]:
+        """Hand over what was let go of since the last call, in order (P2)."""
+        disposable = tuple(self._disposable)
+        self._disposable.clear()
+        return disposable
+
+    def ids(self) -> Iterable[PayloadId]:
+        """List the payloads referred to; O(payloads)."""
+        return self._owners.keys()

@@ -1,0 +1,145 @@
+"""All that one buffer knows, and facts that follow from it.
+
+The parts keep their own invariants; what holds between them is listed in `buffer`.
+"""
+
+import random
+
+from breadbox_server.core.assembly import Assembly
+from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.counters import FRAGMENTS_DISCARDED, Counters
+from breadbox_server.core.events import (
+    DiscardReason,
+    Event,
+    EvictionReason,
+    FragmentsDiscarded,
+    PayloadsDisposable,
+)
+from breadbox_server.core.holdings import Holdings
+from breadbox_server.core.ids import BufferName, ModelVersion
+from breadbox_server.core.inputs import Fragment
+from breadbox_server.core.leases import LeaseBook
+from breadbox_server.core.limiters import Flow, make_limiter
+from breadbox_server.core.model import CurrentModel
+from breadbox_server.core.payloads import PayloadLedger
+from breadbox_server.core.samplers import make_sampler
+from breadbox_server.core.waiters import WaiterQueue
+
+
+class BufferState:
+    """The parts of one buffer.
+
+    Args:
+        name: Named in every event.
+        config: Its limits.
+        draw_seed: Seed of its draws and lease ids; at least 0.
+        events: Where everything that happens is told, in order.
+
+    Raises:
+        InvalidArgumentError: No sampler has the name that `config` says.
+    """
+
+    def __init__(
+        self, name: BufferName, config: BufferConfig, *, draw_seed: int, events: list[Event]
+    ) -> None:
+        self.name = name
+        self.config = config
+        self.draw_seed = draw_seed
+        self.draw_count = 0
+        """Draws ever made."""
+        self.events = events
+        self.counters = Counters()
+        self.payloads = PayloadLedger()
+        self.model = CurrentModel(self.payloads)
+        self.assembly = Assembly(config.fragments_per_chunk)
+        self.holdings = Holdings(
+            name,
+            make_sampler(config.sampler),
+            payloads=self.payloads,
+            counters=self.counters,
+            events=events,
+        )
+        self.limiter = make_limiter(config.limiter)
+        self.inserted_count = 0
+        """Chunks closed in the current session."""
+        self.delivered_count = 0
+        """Uses granted in the current session, less those given back."""
+        self.waiters = WaiterQueue()
+        self.leases = LeaseBook()
+        self._rng = random.Random()
+
+    @property
+    def version_min(self) -> int:
+        """Oldest version that is fresh; not positive while every version is."""
+        return self.model.version_min(self.config.staleness_max)
+
+    @property
+    def flow(self) -> Flow:
+        """What the limiter judges by."""
+        return Flow(len(self.holdings.table), self.inserted_count, self.delivered_count)
+
+    def may_grant(self, chunk_count: int, world_size: int) -> bool:
+        """Whether a request could be granted now, were it its turn."""
+        return (
+            chunk_count <= len(self.holdings.table)
+            and self.has_leases_for(world_size)
+            and self.limiter.may_draw(self.flow, chunk_count)
+        )
+
+    def has_leases_for(self, world_size: int) -> bool:
+        """Whether as many more leases may live."""
+        return self.leases.live_count + world_size <= self.config.leases_max
+
+    def waiting_reason(self, chunk_count: int, world_size: int) -> str:
+        """Say in a sentence with numbers why `may_grant` is False; empty when it is True."""
+        held_count = len(self.holdings.table)
+        if self.model.version is None:
+            return "no session is current"
+        if chunk_count > held_count:
+            return f"the buffer holds {held_count} chunks of the {chunk_count} asked for"
+        if not self.has_leases_for(world_size):
+            return (
+                f"{self.leases.live_count} leases are alive and {world_size} more are needed, "
+                f"but leases_max is {self.config.leases_max}"
+            )
+        if not self.limiter.may_draw(self.flow, chunk_count):
+            return self.limiter.reason(self.flow, chunk_count)
+        return ""
+
+    def is_starved(self) -> bool:
+        """Whether somebody waits for chunks, rather than for a lease."""
+        head = self.waiters.head()
+        return head is not None and self.has_leases_for(head.world_size)
+
+    def return_obstacle(self, version: ModelVersion, session_id: str) -> EvictionReason | None:
+        """Say why a used-up chunk that is given back could not return to the table now."""
+        if session_id != self.model.session_id:
+            return EvictionReason.SESSION_ENDED
+        if version < self.version_min:
+            return EvictionReason.STALE
+        if len(self.holdings.table) >= self.config.capacity_chunks:
+            return EvictionReason.CAPACITY
+        return None
+
+    def next_draw_rng(self) -> random.Random:
+        """Count a draw and give its generator, good until the next call.
+
+        The n-th draw depends on the seed and n alone, not on a generator's running state: a journal
+        has no such state to hold, and a restored buffer draws what the lost one would have drawn.
+        """
+        self._rng.seed((self.draw_seed << 64) + self.draw_count)
+        self.draw_count += 1
+        return self._rng
+
+    def discard(self, fragments: list[Fragment], reason: DiscardReason) -> None:
+        """Let go of fragments that are no longer open, and tell so."""
+        if fragments:
+            self.payloads.dispose(fragments)
+            self.counters.add(FRAGMENTS_DISCARDED[reason], len(fragments))
+            self.events.append(FragmentsDiscarded(self.name, reason, len(fragments)))
+
+    def tell_disposable(self) -> None:
+        """Tell what was let go of since the last call, at the end of each input (B13)."""
+        disposable = self.payloads.take_disposable()
+        if disposable:
+            self.events.append(PayloadsDisposable(self.name, disposable))
