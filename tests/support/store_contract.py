@@ -1,0 +1,240 @@
+"""What every payload store must do: one suite, run by the fake, the directory and Redis alike.
+
+A subclass offers the fixture `faces`: a writer's store and the custodian of the same payloads.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from breadbox.errors import ClosedError, PayloadCorruptError, PayloadMissingError
+from breadbox.stores.base import PRELUDE_BYTES, PayloadCustodian, PayloadStore, Segment
+from breadbox.types import PayloadReference
+
+HEAD_BYTES = 40
+PIECE_BYTES = 64 * 1024
+"""What the stores under test cut at, where they cut."""
+
+SIZES_BYTES = (HEAD_BYTES, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES + 7)
+
+
+@dataclass
+class Faces:
+    """Both faces of one store."""
+
+    store: PayloadStore
+    custodian: PayloadCustodian
+
+
+@dataclass
+class RangeReceiver:
+    """Receives the same byte ranges of every payload, and remembers what was asked of it."""
+
+    ranges: Sequence[tuple[int, int]]
+    wants_whole: bool = False
+    head_size_bytes: int = HEAD_BYTES
+    heads: dict[int, bytes] = field(default_factory=dict)
+    received: dict[int, list[bytearray]] = field(default_factory=dict)
+    order: list[int] = field(default_factory=list)
+
+    def head_bytes(self, position: int, prelude: memoryview) -> int:
+        assert len(prelude) == PRELUDE_BYTES
+        return self.head_size_bytes
+
+    def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
+        self.heads[position] = bytes(head)
+        self.received[position] = [bytearray(stop - start) for start, stop in self.ranges]
+        return [
+            Segment(start, memoryview(memory))
+            for (start, _), memory in zip(self.ranges, self.received[position], strict=True)
+        ]
+
+    def arrived(self, position: int) -> None:
+        self.order.append(position)
+
+
+def payload_of(size_bytes: int) -> bytes:
+    """Random bytes: two payloads are never alike."""
+    return secrets.token_bytes(size_bytes)
+
+
+def in_buffers(payload: bytes) -> list[memoryview]:
+    """A payload cut into buffers of odd lengths, an empty one among them."""
+    view = memoryview(payload)
+    return [view[:33], view[33:33], view[33:1033], view[1033:]]
+
+
+def read_back(
+    store: PayloadStore, references: Sequence[PayloadReference], *, wants_whole: bool = True
+) -> list[bytes]:
+    """Whole payloads, by way of `read_many`."""
+    payloads = []
+    for reference in references:
+        receiver = RangeReceiver([(HEAD_BYTES, reference.size_bytes)], wants_whole)
+        store.read_many([reference], receiver)
+        payloads.append(receiver.heads[0] + bytes(receiver.received[0][0]))
+    return payloads
+
+
+class StoreContract:
+    """The suite."""
+
+    def write(self, faces: Faces, *payloads: bytes) -> list[PayloadReference]:
+        return faces.store.write_many([in_buffers(payload) for payload in payloads])
+
+    def test_what_was_written_is_read(self, faces: Faces) -> None:
+        payloads = [payload_of(size_bytes) for size_bytes in SIZES_BYTES]
+        references = self.write(faces, *payloads)
+        assert payloads == read_back(faces.store, references)
+        assert payloads == read_back(faces.store, references, wants_whole=False)
+
+    def test_references_say_sizes_and_have_fresh_ids(self, faces: Faces) -> None:
+        payload = payload_of(1000)
+        references = self.write(faces, payload, payload)
+        assert [1000, 1000] == [reference.size_bytes for reference in references]
+        assert 2 == len({reference.payload_id for reference in references})
+
+    def test_nothing_written_gives_no_references(self, faces: Faces) -> None:
+        assert [] == faces.store.write_many([])
+        faces.store.read_many([], RangeReceiver([]))
+
+    @pytest.mark.parametrize("wants_whole", [True, False])
+    def test_ranges_are_received_across_pieces(self, faces: Faces, wants_whole: bool) -> None:
+        payload = payload_of(4 * PIECE_BYTES)
+        ranges = [(50, 60), (60, 61), (PIECE_BYTES - 5, 3 * PIECE_BYTES + 5)]
+        ranges.append((4 * PIECE_BYTES - 1, 4 * PIECE_BYTES))
+        references = self.write(faces, payload, payload)
+        receiver = RangeReceiver(ranges, wants_whole)
+        faces.store.read_many(references, receiver)
+        wanted = [payload[start:stop] for start, stop in ranges]
+        assert {0: wanted, 1: wanted} == {
+            position: [bytes(each) for each in received]
+            for position, received in receiver.received.items()
+        }
+        assert [0, 1] == sorted(receiver.order)
+
+    @pytest.mark.parametrize("wants_whole", [True, False])
+    def test_a_head_may_be_longer_than_a_piece(self, faces: Faces, wants_whole: bool) -> None:
+        payload = payload_of(3 * PIECE_BYTES)
+        head_bytes = 2 * PIECE_BYTES + 3
+        receiver = RangeReceiver([], wants_whole, head_size_bytes=head_bytes)
+        faces.store.read_many(self.write(faces, payload), receiver)
+        assert payload[:head_bytes] == receiver.heads[0]
+
+    @pytest.mark.parametrize("wants_whole", [True, False])
+    def test_a_head_that_claims_more_than_the_payload_is_corrupt(
+        self, faces: Faces, wants_whole: bool
+    ) -> None:
+        references = self.write(faces, payload_of(2 * PIECE_BYTES))
+        receiver = RangeReceiver([], wants_whole, head_size_bytes=2 * PIECE_BYTES + 1)
+        with pytest.raises(PayloadCorruptError):
+            faces.store.read_many(references, receiver)
+
+    def test_a_payload_shorter_than_a_prelude_is_corrupt(self, faces: Faces) -> None:
+        references = faces.store.write_many([[memoryview(b"short")]])
+        with pytest.raises(PayloadCorruptError):
+            faces.store.read_many(references, RangeReceiver([], wants_whole=True))
+
+    @pytest.mark.parametrize("wants_whole", [True, False])
+    def test_a_missing_payload_is_named_and_the_store_goes_on(
+        self, faces: Faces, wants_whole: bool
+    ) -> None:
+        payload = payload_of(2 * PIECE_BYTES)
+        kept, gone = self.write(faces, payload, payload)
+        faces.store.delete_many([gone])
+        with pytest.raises(PayloadMissingError) as caught:
+            faces.store.read_many([kept, gone], RangeReceiver([(50, 60)], wants_whole))
+        assert gone.payload_id in str(caught.value)
+        assert [payload] == read_back(faces.store, [kept])
+
+    def test_a_reference_of_another_size_is_corrupt(self, faces: Faces) -> None:
+        (reference,) = self.write(faces, payload_of(1000))
+        for size_bytes in (999, 1001):
+            wrong = PayloadReference(reference.payload_id, size_bytes)
+            with pytest.raises(PayloadCorruptError):
+                faces.store.read_many([wrong], RangeReceiver([], wants_whole=True))
+
+    @pytest.mark.parametrize(
+        "reference",
+        [
+            PayloadReference("../../etc/passwd", 100),
+            PayloadReference("0" * 31, 100),
+            PayloadReference("A" * 32, 100),
+            PayloadReference("0" * 32, 0),
+            PayloadReference("0" * 32, -1),
+            PayloadReference("0" * 32, 1 << 60),
+            PayloadReference("0" * 32, 1 << 30, 1),
+        ],
+        ids=repr,
+    )
+    async def test_unsound_references_are_refused(
+        self, faces: Faces, reference: PayloadReference
+    ) -> None:
+        with pytest.raises(PayloadCorruptError):
+            faces.store.read_many([reference], RangeReceiver([], wants_whole=True))
+        assert [False] == await faces.custodian.confirm([reference])
+        assert [False] == await faces.custodian.present([reference])
+        await faces.custodian.delete([reference])
+
+    def test_an_exception_of_the_receiver_leaves_as_it_is(self, faces: Faces) -> None:
+        class Refusal(Exception):
+            pass
+
+        class Refusing(RangeReceiver):
+            def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
+                raise Refusal
+
+        payload = payload_of(3 * PIECE_BYTES)
+        references = self.write(faces, payload)
+        for wants_whole in (True, False):
+            with pytest.raises(Refusal):
+                faces.store.read_many(references, Refusing([], wants_whole))
+        assert [payload] == read_back(faces.store, references)
+
+    async def test_confirmed_payloads_are_listed_and_stay_readable(self, faces: Faces) -> None:
+        payloads = [payload_of(1000), payload_of(2 * PIECE_BYTES), payload_of(1000)]
+        references = self.write(faces, *payloads)
+        assert [] == [payload_id async for payload_id in faces.custodian.confirmed()]
+        assert [True, True] == await faces.custodian.confirm(references[:2])
+        listed = {payload_id async for payload_id in faces.custodian.confirmed()}
+        assert {reference.payload_id for reference in references[:2]} == listed
+        assert payloads == read_back(faces.store, references)
+
+    async def test_confirming_again_answers_alike(self, faces: Faces) -> None:
+        references = self.write(faces, payload_of(1000), payload_of(3 * PIECE_BYTES))
+        assert [True, True] == await faces.custodian.confirm(references)
+        assert [True, True] == await faces.custodian.confirm(references)
+
+    async def test_confirm_tells_which_are_missing(self, faces: Faces) -> None:
+        references = self.write(faces, *[payload_of(2 * PIECE_BYTES) for _ in range(4)])
+        faces.store.delete_many([references[1]])
+        await faces.custodian.delete([references[2]])
+        wanted = [True, False, False, True]
+        assert wanted == await faces.custodian.present(references)
+        assert wanted == await faces.custodian.confirm(references)
+        assert wanted == await faces.custodian.confirm(references)
+        assert [] == await faces.custodian.confirm([])
+
+    async def test_deleted_payloads_are_gone_wherever_they_stood(self, faces: Faces) -> None:
+        payloads = [payload_of(size) for size in (1000, 1000, 3 * PIECE_BYTES, 3 * PIECE_BYTES)]
+        references = self.write(faces, *payloads)
+        await faces.custodian.confirm([references[0], references[2]])
+        await faces.custodian.delete(references[:2])
+        await faces.custodian.delete_ids([each.payload_id for each in references[2:]])
+        assert [False] * 4 == await faces.custodian.present(references)
+        await faces.custodian.delete(references)
+        await faces.custodian.delete_ids([each.payload_id for each in references] + ["../x"])
+        assert [] == [payload_id async for payload_id in faces.custodian.confirmed()]
+
+    async def test_the_store_answers(self, faces: Faces) -> None:
+        await faces.custodian.ping()
+        assert 0 == await faces.custodian.sweep_unannounced()
+
+    async def test_closing_twice_is_closing_once(self, faces: Faces) -> None:
+        faces.store.close()
+        faces.store.close()
+        await faces.custodian.close()
+        with pytest.raises(ClosedError):
+            faces.store.write_many([])
