@@ -59,6 +59,7 @@ def learn(context: click.Context, /, config: Path | None, dry_run: bool, **value
     }
     # Torch and gRPC are imported only when there is something to run.
     from breadbox.errors import ReplayBufferError
+    from breadbox.heartbeat import from_environment
 
     try:
         settings = read_settings(config, overrides)
@@ -67,8 +68,14 @@ def learn(context: click.Context, /, config: Path | None, dry_run: bool, **value
         if dry_run:
             click.echo(dry_run_text(settings))
             return
+        heartbeat = from_environment()
         with stop_signals() as stopped:
-            outcome = run(settings, stopped.is_set)
+
+            def turn() -> bool:
+                heartbeat.beat()
+                return stopped.is_set()
+
+            outcome = run(settings, turn)
     except (SettingsError, ReplayBufferError) as error:
         click.echo(f"breadbox learn: {error}", err=True)
         sys.exit(WRONG_INPUT)

@@ -10,6 +10,7 @@ import gymnasium
 import torch
 
 import breadbox
+from breadbox import heartbeat
 from breadbox.errors import InvalidRequestError
 from breadbox.policies import PolicyModule, make_policy, policy_names
 from breadbox_rollout.command import (
@@ -184,6 +185,7 @@ def run_worker(
         make_inference=lambda policy: Inference(
             policy, device, bfloat16=settings.bfloat16, seed=settings.seed
         ),
+        heartbeat=heartbeat.from_environment(),
     )
     logger.info(
         "seed %d, worker %s, server %s", settings.seed, settings.worker_name, client.address

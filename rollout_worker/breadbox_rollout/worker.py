@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.fragment import Fragment, Tree
+from breadbox.heartbeat import Heartbeat
 from breadbox.policies import PolicyModule, set_policy_weights
 from breadbox.types import EpisodeReport
 from breadbox_rollout.arrays import GroupArrays
@@ -86,6 +87,7 @@ class RolloutWorker:
         options: See there.
         make_inference: Puts the policy on its device.
         clock: Monotonic seconds.
+        heartbeat: Told at every turn; None: nobody watches.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class RolloutWorker:
         *,
         make_inference: Callable[[PolicyModule], Inference],
         clock: Callable[[], float] = time.monotonic,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self._pool = pool
         self._make_policy = make_policy
@@ -108,6 +111,7 @@ class RolloutWorker:
         self._reporter = reporter
         self._options = options
         self._clock = clock
+        self._heartbeat = heartbeat or Heartbeat(None)
         self._model: Model = NO_MODEL
         self._logged_steps = 0
         self._inference: Inference | None = None
@@ -138,6 +142,7 @@ class RolloutWorker:
         log_at = say_at = self._clock()
         with self._pool:
             while not self._stop.is_set():
+                self._heartbeat.beat()
                 self._take_model()
                 self._read_pool()
                 if not self._model.in_session:
