@@ -16,14 +16,16 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 import grpc
 
 from breadbox import calls, errors, operations, status, types
+from breadbox.batches import Batch
 from breadbox.errors import ClosedError, ReplayBufferError
 from breadbox.fragment import Fragment
 from breadbox.lease import FRAGMENTS_PER_READ, RENEW_AT
@@ -32,9 +34,6 @@ from breadbox.options import CHANNEL_OPTIONS, ClientOptions, Tls, check_address
 from breadbox.stores.base import PayloadStore
 from breadbox.types import FragmentReference, LeaseGrant, ReleaseMode
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
-
-if TYPE_CHECKING:
-    from breadbox.batches import Batch
 
 T = TypeVar("T")
 
@@ -50,6 +49,7 @@ async def connect(
     deadline_s: float = 10.0,
     reconnect_s: float = 30.0,
     append_wait_s: float = 300.0,
+    codecs: str | Mapping[str, str] = "raw",
     store_url: str | None = None,
 ) -> "Client":
     """Make a client of the running loop; see `breadbox.connect` for arguments and errors."""
@@ -60,6 +60,7 @@ async def connect(
         deadline_s=deadline_s,
         reconnect_s=reconnect_s,
         append_wait_s=append_wait_s,
+        codecs=codecs,
         store_url=store_url,
     )
     return Client(check_address(address), options)
@@ -260,16 +261,26 @@ class Client:
         """Announce written fragments; see `breadbox.Client.append_fragments`."""
         return await self._invoke(calls.append_fragments(buffer or self.buffer, fragments))
 
-    async def append(self, fragment: Fragment, *, buffer: str | None = None) -> types.AppendResult:
+    async def append(
+        self,
+        fragment: Fragment,
+        *,
+        buffer: str | None = None,
+        codecs: str | Mapping[str, str] | None = None,
+    ) -> types.AppendResult:
         """Write a payload and announce it; see `breadbox.Client.append`."""
-        return (await self.append_many([fragment], buffer=buffer))[0]
+        return (await self.append_many([fragment], buffer=buffer, codecs=codecs))[0]
 
     async def append_many(
-        self, fragments: Sequence[Fragment], *, buffer: str | None = None
+        self,
+        fragments: Sequence[Fragment],
+        *,
+        buffer: str | None = None,
+        codecs: str | Mapping[str, str] | None = None,
     ) -> list[types.AppendResult]:
         """Write payloads and announce them; see `breadbox.Client.append_many`."""
         return await self._run(
-            operations.append_many(self._context, buffer or self.buffer, list(fragments))
+            operations.append_many(self._context, buffer or self.buffer, list(fragments), codecs)
         )
 
     async def report_episodes(
@@ -340,6 +351,16 @@ class Client:
     ) -> list[Fragment]:
         """Load payloads of granted fragments; see `breadbox.Client.read_fragments`."""
         return await self._run(operations.read_fragments(self._context, references, columns, steps))
+
+    async def load_batch(
+        self,
+        references: Sequence[FragmentReference],
+        *,
+        device: Any = "cpu",
+        columns: Sequence[str] | None = None,
+    ) -> Batch:
+        """Load fragments into one stacked batch; see `breadbox.Client.load_batch`."""
+        return await self._run(operations.read_batch(self._context, references, device, columns))
 
     async def renew_lease(
         self, lease_id: str, *, lease_s: float | None = None, buffer: str | None = None
@@ -448,23 +469,45 @@ class Lease:
                 yield fragment
 
     async def batches(
-        self, batch_size: int, *, device: str = "cpu", columns: Sequence[str] | None = None
-    ) -> "AsyncIterator[Batch]":
-        """Load the granted fragments as stacked batches; see `breadbox.Lease.batches`."""
-        from breadbox.batches import load_batch
+        self,
+        batch_size: int,
+        *,
+        device: Any = "cpu",
+        columns: Sequence[str] | None = None,
+        prefetch_batches: int = 2,
+    ) -> AsyncIterator[Batch]:
+        """Load the granted fragments as stacked batches, in draw order and ahead of their use.
 
+        Args:
+            batch_size: Fragments per batch, at least 1; the last batch may be shorter.
+            device: "cpu" for numpy arrays, else a torch device such as "cuda".
+            columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
+            prefetch_batches: Batches loaded beside the one handed out; 0 loads when asked.
+
+        Raises:
+            As `breadbox.Lease.batches`.
+        """
         if batch_size < 1:
             raise errors.InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
-        store = await self._client.open_store()
-        for start in range(0, len(self), batch_size):
-            self._check_open()
-            yield await asyncio.to_thread(
-                load_batch,
-                store,
-                self.references[start : start + batch_size],
-                device=device,
-                columns=columns,
-            )
+        jobs = deque(
+            self.references[start : start + batch_size] for start in range(0, len(self), batch_size)
+        )
+        pending: deque[asyncio.Task[Batch]] = deque()
+        loop = asyncio.get_running_loop()
+        try:
+            while jobs or pending:
+                self._check_open()
+                while jobs and len(pending) <= prefetch_batches:
+                    # Not in a group: a generator may be left from another task than it was
+                    # entered from. It awaits its tasks itself, below.
+                    load = self._client.load_batch(jobs.popleft(), device=device, columns=columns)
+                    pending.append(loop.create_task(load))
+                yield await pending.popleft()
+        finally:
+            for task in pending:
+                task.cancel()
+            if pending:
+                await asyncio.wait(pending)
 
     async def renew(self, lease_s: float | None = None) -> float:
         """Let the lease live on from now; see `breadbox.Lease.renew`."""

@@ -12,6 +12,7 @@ from uuid import uuid4
 import grpc
 
 from breadbox import calls, operations, status, types
+from breadbox.batches import Batch
 from breadbox.errors import ClosedError, ReplayBufferError
 from breadbox.fragment import Fragment
 from breadbox.lease import Lease, LeaseKeeper
@@ -33,6 +34,7 @@ def connect(
     deadline_s: float = 10.0,
     reconnect_s: float = 30.0,
     append_wait_s: float = 300.0,
+    codecs: str | Mapping[str, str] = "raw",
     store_url: str | None = None,
 ) -> "Client":
     """Make a client. Returns at once: the connection is made by the first call.
@@ -47,6 +49,8 @@ def connect(
             so that work goes on over a restart. 0: not at all.
         append_wait_s: Seconds for which an append waits while nothing is admitted because buffer
             or store is full; then BackpressureError.
+        codecs: How arrays of appended fragments are encoded: one codec ("raw", "lz4", "zstd",
+            "zstd:LEVEL"), or codecs by pattern over array names, such as {"obs*": "zstd"}.
         store_url: Where payloads live, seen from here; None: where the server says.
 
     Raises:
@@ -59,6 +63,7 @@ def connect(
         deadline_s=deadline_s,
         reconnect_s=reconnect_s,
         append_wait_s=append_wait_s,
+        codecs=codecs,
         store_url=store_url,
     )
     return Client(check_address(address), options)
@@ -328,7 +333,13 @@ class Client:
         """
         return self._invoke(calls.append_fragments(buffer or self.buffer, fragments))
 
-    def append(self, fragment: Fragment, *, buffer: str | None = None) -> types.AppendResult:
+    def append(
+        self,
+        fragment: Fragment,
+        *,
+        buffer: str | None = None,
+        codecs: str | Mapping[str, str] | None = None,
+    ) -> types.AppendResult:
         """Write a fragment's payload and announce it; waits while the buffer is full.
 
         Returns:
@@ -337,16 +348,25 @@ class Client:
         Raises:
             As `append_many`.
         """
-        return self.append_many([fragment], buffer=buffer)[0]
+        return self.append_many([fragment], buffer=buffer, codecs=codecs)[0]
 
     def append_many(
-        self, fragments: Sequence[Fragment], *, buffer: str | None = None
+        self,
+        fragments: Sequence[Fragment],
+        *,
+        buffer: str | None = None,
+        codecs: str | Mapping[str, str] | None = None,
     ) -> list[types.AppendResult]:
         """Write payloads and announce them; waits while the buffer is full.
 
         Fragments of one worker must be in order of their index. Appending again is safe: what was
         admitted answers DUPLICATE. On failure some may have been admitted, and payloads that were
         not announced expire by themselves.
+
+        Args:
+            fragments: Any number; they are written and announced in groups of bounded size.
+            buffer: None: the client's.
+            codecs: How arrays are encoded; None: as the client was told.
 
         Returns:
             One result per fragment, in order: ADMITTED, DUPLICATE, STALE or WRONG_SESSION.
@@ -358,7 +378,7 @@ class Client:
             UnsupportedArrayError: An array cannot be stored; nothing was sent.
         """
         return self._run(
-            operations.append_many(self._context, buffer or self.buffer, list(fragments))
+            operations.append_many(self._context, buffer or self.buffer, list(fragments), codecs)
         )
 
     def report_episodes(
@@ -461,7 +481,7 @@ class Client:
 
         Args:
             references: Of a lease that is alive.
-            columns: Names of the arrays wanted; None: all.
+            columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
             steps: Half-open range [start, stop) of the steps wanted; None: all.
 
         Raises:
@@ -470,6 +490,26 @@ class Client:
             StoreUnavailableError: The store stayed away for `reconnect_s`.
         """
         return self._run(operations.read_fragments(self._context, references, columns, steps))
+
+    def load_batch(
+        self,
+        references: Sequence[types.FragmentReference],
+        *,
+        device: Any = "cpu",
+        columns: Sequence[str] | None = None,
+    ) -> Batch:
+        """Load the payloads of granted fragments into one stacked batch [B, T, ...].
+
+        Args:
+            references: Of a lease that is alive; at least one.
+            device: "cpu" for numpy arrays, else a torch device.
+            columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
+
+        Raises:
+            TreeMismatchError: The fragments differ in structure, shape or type.
+            As `read_fragments`.
+        """
+        return self._run(operations.read_batch(self._context, references, device, columns))
 
     def renew_lease(
         self, lease_id: str, *, lease_s: float | None = None, buffer: str | None = None

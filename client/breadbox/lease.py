@@ -4,17 +4,16 @@ import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self, Unpack
 
 from breadbox import calls, errors
+from breadbox.batches import Batch
 from breadbox.fragment import Fragment
+from breadbox.loader import FragmentLoader, LoaderKeywords, LoaderOptions, run_ahead
 from breadbox.types import FragmentReference, LeaseGrant, ReleaseMode
-
-if TYPE_CHECKING:
-    from breadbox.batches import Batch
-    from breadbox.stores.base import PayloadStore
 
 _log = logging.getLogger(__name__)
 
@@ -30,10 +29,6 @@ SendOnce = Callable[[calls.Call[Any]], Any]
 
 class LeaseClient(Protocol):
     """What a lease needs of the client that fetched it."""
-
-    @property
-    def store(self) -> "PayloadStore":
-        """The payload store, opened on first use."""
 
     def renew_lease(
         self, lease_id: str, *, lease_s: float | None = None, buffer: str | None = None
@@ -53,6 +48,15 @@ class LeaseClient(Protocol):
         steps: tuple[int, int] | None = None,
     ) -> list[Fragment]:
         """Read payloads."""
+
+    def load_batch(
+        self,
+        references: Sequence[FragmentReference],
+        *,
+        device: Any = "cpu",
+        columns: Sequence[str] | None = None,
+    ) -> Batch:
+        """Read payloads into a stacked batch."""
 
 
 class LeaseKeeper:
@@ -184,10 +188,10 @@ class Lease:
         columns: Sequence[str] | None = None,
         steps: tuple[int, int] | None = None,
     ) -> Iterator[Fragment]:
-        """Load the granted fragments, in draw order, a few at a time.
+        """Load the granted fragments, in draw order, a few at a time and a few ahead.
 
         Args:
-            columns: Names of the arrays wanted; None: all.
+            columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
             steps: Half-open range [start, stop) of the steps wanted; None: all.
 
         Raises:
@@ -195,37 +199,45 @@ class Lease:
             PayloadMissingError: A payload is gone, which happens only after the lease.
             StoreUnavailableError: The store stayed away for `reconnect_s`.
         """
-        for start in range(0, len(self), FRAGMENTS_PER_READ):
+
+        def read(references: Sequence[FragmentReference]) -> list[Fragment]:
             self._check_open()
-            yield from self._client.read_fragments(
-                self.references[start : start + FRAGMENTS_PER_READ], columns=columns, steps=steps
-            )
+            return self._client.read_fragments(references, columns=columns, steps=steps)
+
+        groups = [
+            self.references[start : start + FRAGMENTS_PER_READ]
+            for start in range(0, len(self), FRAGMENTS_PER_READ)
+        ]
+        with closing(run_ahead(groups, read, threads=1, depth=1, in_order=True)) as loaded:
+            for fragments in loaded:
+                yield from fragments
 
     def batches(
-        self, batch_size: int, *, device: str = "cpu", columns: Sequence[str] | None = None
-    ) -> "Iterator[Batch]":
-        """Load the granted fragments as stacked batches [batch_size, T, ...], in draw order.
+        self,
+        batch_size: int,
+        *,
+        device: Any = "cpu",
+        columns: Sequence[str] | None = None,
+        **options: Unpack[LoaderKeywords],
+    ) -> Generator[Batch, None, None]:
+        """Load the granted fragments as stacked batches [batch_size, T, ...], ahead of their use.
 
         Args:
             batch_size: Fragments per batch, at least 1; the last batch may be shorter.
-            device: Where the batch should be, such as "cpu" or "cuda".
-            columns: Names of the arrays wanted; None: all.
+            device: "cpu" for numpy arrays, else a torch device such as "cuda".
+            columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
+            **options: How to load, such as `prefetch_batches` or `order`; see
+                `breadbox.loader.LoaderOptions`. In draw order and two batches ahead by default.
 
         Raises:
-            As `fragments`; InvalidRequestError: `batch_size` is below 1.
+            As `fragments`; InvalidRequestError: `batch_size` or an option is out of its range.
         """
-        from breadbox.batches import load_batch
 
-        if batch_size < 1:
-            raise errors.InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
-        for start in range(0, len(self), batch_size):
+        def load(references: Sequence[FragmentReference]) -> Batch:
             self._check_open()
-            yield load_batch(
-                self._client.store,
-                self.references[start : start + batch_size],
-                device=device,
-                columns=columns,
-            )
+            return self._client.load_batch(references, device=device, columns=columns)
+
+        return FragmentLoader(load, LoaderOptions(**options)).batches(self.references, batch_size)
 
     def renew(self, lease_s: float | None = None) -> float:
         """Let the lease live for another `lease_s` seconds (None: as granted) from now.

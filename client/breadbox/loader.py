@@ -18,10 +18,9 @@ import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar, get_args
 
 from breadbox.errors import (
     InvalidRequestError,
@@ -29,11 +28,8 @@ from breadbox.errors import (
     PayloadMissingError,
     StoreUnavailableError,
 )
+from breadbox.side_stream import SideStream
 from breadbox.types import FragmentReference
-
-if TYPE_CHECKING:
-    from breadbox.batches import Batch
-    from breadbox.stores.base import PayloadStore
 
 _log = logging.getLogger(__name__)
 
@@ -45,24 +41,31 @@ LOAD_ERRORS = (PayloadCorruptError, PayloadMissingError, StoreUnavailableError)
 """Failures of a load that are tried again, and may be skipped; anything else is a bug or misuse."""
 
 
-class LoadOrder(Enum):
-    """In which order fragments are delivered."""
+LoadOrder = Literal["granted", "shuffled", "completed"]
+"""In which order fragments are delivered.
 
-    GRANTED = "granted"
-    """As the lease has them."""
-    SHUFFLED = "shuffled"
-    """In a random order that depends on the seed alone."""
-    COMPLETED = "completed"
-    """Batches cut in granted order (or shuffled, with a seed), delivered as each is there."""
+granted: as the lease has them. shuffled: in a random order that depends on the seed alone.
+completed: batches cut in granted order (or shuffled, with a seed), delivered as each is there.
+"""
+
+OnFailure = Literal["raise", "skip"]
+"""What happens to fragments that could not be loaded, after the last retry.
+
+raise: the error is raised where the batch would have been delivered. skip: the batch is delivered
+without them, and they are listed in `FragmentLoader.skipped`.
+"""
 
 
-class OnFailure(Enum):
-    """What happens to fragments that could not be loaded, after the last retry."""
+class LoaderKeywords(TypedDict, total=False):
+    """The fields of `LoaderOptions`, as keyword arguments."""
 
-    RAISE = "raise"
-    """The error is raised where the batch would have been delivered."""
-    SKIP = "skip"
-    """The batch is delivered without them, and they are listed in `skipped`."""
+    threads: int
+    prefetch_batches: int
+    order: LoadOrder
+    seed: int | None
+    drop_last: bool
+    retries: int
+    on_failure: OnFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +80,14 @@ class LoaderOptions:
     """Loads at a time, 1 to 256; more than `prefetch_batches` have nothing to do."""
     prefetch_batches: int = 2
     """Batches loaded ahead of the one being worked on, 0 to 1024; 0 loads when asked."""
-    order: LoadOrder = LoadOrder.GRANTED
+    order: LoadOrder = "granted"
     seed: int | None = None
-    """Of SHUFFLED, where None means a different order each time, and of COMPLETED."""
+    """Of shuffled order, where None means a different one each time, and of completed order."""
     drop_last: bool = False
     """Leave out a last batch that is shorter than the others."""
     retries: int = 2
     """Further attempts at a load that failed, 0 to 100."""
-    on_failure: OnFailure = OnFailure.RAISE
+    on_failure: OnFailure = "raise"
 
     def __post_init__(self) -> None:
         ranges = {"threads": (1, 256), "prefetch_batches": (0, 1024), "retries": (0, 100)}
@@ -92,6 +95,11 @@ class LoaderOptions:
             if not least <= getattr(self, name) <= most:
                 raise InvalidRequestError(
                     name, f"must be from {least} to {most}, got {getattr(self, name)}"
+                )
+        for name, choices in {"order": LoadOrder, "on_failure": OnFailure}.items():
+            if getattr(self, name) not in get_args(choices):
+                raise InvalidRequestError(
+                    name, f"must be one of {get_args(choices)}, got {getattr(self, name)!r}"
                 )
 
 
@@ -104,41 +112,23 @@ class FragmentLoader(Generic[Loaded]):
     Args:
         load: Loads some references as one batch, in their order; called from several threads.
         options: How.
+        device: Where `load` puts batches. For a CUDA device it runs on a stream of the loader's
+            own, so that copies overlap with what the caller computes; a batch that is handed out
+            is ready for use on the caller's current stream.
     """
 
     def __init__(
         self,
         load: Callable[[Sequence[FragmentReference]], Loaded],
         options: LoaderOptions | None = None,
+        *,
+        device: Any = "cpu",
     ) -> None:
+        self._side_stream = SideStream(device) if str(device).startswith("cuda") else None
         self._load = load
         self._options = options or LoaderOptions()
         self.skipped: list[FragmentReference] = []
-        """References that could not be loaded, over the loader's life; only with SKIP."""
-
-    @classmethod
-    def of_store(
-        cls,
-        store: "PayloadStore",
-        options: LoaderOptions | None = None,
-        *,
-        device: str = "cpu",
-        columns: Sequence[str] | None = None,
-    ) -> "FragmentLoader[Batch]":
-        """Make a loader of stacked batches from a store.
-
-        Args:
-            store: Where the payloads are.
-            options: How.
-            device: Where batches should be, such as "cpu" or "cuda".
-            columns: Names of the arrays wanted; None: all.
-        """
-        from breadbox.batches import load_batch
-
-        def load(references: Sequence[FragmentReference]) -> "Batch":
-            return load_batch(store, references, device=device, columns=columns)
-
-        return FragmentLoader(load, options)
+        """References that could not be loaded, over the loader's life; only with "skip"."""
 
     def batches(
         self, references: Sequence[FragmentReference], batch_size: int
@@ -150,7 +140,7 @@ class FragmentLoader(Generic[Loaded]):
         Raises:
             InvalidRequestError: `batch_size` is below 1.
             StoreUnavailableError, PayloadMissingError, PayloadCorruptError: A load failed after
-                the last retry, with RAISE. The iteration is over then.
+                the last retry, unless told to skip. The iteration is over then.
         """
         if batch_size < 1:
             raise InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
@@ -164,16 +154,27 @@ class FragmentLoader(Generic[Loaded]):
             self._load_job,
             threads=options.threads,
             depth=options.prefetch_batches,
-            in_order=options.order is not LoadOrder.COMPLETED,
+            in_order=options.order != "completed",
         )
-        return _emptied(loaded)
+        return self._handed_out(loaded)
+
+    def _handed_out(
+        self, groups: Generator[list[Loaded], None, None]
+    ) -> Generator[Loaded, None, None]:
+        """Hand out what is in the lists, and keep nothing of it."""
+        with closing(groups):
+            for group in groups:
+                while group:
+                    if self._side_stream is not None:
+                        self._side_stream.hand_over(group[-1])
+                    yield group.pop()
 
     def _load_job(self, job: Sequence[FragmentReference]) -> list[Loaded]:
         """Load one batch; none when all of it was skipped."""
         try:
             return [self._load_with_retries(job)]
         except LOAD_ERRORS:
-            if self._options.on_failure is OnFailure.RAISE:
+            if self._options.on_failure == "raise":
                 raise
         good = [reference for reference in job if self._loads(reference)]
         return [self._load_with_retries(good)] if good else []
@@ -181,7 +182,8 @@ class FragmentLoader(Generic[Loaded]):
     def _load_with_retries(self, job: Sequence[FragmentReference]) -> Loaded:
         for attempt in itertools.count(1):
             try:
-                return self._load(job)
+                with self._side_stream or nullcontext():
+                    return self._load(job)
             except LOAD_ERRORS as error:
                 if attempt > self._options.retries:
                     error.add_note(f"after {attempt} attempts to load {len(job)} fragments")
@@ -263,19 +265,11 @@ def _move_completed_to_front(pending: deque[Future[Loaded]]) -> None:
     pending.appendleft(completed)
 
 
-def _emptied(groups: Generator[list[Loaded], None, None]) -> Generator[Loaded, None, None]:
-    """Hand out what is in the lists, and keep nothing of it."""
-    with closing(groups):
-        for group in groups:
-            while group:
-                yield group.pop()
-
-
 def _ordered(
     references: Sequence[FragmentReference], options: LoaderOptions
 ) -> Sequence[FragmentReference]:
-    is_shuffled = options.order is LoadOrder.SHUFFLED or (
-        options.order is LoadOrder.COMPLETED and options.seed is not None
+    is_shuffled = options.order == "shuffled" or (
+        options.order == "completed" and options.seed is not None
     )
     if not is_shuffled:
         return references

@@ -15,11 +15,11 @@ Invariants:
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from threading import Lock
 from typing import Any, TypeVar
 
-from breadbox import calls, errors, stores, wire
+from breadbox import calls, errors, payload, stores, wire
+from breadbox.batches import Batch, load_batch
 from breadbox.calls import Call
 from breadbox.fragment import Fragment
 from breadbox.options import WAIT_S_MAX_PER_CALL, ClientOptions
@@ -74,10 +74,6 @@ class Do:
 
 Effect = Invoke | Sleep | Do
 Operation = Generator[Effect, Any, T]
-
-
-def _payload() -> Any:
-    return import_module("breadbox.payload")
 
 
 class StoreSlot:
@@ -307,7 +303,7 @@ def publish(
     """Write weights, then publish them with their version in one step."""
     store = yield from opened_store(context)
     for last_try in (False, True):
-        reference = yield from storing(context, lambda: _payload().write_weights(store, weights))
+        reference = yield from storing(context, lambda: payload.write_weights(store, weights))
         call = calls.publish_model(buffer, session_id, model_version, reference)
         try:
             reply, _ = yield from repeat(context, _always(call), context.append_policy)
@@ -325,7 +321,7 @@ def publish(
 def load_weights(context: Context, reference: PayloadReference) -> Operation[dict[str, Any]]:
     """Read published weights."""
     store = yield from opened_store(context)
-    return (yield from storing(context, lambda: _payload().read_weights(store, reference)))
+    return (yield from storing(context, lambda: payload.read_weights(store, reference)))
 
 
 def read_fragments(
@@ -338,7 +334,22 @@ def read_fragments(
     store = yield from opened_store(context)
     return (
         yield from storing(
-            context, lambda: _payload().read_fragments(store, references, columns, steps)
+            context, lambda: payload.read_fragments(store, references, columns, steps)
+        )
+    )
+
+
+def read_batch(
+    context: Context,
+    references: Sequence[FragmentReference],
+    device: Any,
+    columns: Sequence[str] | None,
+) -> Operation[Batch]:
+    """Read the payloads of granted fragments into one stacked batch."""
+    store = yield from opened_store(context)
+    return (
+        yield from storing(
+            context, lambda: load_batch(store, references, device=device, columns=columns)
         )
     )
 
@@ -357,7 +368,10 @@ def _discard(store: PayloadStore, references: Sequence[PayloadReference]) -> Ope
 
 
 def append_many(
-    context: Context, buffer: str, fragments: Sequence[Fragment]
+    context: Context,
+    buffer: str,
+    fragments: Sequence[Fragment],
+    codecs: str | Mapping[str, str] | None = None,
 ) -> Operation[list[AppendResult]]:
     """Write payloads, then announce them; wait while the buffer is full.
 
@@ -368,7 +382,7 @@ def append_many(
     store = yield from opened_store(context)
     results: list[AppendResult] = []
     for group in _groups(fragments):
-        appending = _Appending(context, buffer, store, group)
+        appending = _Appending(context, buffer, store, group, codecs or context.options.codecs)
         try:
             results += yield from appending.run()
         except errors.BackpressureError as error:
@@ -398,12 +412,18 @@ class _Appending:
     """One group of fragments on its way: written, announced, judged."""
 
     def __init__(
-        self, context: Context, buffer: str, store: PayloadStore, fragments: Sequence[Fragment]
+        self,
+        context: Context,
+        buffer: str,
+        store: PayloadStore,
+        fragments: Sequence[Fragment],
+        codecs: str | Mapping[str, str],
     ) -> None:
         self._context = context
         self._buffer = buffer
         self._store = store
         self._fragments = fragments
+        self._codecs = codecs
         self._references: list[PayloadReference] = []
         self._results = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
         self._doubtful: set[int] = set()
@@ -430,7 +450,8 @@ class _Appending:
         fragments = [self._fragments[position] for position in positions]
         return (
             yield from storing(
-                self._context, lambda: _payload().write_fragments(self._store, fragments)
+                self._context,
+                lambda: payload.write_fragments(self._store, fragments, codecs=self._codecs),
             )
         )
 

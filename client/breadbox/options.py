@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,6 +83,9 @@ class ClientOptions:
     """Seconds for which a call tries to reach a server or store that went away. 0: not at all."""
     append_wait_s: float = 300.0
     """Seconds for which an append waits while buffer or store is full; then BackpressureError."""
+    codecs: str | Mapping[str, str] = "raw"
+    """How arrays of appended fragments are encoded: one codec ("raw", "lz4", "zstd", "zstd:LEVEL"),
+    or codecs by pattern over array names ({"obs*": "zstd"}); what no pattern matches stays raw."""
     store_url: str | None = field(default=None, repr=False)
     """Where payloads live, seen from here; None: where the server says. May hold a password."""
 
