@@ -1,0 +1,327 @@
+"""Composition root: builds everything, and owns the order in which it starts and stops."""
+
+import asyncio
+import contextlib
+import fcntl
+import gc
+import logging
+import os
+import random
+import shutil
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, start_http_server
+
+from breadbox.errors import StoreError, StoreUrlError
+from breadbox.stores import open_custodian
+from breadbox.stores.base import PayloadCustodian
+from breadbox.stores.urls import parse_store_url
+from breadbox.v1 import replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
+from breadbox_server.clock import Clock, LoopClock
+from breadbox_server.core.buffers import BufferSet
+from breadbox_server.driver import Driver, DriverLimits
+from breadbox_server.errors import StartError
+from breadbox_server.interceptors import CallInterceptor
+from breadbox_server.metrics import Metrics
+from breadbox_server.service import ReplayBufferService, StoreAdvice
+from breadbox_server.settings import Settings, parse_address
+
+log = logging.getLogger(__name__)
+
+SERVICE_NAME: Final = replay_buffer_service_pb2.DESCRIPTOR.services_by_name[
+    "ReplayBufferService"
+].full_name
+FLUSH_S_MAX: Final = 5.0
+"""Seconds that the last deletions may take; what is left is deleted at the next start."""
+CALLS_MAX: Final = 32_768
+"""Calls in progress; above the sum of watchers and waiters that one server is meant to hold."""
+
+SERVER_OPTIONS: Final = (
+    # Two servers must not share a port unseen, which gRPC allows by default.
+    ("grpc.so_reuseport", 0),
+    # 4096 fragments with the longest names are 1.5 MiB; more is a broken peer.
+    ("grpc.max_receive_message_length", 4 * 2**20),
+    # The prepared list of a fetch of 10^5 fragments is about 30 MiB.
+    ("grpc.max_send_message_length", 64 * 2**20),
+    ("grpc.max_metadata_size", 16 * 2**10),
+    ("grpc.absolute_max_metadata_size", 64 * 2**10),
+    ("grpc.max_concurrent_streams", 4096),
+    # A peer that is cut off is found within 40 s, so that its waiters leave the queue.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Clients ping every 30 s while a fetch blocks; gRPC's default would hang up on them.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A connection that never completes its handshake is closed.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that answers."""
+
+    address: str
+    """As bound: a port of 0 has become the real one."""
+    metrics_address: str
+    """Empty: no metrics are served."""
+    driver: Driver
+    metrics: Metrics
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings,
+    *,
+    custodian: PayloadCustodian | None = None,
+    clock: Clock | None = None,
+) -> AsyncIterator[RunningServer]:
+    """Run a server inside the block; drain it when the block ends.
+
+    Args:
+        settings: What to run.
+        custodian: The payload store; None: opened from the settings.
+        clock: Where instants come from; None: the loop's.
+
+    Raises:
+        StartError: Something that the settings name cannot be used; says what, why, what to do.
+        ExceptionGroup: A part of the server failed, which is a bug; the block was cancelled.
+    """
+    async with AsyncExitStack() as stack:
+        metrics = Metrics(CollectorRegistry())
+        metrics_address = stack.enter_context(_metrics_served(settings, metrics))
+        stack.enter_context(_store_directory(settings))
+        custodian = await _open_store(settings, custodian)
+        stack.push_async_callback(custodian.close)
+        clock = clock or LoopClock(asyncio.get_running_loop())
+        seed = settings.seed if settings.seed is not None else random.SystemRandom().getrandbits(64)
+        driver = Driver(
+            BufferSet(random.Random(seed), settings.default_config, settings.buffers_max),
+            custodian,
+            clock=clock,
+            metrics=metrics,
+            limits=DriverLimits(unowned_s=settings.unannounced_s),
+        )
+        server, health_servicer = _build_server(settings, driver, metrics)
+        address = _bind(server, settings.listen)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(driver.run())
+            try:
+                await server.start()
+                await _set_health(health_servicer, health_pb2.HealthCheckResponse.SERVING)
+                log.info("serving on %s, payloads in %s", address, settings.store_shown)
+                yield RunningServer(address, metrics_address, driver, metrics)
+            finally:
+                await _drain(server, health_servicer, driver, settings.drain_grace_s)
+                running.cancel()
+
+
+async def _drain(
+    server: grpc.aio.Server,
+    health_servicer: health.aio.HealthServicer,
+    driver: Driver,
+    grace_s: float,
+) -> None:
+    """Stop in order, each step bounded; what is cut short is made good at the next start."""
+    log.info("draining")
+    await health_servicer.enter_graceful_shutdown()
+    driver.drain()
+    await server.stop(grace_s)
+    try:
+        async with asyncio.timeout(FLUSH_S_MAX):
+            await driver.flush()
+    except TimeoutError:
+        log.warning("%d payloads are left for deletion", len(driver.deletions))
+    log.info("stopped")
+
+
+def _build_server(
+    settings: Settings, driver: Driver, metrics: Metrics
+) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+    server = grpc.aio.server(
+        interceptors=[CallInterceptor(metrics)],
+        options=SERVER_OPTIONS,
+        maximum_concurrent_rpcs=CALLS_MAX,
+    )
+    service = ReplayBufferService(
+        driver,
+        metrics=metrics,
+        store_advice=StoreAdvice(
+            url=settings.store,
+            unannounced_s=settings.unannounced_s,
+            piece_size_bytes=settings.piece_size_bytes,
+            server_version=metadata.version("breadbox"),
+        ),
+        default_config=settings.default_config,
+    )
+    replay_buffer_service_pb2_grpc.add_ReplayBufferServiceServicer_to_server(service, server)
+    health_servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    if settings.has_reflection:
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+    return server, health_servicer
+
+
+async def _set_health(
+    servicer: health.aio.HealthServicer, state: health_pb2.HealthCheckResponse.ServingStatus
+) -> None:
+    for name in ("", SERVICE_NAME):
+        await servicer.set(name, state)
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> str:
+    """Take the address to listen on.
+
+    Raises:
+        StartError: It is taken, not ours, or malformed.
+    """
+    address = parse_address(listen, "--listen")
+    if address is None:
+        with contextlib.suppress(RuntimeError):
+            if server.add_insecure_port(listen):
+                return listen
+        raise StartError(f"--listen {listen} cannot be used; is its folder there and writable?")
+    host, port = address
+    _check_free(host, port, "--listen")
+    try:
+        bound_port = server.add_insecure_port(listen)
+    except RuntimeError:
+        bound_port = 0
+    if bound_port == 0:
+        raise StartError(f"--listen {listen} cannot be used; choose another address")
+    shown_host = f"[{host}]" if ":" in host else host
+    return f"{shown_host}:{bound_port}"
+
+
+def _check_free(host: str, port: int, option: str) -> None:
+    """Find out why an address cannot be bound; gRPC would only say that it failed.
+
+    Raises:
+        StartError: The address is taken, or no address of this machine.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise StartError(
+            f"{option}: host {host!r} cannot be resolved; use an IP address"
+        ) from error
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise StartError(
+                f"{option} {host}:{port} cannot be used: {os.strerror(error.errno or 0)}; "
+                "stop what runs there or choose another port (0 takes a free one)"
+            ) from error
+
+
+@contextmanager
+def _metrics_served(settings: Settings, metrics: Metrics) -> Iterator[str]:
+    """Serve the metrics over HTTP inside the block; yields the bound address, or nothing."""
+    if not settings.metrics_listen:
+        yield ""
+        return
+    address = parse_address(settings.metrics_listen, "--metrics-listen")
+    if address is None:
+        raise StartError("--metrics-listen must be HOST:PORT")
+    host, port = address
+    _check_free(host, port, "--metrics-listen")
+    server, thread = start_http_server(port, host, metrics.registry)
+    try:
+        yield f"{host}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+async def _open_store(settings: Settings, custodian: PayloadCustodian | None) -> PayloadCustodian:
+    """Open the payload store and see that it answers.
+
+    Raises:
+        StartError: The URL is malformed or the store does not answer.
+    """
+    try:
+        if custodian is None:
+            custodian = open_custodian(settings.store, unannounced_s=settings.unannounced_s)
+        await custodian.ping()
+    except StoreUrlError as error:
+        raise StartError(f"--store cannot be used: {error}") from error
+    except StoreError as error:
+        if custodian is not None:
+            await custodian.close()
+        raise StartError(
+            f"--store {settings.store_shown} does not answer: {error}; "
+            "start it, or give another URL"
+        ) from error
+    return custodian
+
+
+@contextmanager
+def _store_directory(settings: Settings) -> Iterator[None]:
+    """Hold a `file://` store for this server alone; delete it afterwards if it is ephemeral.
+
+    Raises:
+        StartError: Another server uses it, or it is to be ephemeral and is not empty.
+    """
+    try:
+        parsed = parse_store_url(settings.store)
+    except StoreUrlError as error:
+        raise StartError(f"--store cannot be used: {error}") from error
+    if parsed.kind != "file":
+        if settings.is_ephemeral:
+            raise StartError("--ephemeral is for file:// stores; leave it out")
+        yield
+        return
+    directory = Path(parsed.directory)
+    try:
+        if settings.is_ephemeral and directory.exists() and any(directory.iterdir()):
+            raise StartError(
+                f"--ephemeral would delete {directory}, which is not empty; "
+                "name a new directory, or delete it"
+            )
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (directory / "server.lock").open("w")
+    except OSError as error:
+        raise StartError(
+            f"--store {settings.store_shown} cannot be used: {error.strerror}; "
+            "give a directory that this user may write"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StartError(
+                f"--store {settings.store_shown} is in use by another server; "
+                "stop that one or give another directory"
+            ) from error
+        try:
+            yield
+        finally:
+            if settings.is_ephemeral:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def tune_garbage_collection() -> None:
+    """Keep the cycle collector from stopping the loop; call once, when everything is built.
+
+    A full collection looks at every object held: with 10^6 fragments that is about a second in
+    which nobody is answered, and it finds nothing, because what the core holds has no cycles and
+    is freed by reference count. So full collections do not happen by themselves, what stands at
+    the start is never looked at, and young objects are collected in portions of a few milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 1_000_000)

@@ -1,0 +1,312 @@
+"""Wire messages to the core's inputs and back, both ways, total.
+
+Going in, everything that is not a decision is checked here: presence, names, ranges. The first
+thing wrong raises `InvalidArgumentError` naming the field as it stands on the wire.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+
+from breadbox.types import PayloadReference
+from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2
+from breadbox_server.core.config import (
+    BufferConfig,
+    FullPolicy,
+    LeaseExpiryPolicy,
+    LimiterConfig,
+    MinimumChunksConfig,
+    SampleToInsertRatioConfig,
+    check_duration,
+)
+from breadbox_server.core.errors import InvalidArgumentError
+from breadbox_server.core.ids import (
+    BufferName,
+    FragmentIndex,
+    ModelVersion,
+    PayloadId,
+    SessionId,
+    WorkerId,
+)
+from breadbox_server.core.inputs import (
+    AdmissionOutcome,
+    Appended,
+    Fragment,
+    GrantedFragment,
+    Payload,
+    ReleaseMode,
+)
+from breadbox_server.core.validation import check_fragment, check_int, check_payload
+
+pb = replay_buffer_service_pb2
+
+_Member = TypeVar("_Member")
+
+DEFAULT_BUFFER_NAME: Final = "default"
+APPEND_FRAGMENTS_MAX: Final = 4096
+"""Fragments of one AppendFragments; bounds what one call can hold up."""
+EPISODES_MAX: Final = 4096
+"""Episodes of one ReportEpisodes."""
+TASK_SIZE_BYTES_MAX: Final = 64
+PIECES_MAX: Final = 65_536
+"""Pieces of one payload; bounds the keys that one fragment can make the server name."""
+
+_OUTCOMES: Final = {
+    outcome: getattr(fragment_pb2, f"ADMISSION_OUTCOME_{outcome.name}")
+    for outcome in AdmissionOutcome
+}
+_FULL_POLICIES: Final = {
+    FullPolicy.EVICT_OLDEST: buffer_pb2.FULL_POLICY_EVICT_OLDEST,
+    FullPolicy.BLOCK: buffer_pb2.FULL_POLICY_BLOCK,
+}
+_LEASE_EXPIRY_POLICIES: Final = {
+    LeaseExpiryPolicy.GIVE_BACK: buffer_pb2.LEASE_EXPIRY_POLICY_GIVE_BACK,
+    LeaseExpiryPolicy.CONSUME: buffer_pb2.LEASE_EXPIRY_POLICY_CONSUME,
+}
+_RELEASE_MODES: Final[Mapping[int, ReleaseMode]] = {
+    pb.RELEASE_MODE_CONSUMED: ReleaseMode.CONSUMED,
+    pb.RELEASE_MODE_RETURNED: ReleaseMode.RETURNED,
+}
+_EPISODE_ENDS: Final[Mapping[int, str]] = {
+    pb.EPISODE_END_TERMINATED: "terminated",
+    pb.EPISODE_END_TRUNCATED: "truncated",
+    pb.EPISODE_END_ABORTED: "aborted",
+}
+
+
+# --- going in --------------------------------------------------------------------------------
+
+
+def buffer_name(text: str) -> BufferName:
+    """The buffer that a request names; empty is the default buffer."""
+    return BufferName(text or DEFAULT_BUFFER_NAME)
+
+
+def seconds(duration: Duration) -> float:
+    """A span on the wire as seconds."""
+    return float(duration.seconds + duration.nanos / 1e9)
+
+
+def wait_s(request: "pb.FetchFragmentsRequest | pb.WatchModelRequest", cap_s: float) -> float:
+    """How long a caller is ready to wait, at most `cap_s`; absent is 0."""
+    span_s = seconds(request.max_wait)
+    if span_s < 0:
+        raise InvalidArgumentError("max_wait", f"must not be negative, got {span_s:g} s")
+    return min(span_s, cap_s)
+
+
+def lease_s(request: "pb.FetchFragmentsRequest | pb.RenewLeaseRequest") -> float | None:
+    """How long a lease is to live; None when the caller leaves it to the buffer."""
+    if not request.HasField("lease_duration"):
+        return None
+    span_s = seconds(request.lease_duration)
+    check_duration("lease_duration", span_s)
+    return span_s
+
+
+def release_mode(value: int) -> ReleaseMode:
+    """How a lease is to end; there is no default."""
+    mode = _RELEASE_MODES.get(value)
+    if mode is None:
+        raise InvalidArgumentError("mode", "must be RELEASE_MODE_CONSUMED or RELEASE_MODE_RETURNED")
+    return mode
+
+
+def payload(message: fragment_pb2.PayloadReference, field: str) -> Payload:
+    """Where a payload is said to live."""
+    size_bytes, piece_size_bytes = message.size_bytes, message.piece_size_bytes
+    if piece_size_bytes > 0 and size_bytes > piece_size_bytes * PIECES_MAX:
+        raise InvalidArgumentError(
+            f"{field}.piece_size_bytes",
+            f"must cut the payload into at most {PIECES_MAX} pieces, got {piece_size_bytes}",
+        )
+    return Payload(PayloadId(message.payload_id), size_bytes, piece_size_bytes)
+
+
+def weights(message: fragment_pb2.PayloadReference) -> Payload:
+    """Check where published weights are said to live."""
+    value = payload(message, "weights")
+    check_payload("weights", value)
+    return value
+
+
+def fragments(messages: Sequence[fragment_pb2.FragmentMetadata]) -> list[Fragment]:
+    """Check all fragments of one append, so that one that is malformed refuses them together."""
+    check_int("fragments", len(messages), 1, APPEND_FRAGMENTS_MAX)
+    checked = []
+    for position, message in enumerate(messages):
+        try:
+            value = _fragment(message)
+            check_fragment(value)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(
+                f"fragments[{position}].{error.field}", error.problem
+            ) from None
+        checked.append(value)
+    return checked
+
+
+def _fragment(message: fragment_pb2.FragmentMetadata) -> Fragment:
+    return Fragment(
+        worker_id=WorkerId(message.worker_id),
+        fragment_index=FragmentIndex(message.fragment_index),
+        session_id=SessionId(message.session_id),
+        model_version_min=ModelVersion(message.model_version_min),
+        model_version_max=ModelVersion(message.model_version_max),
+        payload=payload(message.payload, "payload"),
+        step_count=message.step_count,
+        discontinuity=message.discontinuity,
+    )
+
+
+def episode_end(value: int, position: int) -> str:
+    """How an episode ended, as a label."""
+    end = _EPISODE_ENDS.get(value)
+    if end is None:
+        raise InvalidArgumentError(f"episodes[{position}].end", "must say how the episode ended")
+    return end
+
+
+# --- going out -------------------------------------------------------------------------------
+
+
+def payload_reference(value: Payload) -> PayloadReference:
+    """A payload as the stores name it."""
+    return PayloadReference(value.payload_id, value.size_bytes, value.piece_size_bytes)
+
+
+def to_payload(value: Payload) -> fragment_pb2.PayloadReference:
+    """Say where a payload lives."""
+    return fragment_pb2.PayloadReference(
+        payload_id=value.payload_id,
+        size_bytes=value.size_bytes,
+        piece_size_bytes=value.piece_size_bytes,
+    )
+
+
+def to_references(
+    granted: Iterable[GrantedFragment],
+) -> list[fragment_pb2.FragmentReference]:
+    """Granted fragments, in order."""
+    return [
+        fragment_pb2.FragmentReference(
+            metadata=fragment_pb2.FragmentMetadata(
+                worker_id=item.fragment.worker_id,
+                fragment_index=item.fragment.fragment_index,
+                session_id=item.fragment.session_id,
+                model_version_min=item.fragment.model_version_min,
+                model_version_max=item.fragment.model_version_max,
+                discontinuity=item.fragment.discontinuity,
+                payload=to_payload(item.fragment.payload),
+                step_count=item.fragment.step_count,
+            ),
+            chunk_id=item.chunk_id,
+            staleness=item.staleness,
+            use_count=item.use_count,
+        )
+        for item in granted
+    ]
+
+
+def to_append_result(value: Appended | None) -> pb.AppendResult:
+    """What became of a fragment; None is a payload that the store does not have."""
+    if value is None:
+        return pb.AppendResult(outcome=fragment_pb2.ADMISSION_OUTCOME_PAYLOAD_MISSING)
+    if value.first_outcome is None:
+        return pb.AppendResult(outcome=_OUTCOMES[value.outcome])
+    return pb.AppendResult(
+        outcome=_OUTCOMES[value.outcome], first_outcome=_OUTCOMES[value.first_outcome]
+    )
+
+
+def to_duration(span_s: float) -> Duration:
+    """A span of seconds on the wire."""
+    duration = Duration()
+    duration.FromNanoseconds(round(span_s * 1e9))
+    return duration
+
+
+# --- limits of buffers -----------------------------------------------------------------------
+
+_SAME_ON_THE_WIRE: Final = (
+    "fragments_per_chunk",
+    "capacity_chunks",
+    "capacity_bytes",
+    "staleness_max",
+    "uses_max",
+    "waiters_max",
+    "leases_max",
+    "workers_max",
+)
+
+
+def config(message: buffer_pb2.BufferConfig, base: BufferConfig) -> BufferConfig:
+    """Limits as asked for; what is absent is as in `base`."""
+    changes: dict[str, object] = {
+        field: getattr(message, field) for field in _SAME_ON_THE_WIRE if message.HasField(field)
+    }
+    if message.full_policy:
+        changes["full_policy"] = _choice(_FULL_POLICIES, message.full_policy, "full_policy")
+    if message.lease_expiry_policy:
+        changes["lease_expiry_policy"] = _choice(
+            _LEASE_EXPIRY_POLICIES, message.lease_expiry_policy, "lease_expiry_policy"
+        )
+    if message.HasField("lease_duration"):
+        changes["lease_s"] = seconds(message.lease_duration)
+    if message.HasField("open_chunk_duration"):
+        changes["open_chunk_s"] = seconds(message.open_chunk_duration)
+    if message.sampler:
+        changes["sampler"] = message.sampler
+    if message.HasField("limiter"):
+        changes["limiter"] = _limiter(message.limiter)
+    values = {field: getattr(base, field) for field in BufferConfig.__dataclass_fields__}
+    return BufferConfig(**(values | changes))
+
+
+def _choice(members: Mapping[_Member, int], value: int, field: str) -> _Member:
+    for member, number_on_the_wire in members.items():
+        if number_on_the_wire == value:
+            return member
+    raise InvalidArgumentError(field, f"has no value {value}")
+
+
+def _limiter(message: buffer_pb2.Limiter) -> LimiterConfig:
+    match message.WhichOneof("limiter"):
+        case "minimum_chunks":
+            return MinimumChunksConfig(message.minimum_chunks.chunk_count)
+        case "sample_to_insert_ratio":
+            return SampleToInsertRatioConfig(
+                ratio=message.sample_to_insert_ratio.ratio,
+                error_chunks=message.sample_to_insert_ratio.error_chunks,
+                minimum_chunk_count=message.sample_to_insert_ratio.minimum_chunk_count,
+            )
+        case _:
+            raise InvalidArgumentError("config.limiter", "names no limiter")
+
+
+def to_config(value: BufferConfig) -> buffer_pb2.BufferConfig:
+    """All limits of a buffer."""
+    return buffer_pb2.BufferConfig(
+        **{field: getattr(value, field) for field in _SAME_ON_THE_WIRE},
+        full_policy=_FULL_POLICIES[value.full_policy],
+        lease_expiry_policy=_LEASE_EXPIRY_POLICIES[value.lease_expiry_policy],
+        lease_duration=to_duration(value.lease_s),
+        open_chunk_duration=to_duration(value.open_chunk_s),
+        sampler=value.sampler,
+        limiter=_to_limiter(value.limiter),
+    )
+
+
+def _to_limiter(value: LimiterConfig) -> buffer_pb2.Limiter:
+    match value:
+        case MinimumChunksConfig(chunk_count=count):
+            return buffer_pb2.Limiter(minimum_chunks=buffer_pb2.MinimumChunks(chunk_count=count))
+        case SampleToInsertRatioConfig():
+            return buffer_pb2.Limiter(
+                sample_to_insert_ratio=buffer_pb2.SampleToInsertRatio(
+                    ratio=value.ratio,
+                    error_chunks=value.error_chunks,
+                    minimum_chunk_count=value.minimum_chunk_count,
+                )
+            )

@@ -1,0 +1,136 @@
+"""Payloads on their way out of the store: a bounded queue, emptied in batches (B13)."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from breadbox.errors import StoreError
+from breadbox.stores.base import PayloadCustodian
+from breadbox_server.convert import payload_reference
+from breadbox_server.core.ids import BufferName, PayloadId
+from breadbox_server.core.inputs import Payload
+from breadbox_server.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+BATCH_PAYLOADS: Final = 256
+"""Payloads deleted in one round trip; so many that the trip is cheap, so few that it is short."""
+RETRY_DELAY_S: Final = 0.5
+"""Seconds between attempts while the store cannot be reached."""
+
+
+class DeletionQueue:
+    """Deletes payloads off the request path.
+
+    At `limit` payloads `is_full` tells the appends to refuse fragments until the store has caught
+    up, so the queue never holds more than `limit` and what the buffers held at that moment.
+    """
+
+    def __init__(self, custodian: PayloadCustodian, *, metrics: Metrics, limit: int) -> None:
+        self._custodian = custodian
+        self._metrics = metrics
+        self._limit = limit
+        self._payloads: deque[Payload] = deque()
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should be taken in."""
+        return len(self._payloads) >= self._limit
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def put(self, payloads: Iterable[Payload]) -> None:
+        """Queue payloads that nothing refers to any more."""
+        self._payloads.extend(payloads)
+        if self._payloads:
+            self._empty.clear()
+            self._wake.set()
+            self._metrics.pending_deletions.set(len(self._payloads))
+
+    async def wait_empty(self) -> None:
+        """Return when everything that was queued has been deleted."""
+        await self._empty.wait()
+
+    async def run(self) -> None:
+        """Delete what is queued, for ever. A store that cannot be reached is tried again."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._payloads:
+                await self._delete_batch()
+            self._empty.set()
+
+    async def _delete_batch(self) -> None:
+        count = min(BATCH_PAYLOADS, len(self._payloads))
+        batch = [payload_reference(self._payloads[position]) for position in range(count)]
+        try:
+            with self._metrics.store_trip("delete"):
+                await self._custodian.delete(batch)
+        except StoreError as error:
+            log.warning("deleting payloads failed, trying again: %s", type(error).__name__)
+            await asyncio.sleep(RETRY_DELAY_S)
+            return
+        # Only now: a batch whose deletion failed stays at the head, and is tried again whole.
+        for _ in range(count):
+            self._payloads.popleft()
+        self._metrics.deleted.inc(count)
+        self._metrics.pending_deletions.set(len(self._payloads))
+
+
+class UnownedPayloads:
+    """Payloads that were confirmed for something that was then refused; oldest first.
+
+    Their sender may well send them again, so they are kept for a while, and deleted then, unless
+    something refers to them by that time.
+
+    Args:
+        deletions: Where they go.
+        keep_s: Seconds they are kept.
+        is_referenced: Whether the buffer refers to the payload.
+    """
+
+    LIMIT: Final = 65_536
+    """At the limit the oldest is deleted early; if sent again it is PAYLOAD_MISSING."""
+
+    def __init__(
+        self,
+        deletions: DeletionQueue,
+        *,
+        keep_s: float,
+        is_referenced: Callable[[BufferName, PayloadId], bool],
+    ) -> None:
+        self._deletions = deletions
+        self._keep_s = keep_s
+        self._is_referenced = is_referenced
+        self._payloads: dict[PayloadId, tuple[float, BufferName, Payload]] = {}
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def add(self, payload: Payload, buffer: BufferName, now: float) -> None:
+        """Keep a payload that nothing refers to for another `keep_s`."""
+        self._payloads.pop(payload.payload_id, None)
+        self._payloads[payload.payload_id] = (now + self._keep_s, buffer, payload)
+        if len(self._payloads) > self.LIMIT:
+            self._delete_oldest()
+
+    def discard(self, payload_id: PayloadId) -> None:
+        """Forget a payload that something refers to now."""
+        self._payloads.pop(payload_id, None)
+
+    def delete_overdue(self, now: float) -> None:
+        """Delete what nobody sent again in time."""
+        while self._payloads and next(iter(self._payloads.values()))[0] <= now:
+            self._delete_oldest()
+
+    def _delete_oldest(self) -> None:
+        payload_id = next(iter(self._payloads))
+        _, buffer, payload = self._payloads.pop(payload_id)
+        if not self._is_referenced(buffer, payload_id):
+            self._deletions.put([payload])

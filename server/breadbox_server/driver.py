@@ -1,0 +1,520 @@
+"""Runs the core on the event loop: one clock, one timer, events to effects, waiters to futures.
+
+Only the driver touches the core, only from the loop's thread, and every input runs to its end
+without an `await`, so there is no lock. What the core decides takes effect in turns: the effects of
+a turn (replies, grants, wake-ups, deletions) happen once the turn is durable, at once where there
+is no journal.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Protocol
+
+from breadbox.errors import PayloadMissingError, StoreUnavailableError
+from breadbox.stores.base import PayloadCustodian
+from breadbox_server.appends import AppendQueue
+from breadbox_server.clock import Clock, TimerHandle
+from breadbox_server.convert import payload_reference
+from breadbox_server.core.buffers import BufferSet
+from breadbox_server.core.description import AppendCredit, BufferDescription
+from breadbox_server.core.errors import BufferNotFoundError, DrainingError
+from breadbox_server.core.events import (
+    Event,
+    FetchGranted,
+    FetchRefused,
+    ModelChanged,
+    PayloadsDisposable,
+    WaitElapsed,
+)
+from breadbox_server.core.ids import BufferName, CallerId, ModelVersion, RequestId, SessionId
+from breadbox_server.core.inputs import (
+    Appended,
+    AppendFragment,
+    CancelFetch,
+    DeleteBuffer,
+    Fetch,
+    Fragment,
+    GrantedFragment,
+    Input,
+    ModelState,
+    Published,
+    PublishModel,
+    UndeliveredGrant,
+)
+from breadbox_server.deletions import DeletionQueue, UnownedPayloads
+from breadbox_server.errors import WatchersFullError
+from breadbox_server.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+HOUSEKEEPING_PERIOD_S: Final = 1.0
+SWEEP_PERIOD_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverLimits:
+    """Bounds of what the driver itself holds."""
+
+    watchers_max: int = 16_384
+    """Callers that may watch a model at a time; the next is refused with WATCHERS_FULL."""
+    append_fragments_max: int = 65_536
+    """Fragments that may wait for admission; further ones are refused with APPENDS_FULL."""
+    deletions_max: int = 262_144
+    """Payloads that may wait for deletion; beyond, fragments are answered BYTES_FULL."""
+    unowned_s: float = 600.0
+    """Seconds for which a confirmed payload that was not admitted may be sent again."""
+
+
+class Journal(Protocol):
+    """Where the core's accepted inputs are made durable."""
+
+    async def append(self, entries: Sequence[Any]) -> None:
+        """Return once the entries are durable. One at a time, in order."""
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """What was decided together, and becomes durable together."""
+
+    entries: list[Any] = field(default_factory=list)
+    effects: list[Callable[[], None]] = field(default_factory=list)
+    durable: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Driver:
+    """Runs a `BufferSet`. Not thread-safe: call it from the loop's thread only.
+
+    `run` must be running in a task group for anything to be admitted, deleted or made durable.
+
+    Args:
+        buffers: The core; the driver is its only owner from now on.
+        custodian: The payload store.
+        clock: Where instants and wake-ups come from.
+        metrics: What is fed with the core's events.
+        limits: Bounds of what the driver itself holds.
+        journal: Where decisions are made durable; None: they take effect at once.
+    """
+
+    def __init__(
+        self,
+        buffers: BufferSet,
+        custodian: PayloadCustodian,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        limits: DriverLimits,
+        journal: Journal | None = None,
+    ) -> None:
+        self._buffers = buffers
+        self._custodian = custodian
+        self._clock = clock
+        self._metrics = metrics
+        self._limits = limits
+        self._journal = journal
+        self._callers: dict[CallerId, asyncio.Future[FetchGranted | WaitElapsed]] = {}
+        self._watchers: dict[BufferName, set[asyncio.Future[None]]] = {}
+        self._watcher_count = 0
+        self._timer: TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._draining = False
+        self._open_turn = _Turn()
+        self._committing_turn: _Turn | None = None
+        self._turn_waits = asyncio.Event()
+        self.deletions = DeletionQueue(custodian, metrics=metrics, limit=limits.deletions_max)
+        self._unowned = UnownedPayloads(
+            self.deletions, keep_s=limits.unowned_s, is_referenced=buffers.refers_to
+        )
+        self.appends = AppendQueue(
+            custodian,
+            self.deletions,
+            self._unowned,
+            clock=clock,
+            metrics=metrics,
+            fragments_max=limits.append_fragments_max,
+        )
+
+    # --- what the service calls --------------------------------------------------------------
+
+    async def apply(self, command: Input) -> Any:
+        """Give the core one input; return its answer once it is durable.
+
+        A cancel leaves the input applied: a caller that tries again meets the core's own rules
+        for repeated inputs.
+
+        Raises:
+            DomainError: The core refuses the input, which changed nothing.
+        """
+        try:
+            return self._apply_now(command)
+        finally:
+            await self.settled()
+
+    def _apply_now(self, command: Input) -> Any:
+        """Give the core one input and carry out, or queue, what comes of it."""
+        try:
+            return self._buffers.apply(command, now=self._clock.now())
+        finally:
+            self.pump()
+
+    async def publish(self, command: PublishModel) -> Published:
+        """Publish a version whose weights, if any, are confirmed first.
+
+        Raises:
+            PayloadMissingError: The store does not have the weights.
+            StoreUnavailableError: The weights could not be confirmed.
+            DomainError: The core refuses the version; its weights are deleted after a while.
+        """
+        weights = command.weights
+        if weights is not None:
+            with self._metrics.store_trip("confirm"):
+                (is_there,) = await self._custodian.confirm([payload_reference(weights)])
+            if not is_there:
+                raise PayloadMissingError(weights.payload_id)
+        taken = False
+        try:
+            published: Published = self._apply_now(command)
+            taken = published.weights_taken
+        finally:
+            if weights is not None and not taken:
+                self._unowned.add(weights, command.buffer, self._clock.now())
+        await self.settled()
+        return published
+
+    async def delete_buffer(self, command: DeleteBuffer) -> None:
+        """Delete a buffer; those who watch its model are told, and its series are dropped.
+
+        Raises:
+            BufferNotFoundError: No buffer has this name.
+        """
+        self._apply_now(command)
+        for watcher in self._watchers.pop(command.buffer, ()):
+            _wake(watcher)
+        self._metrics.forget_buffer(command.buffer)
+        await self.settled()
+
+    async def append(self, buffer: BufferName, fragments: list[Fragment]) -> list[Appended | None]:
+        """Append fragments in order; see `AppendQueue.append`. None: the payload is not there.
+
+        Raises:
+            BufferNotFoundError: No buffer has this name.
+            DrainingError: The server is shutting down.
+        """
+        if self._draining:
+            raise DrainingError
+        self._buffers.model(buffer)
+        return await self.appends.append(buffer, fragments)
+
+    async def fetch(
+        self,
+        *,
+        buffer: BufferName,
+        request_id: RequestId,
+        fragment_count: int,
+        wait_s: float,
+        rank: int,
+        world_size: int,
+        lease_s: float | None,
+    ) -> FetchGranted | WaitElapsed:
+        """Wait for fragments for at most `wait_s` seconds.
+
+        A cancel before the grant takes the caller out of the queue. A cancel in the tick of the
+        grant, when the grant exists but nobody will ever read it, gives it back.
+
+        Raises:
+            DomainError: The core refuses the fetch, now or while it waits.
+        """
+        now = self._clock.now()
+        command = Fetch(
+            buffer=buffer,
+            request_id=request_id,
+            fragment_count=fragment_count,
+            deadline_at=now + wait_s,
+            rank=rank,
+            world_size=world_size,
+            lease_s=lease_s,
+        )
+        try:
+            caller_id = self._buffers.apply(command, now=now)
+        except BaseException:
+            self.pump()
+            raise
+        future: asyncio.Future[FetchGranted | WaitElapsed]
+        future = self._callers[caller_id] = asyncio.get_running_loop().create_future()
+        self.pump()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                cancel = CancelFetch(buffer, caller_id)
+                self._apply_if_buffer_lives(cancel)
+            elif future.exception() is None:
+                # The outcome landed in the tick that cancelled us: nobody else will hold it.
+                self._give_back(future.result())
+            raise
+        finally:
+            del self._callers[caller_id]
+            self.pump()
+
+    async def watch(
+        self,
+        buffer: BufferName,
+        *,
+        session_id: SessionId,
+        model_version: ModelVersion | None,
+        wait_s: float,
+    ) -> tuple[bool, ModelState]:
+        """Wait until session or version differ from what the caller knows, at most `wait_s`.
+
+        Returns:
+            Whether they differ, and what is current.
+
+        Raises:
+            BufferNotFoundError: No buffer has this name, or it was deleted meanwhile.
+            WatchersFullError: Too many callers watch already.
+            DrainingError: The server is shutting down.
+        """
+        known = (session_id, model_version)
+        state = self._buffers.model(buffer)
+        if (state.session_id, state.model_version) == known and wait_s > 0:
+            if self._draining:
+                raise DrainingError
+            await self._wait_for_change(buffer, wait_s)
+            state = self._buffers.model(buffer)
+        await self.settled()
+        return (state.session_id, state.model_version) != known, state
+
+    async def _wait_for_change(self, buffer: BufferName, wait_s: float) -> None:
+        if self._watcher_count >= self._limits.watchers_max:
+            raise WatchersFullError(self._limits.watchers_max)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        watchers = self._watchers.setdefault(buffer, set())
+        watchers.add(future)
+        self._watcher_count += 1
+        timer = self._clock.call_at(self._clock.now() + wait_s, partial(_wake, future))
+        try:
+            await future
+        finally:
+            timer.cancel()
+            watchers.discard(future)
+            self._watcher_count -= 1
+
+    def names(self) -> tuple[BufferName, ...]:
+        """The buffers, sorted by name."""
+        return self._buffers.names()
+
+    def model(self, buffer: BufferName) -> ModelState:
+        """The current session, version and weights; see `BufferSet.model`."""
+        return self._buffers.model(buffer)
+
+    def describe(self, buffer: BufferName) -> BufferDescription:
+        """Limits, gauges and counters of a buffer; see `BufferSet.describe`."""
+        return self._buffers.describe(buffer, now=self._clock.now())
+
+    def prepared(self, buffer: BufferName, request_id: RequestId) -> tuple[GrantedFragment, ...]:
+        """The whole list of a granted request; see `BufferSet.prepared`."""
+        return self._buffers.prepared(buffer, request_id)
+
+    def append_credit(self, buffer: BufferName) -> AppendCredit:
+        """What producers may send now; nothing while deletions have fallen behind."""
+        if self.deletions.is_full:
+            return AppendCredit(0, 0)
+        return self._buffers.append_credit(buffer)
+
+    def remaining_s(self, expires_at: float) -> float:
+        """Seconds from now to an instant of the core, at least 0."""
+        return max(0.0, expires_at - self._clock.now())
+
+    @property
+    def waiting_callers(self) -> int:
+        """Fetches whose outcome has not been read yet."""
+        return len(self._callers)
+
+    @property
+    def watcher_count(self) -> int:
+        """Callers that watch a model."""
+        return self._watcher_count
+
+    # --- what the append queue calls ---------------------------------------------------------
+
+    def judge(self, buffer: BufferName, fragment: Fragment) -> Appended | None:
+        """What would be refused, without changing anything; see `BufferSet.judge`."""
+        return self._buffers.judge(buffer, fragment, now=self._clock.now())
+
+    def admit(self, buffer: BufferName, fragment: Fragment) -> Appended:
+        """Append a fragment whose payload is confirmed; `pump` is the caller's to call."""
+        return self._buffers.apply(AppendFragment(buffer, fragment), now=self._clock.now())
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call once everything decided so far is durable; at once where it is already."""
+        turn = self._pending_turn()
+        if turn is None:
+            callback()
+        else:
+            turn.effects.append(callback)
+
+    async def settled(self) -> None:
+        """Return once everything decided so far is durable; at once where it is already."""
+        turn = self._pending_turn()
+        if turn is not None:
+            await turn.durable.wait()
+
+    # --- life --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Admit, delete, make durable and keep house, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.appends.run(self))
+            group.create_task(self.deletions.run())
+            group.create_task(self._keep_house())
+            if self._journal is not None:
+                group.create_task(self._commit_turns(self._journal))
+
+    def drain(self) -> None:
+        """Refuse new fetches and fragments, and tell everybody who waits; idempotent."""
+        self._draining = True
+        self._buffers.drain(now=self._clock.now())
+        for watchers in self._watchers.values():
+            for future in watchers:
+                if not future.done():
+                    future.set_exception(DrainingError())
+        self.pump()
+
+    async def flush(self) -> None:
+        """Return once everything decided is durable and every disposable payload is deleted."""
+        await self.settled()
+        await self.deletions.wait_empty()
+
+    # --- effects -----------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Take what the core decided, have it made durable and carried out, and arm the timer."""
+        while events := self._buffers.take_events():
+            for event in events:
+                self._metrics.observe(event)
+                if type(event) in _EFFECTFUL:
+                    self.when_settled(partial(self._carry_out, event))
+        self._rearm_timer()
+
+    def _carry_out(self, event: Event) -> None:
+        match event:
+            case FetchGranted() | WaitElapsed():
+                future = self._callers.get(event.caller_id)
+                if future is None or future.done():
+                    self._give_back(event)
+                else:
+                    future.set_result(event)
+            case FetchRefused(caller_id=caller_id, error=error):
+                future = self._callers.get(caller_id)
+                if future is not None and not future.done():
+                    future.set_exception(error)
+            case ModelChanged(buffer=buffer):
+                for watcher in self._watchers.get(buffer, ()):
+                    _wake(watcher)
+            case PayloadsDisposable(payloads=payloads):
+                self.deletions.put(payloads)
+
+    def _give_back(self, outcome: FetchGranted | WaitElapsed) -> None:
+        """Undo a grant that its caller never received; a wait that elapsed holds nothing."""
+        if isinstance(outcome, FetchGranted):
+            self._apply_if_buffer_lives(UndeliveredGrant(outcome.buffer, outcome.lease_id))
+
+    def _apply_if_buffer_lives(self, command: CancelFetch | UndeliveredGrant) -> None:
+        """Tell the core, unless the buffer was deleted and everything of it is gone anyway."""
+        try:
+            self._buffers.apply(command, now=self._clock.now())
+        except BufferNotFoundError:
+            log.debug("buffer %s went before a caller's end was told", command.buffer)
+
+    # --- the timer ---------------------------------------------------------------------------
+
+    def _rearm_timer(self) -> None:
+        timer_at = self._buffers.next_timer()
+        if timer_at == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = timer_at
+        self._timer = None if timer_at is None else self._clock.call_at(timer_at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = self._timer_at = None
+        self._buffers.handle_timer(now=self._clock.now())
+        self.pump()
+
+    # --- durability --------------------------------------------------------------------------
+
+    def _pending_turn(self) -> _Turn | None:
+        """The turn whose durability everything decided so far hangs on; None: nothing pends."""
+        if self._open_turn.entries:
+            return self._open_turn
+        return self._committing_turn
+
+    async def _commit_turns(self, journal: Journal) -> None:
+        """Make one turn after the other durable, then carry out its effects."""
+        while True:
+            await self._turn_waits.wait()
+            self._turn_waits.clear()
+            while self._open_turn.entries:
+                turn, self._open_turn = self._open_turn, _Turn()
+                self._committing_turn = turn
+                await journal.append(turn.entries)
+                self._committing_turn = None
+                turn.durable.set()
+                for effect in turn.effects:
+                    effect()
+                self.pump()
+
+    # --- housekeeping ------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        """Refresh gauges, and sweep what was written and never announced."""
+        sweep_at = self._clock.now() + SWEEP_PERIOD_S
+        while True:
+            self.refresh_gauges()
+            self._unowned.delete_overdue(self._clock.now())
+            await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
+            if self._clock.now() >= sweep_at:
+                sweep_at = self._clock.now() + SWEEP_PERIOD_S
+                await self._sweep()
+
+    async def _sweep(self) -> None:
+        try:
+            with self._metrics.store_trip("sweep"):
+                count = await self._custodian.sweep_unannounced()
+        except StoreUnavailableError:
+            log.warning("unannounced payloads could not be swept: the store does not answer")
+            return
+        if count:
+            log.info("deleted %d payloads that were never announced", count)
+
+    def refresh_gauges(self) -> None:
+        """Show in the metrics how every buffer stands."""
+        for name in self._buffers.names():
+            seen = self.describe(name)
+            values = {
+                "chunks": seen.chunk_count,
+                "open_chunks": seen.open_chunk_count,
+                "held_fragments": seen.fragment_count,
+                "capacity_chunks": seen.config.capacity_chunks,
+                "capacity_bytes": seen.config.capacity_bytes,
+                "payload_bytes": seen.payload_bytes,
+                "leases": seen.lease_count,
+                "waiters": seen.waiter_count,
+                "workers": seen.worker_count,
+            }
+            version = seen.model.model_version
+            self._metrics.set_gauges(name, values, -1 if version is None else version)
+        self._metrics.watchers.set(self._watcher_count)
+
+
+_EFFECTFUL: Final = frozenset(
+    (FetchGranted, WaitElapsed, FetchRefused, ModelChanged, PayloadsDisposable)
+)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

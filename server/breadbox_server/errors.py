@@ -1,0 +1,57 @@
+"""What the shell around the core refuses, in the same form as the core's own refusals."""
+
+from breadbox_server.core.errors import DomainError
+
+
+class AppendsFullError(DomainError):
+    """As many fragments wait for their admission as may."""
+
+    reason = "APPENDS_FULL"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} fragments wait for admission already, which is the limit")
+        self.limit = limit
+
+
+class WatchersFullError(DomainError):
+    """As many callers watch the model as may."""
+
+    reason = "WATCHERS_FULL"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} callers watch the model already, which is the limit")
+        self.limit = limit
+
+
+class UnauthenticatedError(DomainError):
+    """The call carries no credentials, or none that are known."""
+
+    reason = "UNAUTHENTICATED"
+
+    def __init__(self) -> None:
+        super().__init__("the call carries no bearer token that this server knows")
+
+
+class PermissionDeniedError(DomainError):
+    """The caller's role may not make this call."""
+
+    reason = "PERMISSION_DENIED"
+
+    def __init__(self, role: str, method: str) -> None:
+        super().__init__(f"role {role!r} may not call {method}")
+        self.role = role
+        self.method = method
+
+
+class InternalError(DomainError):
+    """A bug of ours; the log has the details under the request id."""
+
+    reason = "INTERNAL"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"internal error; the server's log has it under request id {request_id}")
+        self.request_id = request_id
+
+
+class StartError(Exception):
+    """The server cannot start; the text says in one line what, why and what to do."""

@@ -1,0 +1,256 @@
+"""`breadbox serve`: parse, run until a signal, exit."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from breadbox_server import logs
+from breadbox_server.app import RunningServer, serving, tune_garbage_collection
+from breadbox_server.core.config import (
+    BufferConfig,
+    FullPolicy,
+    LeaseExpiryPolicy,
+    MinimumChunksConfig,
+)
+from breadbox_server.core.errors import InvalidArgumentError
+from breadbox_server.errors import StartError
+from breadbox_server.settings import (
+    Settings,
+    default_store_url,
+    parse_size_bytes,
+    read_config_file,
+)
+
+_DEFAULTS = BufferConfig()
+
+
+class Unusable(click.ClickException):
+    """Something that the user can mend; printed as one line."""
+
+    exit_code = 2
+
+
+class OneLineCommand(click.Command):
+    """A command whose wrong options are told in one line, as everything else that is wrong."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, telling what is wrong without the usage text."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            raise Unusable(
+                f"{error.format_message().rstrip('.?')}; see '{ctx.command_path} --help'"
+            ) from error
+
+
+class SizeBytes(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """A size with a unit."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read a size such as 8GiB."""
+        try:
+            return parse_size_bytes(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _option(flag: str, *names: str, **kwargs: Any) -> Callable[[Any], Any]:
+    """An option that is also `BREADBOX_<OPTION>` in the environment."""
+    name = flag.split("/")[0].removeprefix("--")
+    environment = f"BREADBOX_{name.replace('-', '_').upper()}"
+    shown = {"show_envvar": True, "show_default": True}
+    return click.option(flag, *names, envvar=environment, **(shown | kwargs))
+
+
+def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
+    """Let the file's values stand below flags and environment, above the defaults."""
+    if path is not None:
+        known = {parameter.name: None for parameter in ctx.command.params if parameter.name}
+        try:
+            ctx.default_map = read_config_file(path, known)
+        except StartError as error:
+            raise Unusable(str(error)) from error
+    return path
+
+
+@click.command(cls=OneLineCommand)
+@_option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    is_eager=True,
+    expose_value=False,
+    callback=_take_config_file,
+    help="YAML file with any of these options; flags and environment win over it.",
+)
+@_option(
+    "--listen",
+    default="127.0.0.1:50051",
+    metavar="HOST:PORT",
+    help="Where to answer calls; port 0 takes a free one.",
+)
+@_option(
+    "--store",
+    default=default_store_url,
+    metavar="URL",
+    show_default="a directory in /dev/shm",
+    help="Payload store: file:///DIR, redis://..., rediss://..., unix:///SOCKET, redis+cluster://...",
+)
+@_option(
+    "--metrics-listen",
+    default="",
+    show_default=False,
+    metavar="HOST:PORT",
+    help="Where to serve metrics for Prometheus over HTTP; nothing serves none.",
+)
+@_option("--fragments-per-chunk", type=int, default=_DEFAULTS.fragments_per_chunk)
+@_option("--capacity-chunks", type=int, default=_DEFAULTS.capacity_chunks)
+@_option("--capacity-bytes", type=SizeBytes(), default="8GiB")
+@_option(
+    "--staleness-max",
+    type=int,
+    default=_DEFAULTS.staleness_max,
+    help="Versions; what is staler is evicted.",
+)
+@_option("--uses-max", type=int, default=_DEFAULTS.uses_max, help="Deliveries of a chunk.")
+@_option(
+    "--full-policy",
+    type=click.Choice([policy.value for policy in FullPolicy]),
+    default=_DEFAULTS.full_policy.value,
+    help="What an append meets when there is no room.",
+)
+@_option(
+    "--lease-expiry-policy",
+    type=click.Choice([policy.value for policy in LeaseExpiryPolicy]),
+    default=_DEFAULTS.lease_expiry_policy.value,
+)
+@_option("--lease-s", type=float, default=_DEFAULTS.lease_s, help="Life of a lease, in seconds.")
+@_option("--open-chunk-s", type=float, default=_DEFAULTS.open_chunk_s)
+@_option("--waiters-max", type=int, default=_DEFAULTS.waiters_max)
+@_option("--leases-max", type=int, default=_DEFAULTS.leases_max)
+@_option("--workers-max", type=int, default=_DEFAULTS.workers_max)
+@_option("--sampler", default=_DEFAULTS.sampler, help="uniform, oldest_first or freshest_first.")
+@_option(
+    "--minimum-chunks", type=int, default=1, help="A fetch waits until so many chunks are held."
+)
+@_option("--buffers-max", type=click.IntRange(1, 4096), default=64)
+@_option(
+    "--unannounced-s",
+    type=click.FloatRange(1, 86_400),
+    default=600.0,
+    help="Seconds that a payload lives before it is announced.",
+)
+@_option(
+    "--piece-size",
+    type=SizeBytes(),
+    default="0",
+    help="Advice to writers how to cut payloads; 0: as the store thinks best.",
+)
+@_option(
+    "--drain-grace-s",
+    type=click.FloatRange(0, 3600),
+    default=5.0,
+    help="Seconds that running calls get to end on SIGTERM.",
+)
+@_option("--reflection/--no-reflection", "has_reflection", default=True)
+@_option(
+    "--ephemeral",
+    "is_ephemeral",
+    is_flag=True,
+    help="Delete the directory of a file:// store when the server has stopped.",
+)
+@_option(
+    "--ready-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File that gets the bound address once the server answers.",
+)
+@_option("--seed", type=int, default=None, help="Of all random choices; none: a fresh one.")
+@_option("--log-level", type=click.Choice(logs.LEVELS), default="info")
+@_option("--log-format", type=click.Choice(logs.FORMATS), default="text")
+def serve(**options: Any) -> None:
+    """Run the replay-buffer server until SIGTERM or Ctrl-C.
+
+    Says on standard output, in one line, where it answers. On the first signal it tells everybody
+    who waits, ends what runs, and stops; a second signal ends it at once.
+    """
+    logs.configure(options.pop("log_level"), options.pop("log_format"))
+    try:
+        settings = _settings(options)
+        asyncio.run(_serve_until_signal(settings))
+    except StartError as error:
+        raise Unusable(" ".join(str(error).split())) from error
+
+
+def _settings(options: dict[str, Any]) -> Settings:
+    """Typed settings of the command line's values.
+
+    Raises:
+        StartError: A limit is out of its range, or limits contradict each other.
+    """
+    try:
+        config = BufferConfig(
+            **{name: options.pop(name) for name in _CONFIG_OPTIONS},
+            full_policy=FullPolicy(options.pop("full_policy")),
+            lease_expiry_policy=LeaseExpiryPolicy(options.pop("lease_expiry_policy")),
+            limiter=MinimumChunksConfig(options.pop("minimum_chunks")),
+        )
+    except InvalidArgumentError as error:
+        option = "--" + error.field.replace("_", "-")
+        raise StartError(f"{option} {error.problem}; see breadbox serve --help") from error
+    return Settings(default_config=config, piece_size_bytes=options.pop("piece_size"), **options)
+
+
+_CONFIG_OPTIONS = (
+    "fragments_per_chunk",
+    "capacity_chunks",
+    "capacity_bytes",
+    "staleness_max",
+    "uses_max",
+    "lease_s",
+    "open_chunk_s",
+    "waiters_max",
+    "leases_max",
+    "workers_max",
+    "sampler",
+)
+
+
+async def _serve_until_signal(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            _exit_at_once()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with serving(settings) as server:
+        tune_garbage_collection()
+        _announce(server, settings)
+        await stop.wait()
+
+
+def _announce(server: RunningServer, settings: Settings) -> None:
+    """Say where the server answers, to people, to scripts and to the ready file."""
+    line = f"breadbox: serving on {server.address} store={settings.store_shown}"
+    if server.metrics_address:
+        line += f" metrics=http://{server.metrics_address}/metrics"
+    click.echo(line)
+    if settings.ready_file is not None:
+        # Renamed into place, so that whoever waits for it never reads half an address.
+        half = settings.ready_file.with_name(settings.ready_file.name + ".half")
+        half.write_text(server.address + "\n")
+        half.replace(settings.ready_file)
+
+
+def _exit_at_once() -> NoReturn:
+    """End without cleaning up: the operator asked twice, and everything survives a crash."""
+    os._exit(1)

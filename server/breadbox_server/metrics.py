@@ -1,0 +1,243 @@
+"""Everything the server tells Prometheus, on a registry that is handed in.
+
+The core does not count for Prometheus: the driver feeds its events in here. Labels are small closed
+sets, or bounded by a limit of the server (`buffer` by `buffers_max`, `task` by `TASKS_MAX`).
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
+
+from breadbox_server.core.events import (
+    ChunksEvicted,
+    Event,
+    FetchGranted,
+    FragmentJudged,
+    FragmentsDiscarded,
+    LeaseEnded,
+    WaitElapsed,
+)
+from breadbox_server.core.inputs import AdmissionOutcome
+
+TASKS_MAX: Final = 64
+"""Tasks with series of their own; the episodes of any further task count as task "other"."""
+
+# From a fetch that finds everything there (well under a millisecond) to the longest wait (5 min).
+WAIT_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+# From a unary call over loopback (half a millisecond) to a call that everybody notices.
+RPC_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10, 60, 300)
+# From one pipelined round trip on a unix socket to the store's timeout.
+STORE_BUCKETS_S: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+# Versions: 0 is on-policy; beyond some tens nobody asks.
+STALENESS_BUCKETS: Final = (0, 1, 2, 3, 5, 8, 13, 21, 34)
+# Deliveries: 1 is on-policy training; replay trainers reuse tens of times.
+USES_BUCKETS: Final = (0, 1, 2, 3, 5, 8, 13, 21, 34)
+
+GAUGES: Final = {
+    "chunks": "Chunks held for sampling",
+    "open_chunks": "Chunks being filled",
+    "held_fragments": "Fragments of the chunks held for sampling",
+    "capacity_chunks": "Chunks that may be held for sampling",
+    "capacity_bytes": "Payload bytes that may be held",
+    "payload_bytes": "Payload bytes of open chunks, chunks and leases",
+    "leases": "Leases alive",
+    "waiters": "Fetches that wait",
+    "workers": "Workers that take part in the session",
+}
+
+
+class Metrics:
+    """All series of the server. Called from the loop's thread only."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._tasks: set[str] = set()
+        self._of_buffer: dict[str, dict[tuple[Any, tuple[str, ...]], Any]] = {}
+        self._make_core_series()
+        self._make_shell_series()
+
+    def _make_core_series(self) -> None:
+        registry = self.registry
+        self.judged = Counter(
+            "breadbox_fragments", "Fragments judged", ["buffer", "outcome"], registry=registry
+        )
+        self.admitted_bytes = Counter(
+            "breadbox_admitted_bytes", "Payload bytes admitted", ["buffer"], registry=registry
+        )
+        self.delivered_bytes = Counter(
+            "breadbox_delivered_bytes", "Payload bytes granted", ["buffer"], registry=registry
+        )
+        self.evicted = Counter(
+            "breadbox_chunks_evicted", "Chunks that left", ["buffer", "reason"], registry=registry
+        )
+        self.discarded = Counter(
+            "breadbox_fragments_discarded",
+            "Fragments of open chunks given up",
+            ["buffer", "reason"],
+            registry=registry,
+        )
+        self.leases_ended = Counter(
+            "breadbox_leases_ended", "Leases ended", ["buffer", "end"], registry=registry
+        )
+        self.fetch_wait = Histogram(
+            "breadbox_fetch_wait_seconds",
+            "Time from a fetch to its outcome",
+            ["buffer", "outcome"],
+            buckets=WAIT_BUCKETS_S,
+            registry=registry,
+        )
+        self.staleness = Histogram(
+            "breadbox_staleness_at_delivery_versions",
+            "Staleness of a fragment's chunk at its grant",
+            ["buffer"],
+            buckets=STALENESS_BUCKETS,
+            registry=registry,
+        )
+        self.uses = Histogram(
+            "breadbox_uses_at_eviction",
+            "Deliveries of a chunk when it left",
+            ["buffer"],
+            buckets=USES_BUCKETS,
+            registry=registry,
+        )
+        self.gauges = {
+            name: Gauge(f"breadbox_{name}", text, ["buffer"], registry=registry)
+            for name, text in GAUGES.items()
+        }
+        self.model_version = Gauge(
+            "breadbox_model_version", "Current model version", ["buffer"], registry=registry
+        )
+
+    def _make_shell_series(self) -> None:
+        registry = self.registry
+        self.payloads_missing = Counter(
+            "breadbox_payloads_missing",
+            "Fragments refused because the store does not have their payload",
+            ["buffer"],
+            registry=registry,
+        )
+        self.rpcs = Counter(
+            "breadbox_rpcs", "Calls answered", ["method", "code"], registry=registry
+        )
+        self.rpc_seconds = Histogram(
+            "breadbox_rpc_seconds",
+            "Time from a call's arrival to its answer",
+            ["method"],
+            buckets=RPC_BUCKETS_S,
+            registry=registry,
+        )
+        self.store_seconds = Histogram(
+            "breadbox_store_seconds",
+            "Time of one round trip to the payload store",
+            ["operation"],
+            buckets=STORE_BUCKETS_S,
+            registry=registry,
+        )
+        self.store_errors = Counter(
+            "breadbox_store_errors", "Failed trips to the store", ["operation"], registry=registry
+        )
+        self.deleted = Counter(
+            "breadbox_payloads_deleted", "Payloads deleted from the store", registry=registry
+        )
+        self.pending_deletions = Gauge(
+            "breadbox_pending_deletions", "Payloads that wait for deletion", registry=registry
+        )
+        self.pending_appends = Gauge(
+            "breadbox_pending_appends", "Fragments that wait for admission", registry=registry
+        )
+        self.watchers = Gauge(
+            "breadbox_watchers", "Callers that watch the model", registry=registry
+        )
+        self.episodes = Counter(
+            "breadbox_episodes", "Episodes reported", ["task", "end"], registry=registry
+        )
+        self.episode_return = Summary(
+            "breadbox_episode_return", "Sum of rewards of an episode", ["task"], registry=registry
+        )
+        self.episode_steps = Summary(
+            "breadbox_episode_steps", "Steps of an episode", ["task"], registry=registry
+        )
+
+    def observe(self, event: Event) -> None:
+        """Count what the core says happened."""
+        match event:
+            case FragmentJudged(buffer=buffer, outcome=outcome, size_bytes=size_bytes):
+                self._of(buffer, self.judged, outcome.value).inc()
+                if outcome is AdmissionOutcome.ADMITTED:
+                    self._of(buffer, self.admitted_bytes).inc(size_bytes)
+            case ChunksEvicted(buffer=buffer, reason=reason, use_counts=use_counts):
+                self._of(buffer, self.evicted, reason.value).inc(len(use_counts))
+                uses = self._of(buffer, self.uses)
+                for use_count in use_counts:
+                    uses.observe(use_count)
+            case FragmentsDiscarded(buffer=buffer, reason=why, fragment_count=count):
+                self._of(buffer, self.discarded, why.value).inc(count)
+            case LeaseEnded(buffer=buffer, end=end):
+                self._of(buffer, self.leases_ended, end.value).inc()
+            case FetchGranted():
+                self._observe_grant(event)
+            case WaitElapsed(buffer=buffer, wait_s=wait_s):
+                self._of(buffer, self.fetch_wait, "elapsed").observe(wait_s)
+            case _:
+                pass
+
+    def _observe_grant(self, grant: FetchGranted) -> None:
+        if not grant.first_delivery:
+            return
+        self._of(grant.buffer, self.fetch_wait, "granted").observe(grant.wait_s)
+        staleness = self._of(grant.buffer, self.staleness)
+        size_bytes = 0
+        for item in grant.fragments:
+            staleness.observe(item.staleness)
+            size_bytes += item.fragment.payload.size_bytes
+        self._of(grant.buffer, self.delivered_bytes).inc(size_bytes)
+
+    def set_gauges(self, buffer: str, values: Mapping[str, int], model_version: int) -> None:
+        """Show how a buffer stands; `values` has the keys of `GAUGES`."""
+        for name, value in values.items():
+            self._of(buffer, self.gauges[name]).set(value)
+        self._of(buffer, self.model_version).set(model_version)
+
+    def count_missing(self, buffer: str, fragment_count: int) -> None:
+        """Count fragments whose payload the store does not have."""
+        self._of(buffer, self.payloads_missing).inc(fragment_count)
+
+    def forget_buffer(self, buffer: str) -> None:
+        """Drop the series of a deleted buffer, so that names that come and go leave none behind."""
+        for metric, labels in self._of_buffer.pop(buffer, {}):
+            metric.remove(buffer, *labels)
+
+    def _of(self, buffer: str, metric: Any, *labels: str) -> Any:
+        """The child of a metric for a buffer; the library's own look-up takes a lock each time."""
+        children = self._of_buffer.setdefault(buffer, {})
+        key = (metric, labels)
+        child = children.get(key)
+        if child is None:
+            child = children[key] = metric.labels(buffer, *labels)
+        return child
+
+    @contextmanager
+    def store_trip(self, operation: str) -> Iterator[None]:
+        """Time one round trip to the store, and count it if it fails."""
+        started = perf_counter()
+        try:
+            yield
+        except Exception:
+            self.store_errors.labels(operation).inc()
+            raise
+        finally:
+            self.store_seconds.labels(operation).observe(perf_counter() - started)
+
+    def count_episode(self, task: str, end: str, *, return_sum: float, step_count: int) -> None:
+        """Count one finished episode; tasks beyond the first `TASKS_MAX` count as "other"."""
+        if task not in self._tasks:
+            if len(self._tasks) >= TASKS_MAX:
+                task = "other"
+            else:
+                self._tasks.add(task)
+        self.episodes.labels(task, end).inc()
+        self.episode_return.labels(task).observe(return_sum)
+        self.episode_steps.labels(task).observe(step_count)

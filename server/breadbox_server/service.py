@@ -1,0 +1,341 @@
+"""The gRPC methods: convert, call the driver, convert back. No decision is made here.
+
+Whatever a method raises is told to the caller by `breadbox_server.interceptors`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from breadbox.v1 import buffer_pb2, replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
+from breadbox_server import convert
+from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.description import BufferDescription
+from breadbox_server.core.errors import InvalidArgumentError
+from breadbox_server.core.events import FetchGranted
+from breadbox_server.core.ids import BufferName, LeaseId, ModelVersion, RequestId, SessionId
+from breadbox_server.core.inputs import (
+    CreateBuffer,
+    DeleteBuffer,
+    EndSession,
+    PublishModel,
+    ReleaseLease,
+    RenewLease,
+    StartSession,
+    UpdateBuffer,
+)
+from breadbox_server.core.validation import check_int, check_name
+from breadbox_server.driver import Driver
+from breadbox_server.metrics import Metrics
+
+pb = replay_buffer_service_pb2
+Context = grpc.aio.ServicerContext[Any, Any]
+
+WAIT_S_MAX: Final = 300.0
+"""Longest wait of a fetch or a watch; callers that want to wait longer ask again."""
+REPLY_MARGIN_S: Final = 0.25
+"""Kept free before a call's deadline, so that "elapsed" still reaches the caller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAdvice:
+    """What clients are told about the payload store. `repr` would show the URL; never log it."""
+
+    url: str
+    unannounced_s: float
+    piece_size_bytes: int
+    server_version: str
+
+
+class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServicer):
+    """Sixteen methods on one driver.
+
+    Args:
+        driver: Runs the core.
+        metrics: Takes reported episodes.
+        store_advice: The answer to GetStoreConfig.
+        default_config: What CreateBuffer takes for limits that are not given.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        metrics: Metrics,
+        store_advice: StoreAdvice,
+        default_config: BufferConfig,
+    ) -> None:
+        self._driver = driver
+        self._metrics = metrics
+        self._store_advice = store_advice
+        self._default_config = default_config
+
+    async def StartSession(
+        self, request: pb.StartSessionRequest, context: Context
+    ) -> pb.StartSessionResponse:
+        """Make a session current."""
+        version = ModelVersion(request.model_version) if request.HasField("model_version") else None
+        state = await self._driver.apply(
+            StartSession(
+                convert.buffer_name(request.buffer), SessionId(request.session_id), version
+            )
+        )
+        return pb.StartSessionResponse(
+            session_id=state.session_id, model_version=state.model_version
+        )
+
+    async def EndSession(
+        self, request: pb.EndSessionRequest, context: Context
+    ) -> pb.EndSessionResponse:
+        """End a session."""
+        await self._driver.apply(
+            EndSession(convert.buffer_name(request.buffer), SessionId(request.session_id))
+        )
+        return pb.EndSessionResponse()
+
+    async def PublishModel(
+        self, request: pb.PublishModelRequest, context: Context
+    ) -> pb.PublishModelResponse:
+        """Move the model version forward."""
+        if not request.HasField("model_version"):
+            raise InvalidArgumentError("model_version", "must be given")
+        weights = None
+        if request.HasField("weights"):
+            weights = convert.weights(request.weights)
+        published = await self._driver.publish(
+            PublishModel(
+                convert.buffer_name(request.buffer),
+                SessionId(request.session_id),
+                ModelVersion(request.model_version),
+                weights,
+            )
+        )
+        return pb.PublishModelResponse(
+            model_version=published.model_version,
+            evicted_chunk_count=published.evicted_chunk_count,
+        )
+
+    async def WatchModel(
+        self, request: pb.WatchModelRequest, context: Context
+    ) -> pb.WatchModelResponse:
+        """Wait for a session or version that the caller does not know."""
+        changed, state = await self._driver.watch(
+            convert.buffer_name(request.buffer),
+            session_id=SessionId(request.known_session_id),
+            model_version=(
+                ModelVersion(request.known_model_version)
+                if request.HasField("known_model_version")
+                else None
+            ),
+            wait_s=_wait_s(request, context),
+        )
+        return pb.WatchModelResponse(
+            changed=changed,
+            session_id=state.session_id,
+            model_version=state.model_version,
+            weights=None if state.weights is None else convert.to_payload(state.weights),
+        )
+
+    async def AppendFragments(
+        self, request: pb.AppendFragmentsRequest, context: Context
+    ) -> pb.AppendFragmentsResponse:
+        """Admit fragments, one result each."""
+        buffer = convert.buffer_name(request.buffer)
+        results = await self._driver.append(buffer, convert.fragments(request.fragments))
+        state = self._driver.model(buffer)
+        credit = self._driver.append_credit(buffer)
+        retry_delay = None
+        if any(result is not None and result.outcome.asks_to_wait for result in results):
+            retry_delay = convert.to_duration(self._driver.describe(buffer).config.retry_delay_s)
+        return pb.AppendFragmentsResponse(
+            results=[convert.to_append_result(result) for result in results],
+            session_id=state.session_id,
+            model_version=state.model_version,
+            append_credit_count=credit.fragment_count,
+            append_credit_bytes=credit.size_bytes,
+            retry_delay=retry_delay,
+        )
+
+    async def FetchFragments(
+        self, request: pb.FetchFragmentsRequest, context: Context
+    ) -> pb.FetchFragmentsResponse:
+        """Wait for fragments."""
+        outcome = await self._driver.fetch(
+            buffer=convert.buffer_name(request.buffer),
+            request_id=RequestId(request.request_id),
+            fragment_count=request.fragment_count,
+            wait_s=_wait_s(request, context),
+            rank=request.rank,
+            world_size=request.world_size or 1,
+            lease_s=convert.lease_s(request),
+        )
+        if not isinstance(outcome, FetchGranted):
+            return pb.FetchFragmentsResponse(
+                outcome=pb.FETCH_OUTCOME_WAIT_ELAPSED, waiting_reason=outcome.reason
+            )
+        return pb.FetchFragmentsResponse(
+            outcome=pb.FETCH_OUTCOME_GRANTED,
+            lease=self._lease(outcome.lease_id, outcome.expires_at),
+            fragments=convert.to_references(outcome.fragments),
+            session_id=outcome.session_id,
+            model_version=outcome.model_version,
+        )
+
+    async def GetPreparedFragments(
+        self, request: pb.GetPreparedFragmentsRequest, context: Context
+    ) -> pb.GetPreparedFragmentsResponse:
+        """List all shares of a granted request."""
+        granted = self._driver.prepared(
+            convert.buffer_name(request.buffer), RequestId(request.request_id)
+        )
+        await self._driver.settled()
+        return pb.GetPreparedFragmentsResponse(fragments=convert.to_references(granted))
+
+    async def RenewLease(
+        self, request: pb.RenewLeaseRequest, context: Context
+    ) -> pb.RenewLeaseResponse:
+        """Let a lease live on."""
+        lease_id = LeaseId(request.lease_id)
+        expires_at = await self._driver.apply(
+            RenewLease(convert.buffer_name(request.buffer), lease_id, convert.lease_s(request))
+        )
+        return pb.RenewLeaseResponse(lease=self._lease(lease_id, expires_at))
+
+    async def ReleaseLease(
+        self, request: pb.ReleaseLeaseRequest, context: Context
+    ) -> pb.ReleaseLeaseResponse:
+        """End a lease."""
+        await self._driver.apply(
+            ReleaseLease(
+                convert.buffer_name(request.buffer),
+                LeaseId(request.lease_id),
+                convert.release_mode(request.mode),
+            )
+        )
+        return pb.ReleaseLeaseResponse()
+
+    async def CreateBuffer(
+        self, request: pb.CreateBufferRequest, context: Context
+    ) -> pb.CreateBufferResponse:
+        """Make a buffer."""
+        name = BufferName(request.name)
+        await self._driver.apply(
+            CreateBuffer(name, convert.config(request.config, self._default_config))
+        )
+        return pb.CreateBufferResponse(buffer=self._buffer(name))
+
+    async def UpdateBuffer(
+        self, request: pb.UpdateBufferRequest, context: Context
+    ) -> pb.UpdateBufferResponse:
+        """Change the limits of a buffer."""
+        name = convert.buffer_name(request.name)
+        current = self._driver.describe(name).config
+        await self._driver.apply(UpdateBuffer(name, convert.config(request.config, current)))
+        return pb.UpdateBufferResponse(buffer=self._buffer(name))
+
+    async def DeleteBuffer(
+        self, request: pb.DeleteBufferRequest, context: Context
+    ) -> pb.DeleteBufferResponse:
+        """Delete a buffer with everything in it; there is no default for the name."""
+        await self._driver.delete_buffer(DeleteBuffer(BufferName(request.name)))
+        return pb.DeleteBufferResponse()
+
+    async def ListBuffers(
+        self, request: pb.ListBuffersRequest, context: Context
+    ) -> pb.ListBuffersResponse:
+        """Show all buffers."""
+        buffers = [self._buffer(name) for name in self._driver.names()]
+        await self._driver.settled()
+        return pb.ListBuffersResponse(buffers=buffers)
+
+    async def GetBuffer(
+        self, request: pb.GetBufferRequest, context: Context
+    ) -> pb.GetBufferResponse:
+        """Show one buffer."""
+        buffer = self._buffer(convert.buffer_name(request.name))
+        await self._driver.settled()
+        return pb.GetBufferResponse(buffer=buffer)
+
+    async def GetStoreConfig(
+        self, request: pb.GetStoreConfigRequest, context: Context
+    ) -> pb.GetStoreConfigResponse:
+        """Say where payloads live."""
+        advice = self._store_advice
+        return pb.GetStoreConfigResponse(
+            store_url=advice.url,
+            unannounced_duration=convert.to_duration(advice.unannounced_s),
+            piece_size_bytes=advice.piece_size_bytes,
+            server_version=advice.server_version,
+        )
+
+    async def ReportEpisodes(
+        self, request: pb.ReportEpisodesRequest, context: Context
+    ) -> pb.ReportEpisodesResponse:
+        """Count finished episodes; either all of them or, if one is malformed, none."""
+        self._driver.model(convert.buffer_name(request.buffer))
+        check_int("episodes", len(request.episodes), 1, convert.EPISODES_MAX)
+        checked = [
+            _checked_episode(episode, position) for position, episode in enumerate(request.episodes)
+        ]
+        for task, end, episode in checked:
+            self._metrics.count_episode(
+                task, end, return_sum=episode.return_sum, step_count=episode.step_count
+            )
+        return pb.ReportEpisodesResponse()
+
+    def _buffer(self, name: BufferName) -> buffer_pb2.Buffer:
+        return to_buffer(self._driver.describe(name))
+
+    def _lease(self, lease_id: LeaseId, expires_at: float) -> pb.Lease:
+        remaining_s = self._driver.remaining_s(expires_at)
+        return pb.Lease(lease_id=lease_id, remaining_duration=convert.to_duration(remaining_s))
+
+
+def to_buffer(seen: BufferDescription) -> buffer_pb2.Buffer:
+    """One buffer as it is now."""
+    return buffer_pb2.Buffer(
+        name=seen.name,
+        config=convert.to_config(seen.config),
+        session_id=seen.model.session_id,
+        model_version=seen.model.model_version,
+        state=buffer_pb2.BufferState(
+            chunk_count=seen.chunk_count,
+            open_chunk_count=seen.open_chunk_count,
+            open_fragment_count=seen.open_fragment_count,
+            fragment_count=seen.fragment_count,
+            payload_bytes=seen.payload_bytes,
+            lease_count=seen.lease_count,
+            waiter_count=seen.waiter_count,
+            worker_count=seen.worker_count,
+            counters=seen.counters,
+            chunk_count_by_staleness=seen.chunk_count_by_staleness,
+            waiting_reason=seen.waiting_reason,
+        ),
+    )
+
+
+def _wait_s(request: pb.FetchFragmentsRequest | pb.WatchModelRequest, context: Context) -> float:
+    """Least of what the caller wants, our cap, and the call's deadline less a margin."""
+    wait_s = convert.wait_s(request, WAIT_S_MAX)
+    remaining_s = context.time_remaining()
+    if remaining_s is None:
+        return wait_s
+    return min(wait_s, max(0.0, remaining_s - REPLY_MARGIN_S))
+
+
+def _checked_episode(episode: pb.EpisodeReport, position: int) -> tuple[str, str, pb.EpisodeReport]:
+    at = f"episodes[{position}]"
+    task = episode.task or "default"
+    check_name(f"{at}.worker_id", episode.worker_id)
+    check_name(f"{at}.task", task)
+    if len(task.encode()) > convert.TASK_SIZE_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"{at}.task", f"must be at most {convert.TASK_SIZE_BYTES_MAX} bytes"
+        )
+    check_int(f"{at}.step_count", episode.step_count, 0, 2**53)
+    for field in ("return_sum", "discounted_return_sum"):
+        if not math.isfinite(getattr(episode, field)):
+            raise InvalidArgumentError(f"{at}.{field}", "must be a finite number")
+    return task, convert.episode_end(episode.end, position), episode

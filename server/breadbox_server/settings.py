@@ -1,0 +1,134 @@
+"""What can be set, by flag, environment or file: names, units, defaults, checks.
+
+The command line reads the environment (`BREADBOX_<OPTION>`) and the file (`--config`) through
+click; nothing else in the server looks at either.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from breadbox.stores import redact
+from breadbox_server.core.config import BufferConfig
+from breadbox_server.errors import StartError
+
+_SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_UNITS_BYTES: Final = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One server's settings, checked by whoever made them. `repr` hides the store's password."""
+
+    listen: str = "127.0.0.1:50051"
+    """HOST:PORT, [IPV6]:PORT or unix:PATH; port 0 takes a free one."""
+    store: str = field(repr=False)
+    """URL of the payload store, as the server and its clients open it."""
+    metrics_listen: str = ""
+    """HOST:PORT of the metrics; empty: none."""
+    default_config: BufferConfig = field(default_factory=BufferConfig)
+    """Limits of the buffer `default`, and of new buffers where nothing else is said."""
+    buffers_max: int = 64
+    """Buffers held at a time."""
+    unannounced_s: float = 600.0
+    """Seconds that a payload lives before it is announced."""
+    piece_size_bytes: int = 0
+    """Advice to writers; 0: as the store thinks best."""
+    drain_grace_s: float = 5.0
+    """Seconds that running calls get to end when the server stops."""
+    has_reflection: bool = True
+    """Whether tools may ask the server for its methods."""
+    is_ephemeral: bool = False
+    """Whether a `file://` store is deleted when the server has stopped."""
+    ready_file: Path | None = None
+    """Gets the bound address once the server answers."""
+    seed: int | None = None
+    """Of all random choices; None: a fresh one."""
+
+    @property
+    def store_shown(self) -> str:
+        """The store's URL without its password, for people and logs."""
+        return redact(self.store)
+
+
+def default_store_url() -> str:
+    """A directory of this user in shared memory; where there is none, in the temporary folder."""
+    shared_memory = Path("/dev/shm")
+    parent = shared_memory if os.access(shared_memory, os.W_OK) else Path(tempfile.gettempdir())
+    return f"file://{parent / f'breadbox-{os.getuid()}'}"
+
+
+def parse_size_bytes(text: str) -> int:
+    """Read a size such as "8GiB", "500 MB" or "1048576".
+
+    Raises:
+        ValueError: It is not a number with a known unit.
+    """
+    match = _SIZE.fullmatch(text)
+    unit_bytes = _UNITS_BYTES.get(match[2].upper()) if match else None
+    if match is None or unit_bytes is None:
+        raise ValueError(f"{text!r} is not a size; write it like 8GiB, 500MB or 1048576")
+    return int(float(match[1]) * unit_bytes)
+
+
+def parse_address(text: str, option: str) -> tuple[str, int] | None:
+    """Split HOST:PORT or [IPV6]:PORT; None for unix:PATH.
+
+    Raises:
+        StartError: It is neither.
+    """
+    if text.startswith("unix:"):
+        return None
+    host, colon, port_text = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (port_text.isascii() and port_text.isdigit()):
+        raise StartError(f"{option} is {text!r}, which is not HOST:PORT; try 127.0.0.1:50051")
+    port = int(port_text)
+    if port > 65_535:
+        raise StartError(f"{option} names port {port}; ports go up to 65535")
+    return host, port
+
+
+def read_config_file(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Read options from a YAML file: a mapping from option names, with `-` or `_`, to values.
+
+    Raises:
+        StartError: The file cannot be read, is no such mapping, or names an unknown option.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise StartError(f"--config {path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        at = f", line {where.line + 1}" if where else ""
+        raise StartError(f"--config {path} is not YAML{at}; mend it or leave it out") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise StartError(f"--config {path} must be a mapping from options to values")
+    values = {str(key).replace("-", "_"): value for key, value in content.items()}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise StartError(
+            f"--config {path} names unknown options {', '.join(unknown)}; "
+            "see breadbox serve --help for those there are"
+        )
+    return values

@@ -1,0 +1,161 @@
+"""The one table from what went wrong inside to what the caller is told.
+
+Identity on the wire is (domain, reason); the text is for people. Nothing here carries an address,
+a credential or payload bytes: errors of the store are told in our words, never in the store's.
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Final
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from breadbox import errors as library_errors
+from breadbox_server import errors as shell_errors
+from breadbox_server.core import errors as core_errors
+
+DOMAIN: Final = "breadbox"
+STORE_RETRY_DELAY_S: Final = 0.5
+WAITERS_RETRY_DELAY_S: Final = 0.5
+MESSAGE_LENGTH_MAX: Final = 1024
+METADATA_LENGTH_MAX: Final = 256
+"""Characters; all of a status must fit into the 8 KiB of trailing metadata that clients accept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one class of error is told."""
+
+    code: grpc.StatusCode
+    reason: str = ""
+    """Empty: the class's own `reason`."""
+    text: str = ""
+    """Empty: the error's own text. Set where that text may name an address."""
+    retry_delay_s: float | None = None
+    """Seconds after which the very same call may be sent again; None: the caller decides."""
+
+
+_INVALID = grpc.StatusCode.INVALID_ARGUMENT
+_NOT_FOUND = grpc.StatusCode.NOT_FOUND
+_PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
+_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+_UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+TABLE: Final[Mapping[type[Exception], Row]] = {
+    core_errors.InvalidArgumentError: Row(_INVALID),
+    core_errors.FetchExceedsCapacityError: Row(_INVALID),
+    core_errors.BufferNotFoundError: Row(_NOT_FOUND),
+    core_errors.BufferExistsError: Row(grpc.StatusCode.ALREADY_EXISTS),
+    core_errors.BuffersFullError: Row(_PRECONDITION),
+    core_errors.SessionNotCurrentError: Row(_PRECONDITION),
+    core_errors.VersionRegressedError: Row(_PRECONDITION),
+    core_errors.LeaseNotFoundError: Row(_NOT_FOUND),
+    core_errors.RequestNotFoundError: Row(_NOT_FOUND),
+    core_errors.RequestMismatchError: Row(_INVALID),
+    core_errors.WaitersFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
+    core_errors.WorkersFullError: Row(_PRECONDITION),
+    core_errors.DrainingError: Row(_UNAVAILABLE),
+    shell_errors.AppendsFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
+    shell_errors.WatchersFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
+    shell_errors.UnauthenticatedError: Row(grpc.StatusCode.UNAUTHENTICATED),
+    shell_errors.PermissionDeniedError: Row(grpc.StatusCode.PERMISSION_DENIED),
+    shell_errors.InternalError: Row(grpc.StatusCode.INTERNAL),
+    library_errors.StoreUnavailableError: Row(
+        _UNAVAILABLE,
+        reason="STORE_UNAVAILABLE",
+        text="the payload store cannot be reached by the server; try again",
+    ),
+    library_errors.StoreFullError: Row(
+        _EXHAUSTED,
+        reason="STORE_FULL",
+        text="the payload store has no room; try again when batches have been released",
+        retry_delay_s=STORE_RETRY_DELAY_S,
+    ),
+    library_errors.PayloadMissingError: Row(
+        _PRECONDITION,
+        reason="PAYLOAD_MISSING",
+        text="the payload is not in the store; write it and call again",
+    ),
+}
+"""Errors with a row. `tests/service/test_status.py` holds that none is missing."""
+
+TELLABLE: Final = tuple(TABLE)
+
+
+def errors_that_need_a_row() -> list[type[Exception]]:
+    """Every error class that the core and the shell can refuse a call with."""
+    return [
+        *_subclasses_in(core_errors),
+        *_subclasses_in(shell_errors),
+        library_errors.StoreUnavailableError,
+        library_errors.StoreFullError,
+        library_errors.PayloadMissingError,
+    ]
+
+
+def code_of(error: Exception) -> grpc.StatusCode:
+    """The gRPC code of an error that has a row."""
+    return _row(error).code
+
+
+def to_status(error: Exception) -> status_pb2.Status:
+    """Tell an error that has a row, with machine-readable details.
+
+    Raises:
+        KeyError: The error has no row, which is a bug.
+    """
+    row = _row(error)
+    reason = row.reason or getattr(error, "reason", "")
+    metadata = {name: value[:METADATA_LENGTH_MAX] for name, value in _metadata(error).items()}
+    details: list[Message] = [
+        error_details_pb2.ErrorInfo(domain=DOMAIN, reason=reason, metadata=metadata)
+    ]
+    if row.retry_delay_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(round(row.retry_delay_s * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    if isinstance(error, core_errors.InvalidArgumentError):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field[:METADATA_LENGTH_MAX],
+            description=error.problem[:METADATA_LENGTH_MAX],
+        )
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    status = status_pb2.Status(
+        code=getattr(code_pb2, row.code.name), message=(row.text or str(error))[:MESSAGE_LENGTH_MAX]
+    )
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status
+
+
+def _row(error: Exception) -> Row:
+    for kind in type(error).__mro__:
+        row = TABLE.get(kind)
+        if row is not None:
+            return row
+    raise KeyError(type(error).__name__)
+
+
+def _metadata(error: Exception) -> dict[str, str]:
+    if isinstance(error, core_errors.DomainError):
+        return error.metadata
+    if isinstance(error, library_errors.PayloadMissingError):
+        return {"payload": error.payload_id}
+    return {}
+
+
+def _subclasses_in(module: ModuleType) -> list[type[Exception]]:
+    return [
+        kind
+        for _, kind in inspect.getmembers(module, inspect.isclass)
+        if issubclass(kind, core_errors.DomainError)
+        and kind is not core_errors.DomainError
+        and kind.__module__ == module.__name__
+    ]

@@ -1,0 +1,175 @@
+"""A caller that goes away: before its grant, in the tick of it, after it, and with the server."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox_server.core.events import FetchGranted
+from breadbox_server.core.ids import BufferName, RequestId
+from support.eventually import eventually
+from support.served import reason_of, served, span
+
+BUFFER = BufferName("default")
+
+
+def start_fetch(group: asyncio.TaskGroup, it, request_id: str, count: int = 1) -> asyncio.Task:
+    """A fetch on the driver itself, so that the test decides in which tick it is cancelled."""
+    return group.create_task(
+        it.server.driver.fetch(
+            buffer=BUFFER,
+            request_id=RequestId(request_id),
+            fragment_count=count,
+            wait_s=60.0,
+            rank=0,
+            world_size=1,
+            lease_s=None,
+        )
+    )
+
+
+async def assert_nothing_is_held(it, chunk_count: int) -> None:
+    buffer = await it.buffer()
+    state = buffer.state
+    assert 0 == it.server.driver.waiting_callers
+    assert (0, 0, chunk_count) == (state.waiter_count, state.lease_count, state.chunk_count)
+
+
+async def test_a_cancel_before_the_grant_leaves_no_trace():
+    async with served() as it:
+        await it.start()
+        fetching = it.fetch(1, wait_s=60)
+        await eventually(lambda: it.server.driver.waiting_callers == 1)
+        fetching.cancel()
+        await eventually(lambda: it.server.driver.waiting_callers == 0)
+        await it.fill(1)
+        await assert_nothing_is_held(it, chunk_count=1)
+
+
+async def test_a_cancelled_head_lets_the_next_waiter_through():
+    async with served() as it:
+        await it.start()
+        first = it.fetch(4, request_id="large", wait_s=60)
+        await eventually(lambda: it.server.driver.waiting_callers == 1)
+        second = it.fetch(1, request_id="small", wait_s=60)
+        await eventually(lambda: it.server.driver.waiting_callers == 2)
+        await it.fill(1)
+        first.cancel()
+        reply = await second
+    assert pb.FETCH_OUTCOME_GRANTED == reply.outcome
+
+
+async def test_a_cancel_in_the_tick_of_the_grant_gives_it_back(monkeypatch):
+    async with served() as it:
+        await it.start()
+        driver = it.server.driver
+        carry_out = driver._carry_out
+        granted = []
+
+        def carry_out_and_cancel(event):
+            carry_out(event)
+            if isinstance(event, FetchGranted):
+                # The future has its result; its task has not run yet.
+                granted.append(event)
+                task.cancel()
+
+        monkeypatch.setattr(driver, "_carry_out", carry_out_and_cancel)
+        async with asyncio.TaskGroup() as group:
+            task = start_fetch(group, it, "doomed")
+            await eventually(lambda: driver.waiting_callers == 1)
+            await it.fill(1)
+        assert task.cancelled()
+        assert 1 == len(granted)
+        await assert_nothing_is_held(it, chunk_count=1)
+
+
+async def test_a_grant_for_a_caller_that_was_just_cancelled_is_given_back():
+    async with served() as it:
+        await it.start()
+        driver = it.server.driver
+        async with asyncio.TaskGroup() as group:
+            task = start_fetch(group, it, "doomed")
+            await eventually(lambda: driver.waiting_callers == 1)
+            # Cancelled, but its handler has not run yet when the grant is made.
+            task.cancel()
+            await it.fill(1)
+        assert task.cancelled()
+        await assert_nothing_is_held(it, chunk_count=1)
+
+
+async def test_a_caller_gone_after_its_grant_leaves_a_lease_that_expires():
+    async with served() as it:
+        await it.start()
+        await it.fill(1)
+        await it.fetch(1)
+        await it.channel.close()
+        driver = it.server.driver
+        assert 1 == driver.describe(BUFFER).lease_count
+        it.clock.advance(60.0)
+        seen = driver.describe(BUFFER)
+    assert (0, 1) == (seen.lease_count, seen.chunk_count)
+
+
+async def test_a_client_whose_connection_breaks_is_no_longer_waited_for():
+    async with served() as it:
+        await it.start()
+        driver = it.server.driver
+        async with grpc.aio.insecure_channel(it.server.address) as doomed:
+            stub = type(it.stub)(doomed)
+            fetching = stub.FetchFragments(
+                pb.FetchFragmentsRequest(request_id="r", fragment_count=1, max_wait=span(60))
+            )
+            watching = stub.WatchModel(
+                pb.WatchModelRequest(
+                    known_session_id="run", known_model_version=0, max_wait=span(60)
+                )
+            )
+            await eventually(lambda: (driver.waiting_callers, driver.watcher_count) == (1, 1))
+        await eventually(lambda: (driver.waiting_callers, driver.watcher_count) == (0, 0))
+        for call in (fetching, watching):
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        await assert_nothing_is_held(it, chunk_count=0)
+
+
+async def test_a_stopping_server_tells_those_who_wait_and_watch():
+    async with served() as it:
+        await it.start()
+        fetching = it.fetch(1, wait_s=60)
+        watching = it.stub.WatchModel(
+            pb.WatchModelRequest(known_session_id="run", known_model_version=0, max_wait=span(60))
+        )
+        driver = it.server.driver
+        await eventually(lambda: (driver.waiting_callers, driver.watcher_count) == (1, 1))
+        driver.drain()
+        for call in (fetching, watching):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert grpc.StatusCode.UNAVAILABLE == caught.value.code()
+            assert "DRAINING" == reason_of(caught.value)
+
+
+async def test_a_draining_server_refuses_new_work_and_takes_releases():
+    async with served() as it:
+        await it.start()
+        await it.fill(1)
+        grant = await it.fetch(1)
+        it.server.driver.drain()
+        for call in (it.fetch(1, request_id="late"), it.append(it.metadata(1))):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert "DRAINING" == reason_of(caught.value)
+        await it.stub.ReleaseLease(
+            pb.ReleaseLeaseRequest(lease_id=grant.lease.lease_id, mode=pb.RELEASE_MODE_CONSUMED)
+        )
+
+
+async def test_stopping_deletes_what_is_disposable_and_closes_the_store():
+    async with served() as it:
+        await it.start()
+        await it.fill(3)
+        await it.stub.EndSession(pb.EndSessionRequest(session_id="run"))
+        custodian = it.custodian
+    assert 3 == len(custodian.deleted)
+    assert custodian.is_closed

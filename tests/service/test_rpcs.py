@@ -1,0 +1,393 @@
+"""Every method of the service, called over a real channel."""
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from breadbox.v1 import buffer_pb2, fragment_pb2
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox_server.app import SERVICE_NAME
+from breadbox_server.core.config import BufferConfig, FullPolicy
+from support.eventually import eventually
+from support.served import CALL_S, reason_of, served, span
+
+ADMITTED = fragment_pb2.ADMISSION_OUTCOME_ADMITTED
+
+
+async def test_a_started_session_is_current():
+    async with served() as it:
+        reply = await it.stub.StartSession(
+            pb.StartSessionRequest(session_id="run", model_version=5), timeout=CALL_S
+        )
+        buffer = await it.buffer()
+    assert ("run", 5) == (reply.session_id, reply.model_version)
+    assert ("run", 5) == (buffer.session_id, buffer.model_version)
+
+
+async def test_ending_the_session_empties_the_buffer():
+    async with served() as it:
+        await it.start()
+        await it.fill(3)
+        await it.stub.EndSession(pb.EndSessionRequest(session_id="run"), timeout=CALL_S)
+        buffer = await it.buffer()
+        await eventually(lambda: len(it.custodian.deleted) == 3)
+    assert "" == buffer.session_id
+    assert not buffer.HasField("model_version")
+    assert 0 == buffer.state.chunk_count
+
+
+async def test_publishing_evicts_what_became_stale():
+    async with served(BufferConfig(staleness_max=0)) as it:
+        await it.start()
+        await it.fill(2)
+        reply = await it.stub.PublishModel(
+            pb.PublishModelRequest(session_id="run", model_version=1), timeout=CALL_S
+        )
+    assert (1, 2) == (reply.model_version, reply.evicted_chunk_count)
+
+
+async def test_published_weights_are_confirmed_and_told_to_watchers():
+    async with served() as it:
+        await it.start()
+        weights = it.custodian.write(size_bytes=5000)
+        reference = fragment_pb2.PayloadReference(
+            payload_id=weights.payload_id, size_bytes=weights.size_bytes
+        )
+        await it.stub.PublishModel(
+            pb.PublishModelRequest(session_id="run", model_version=1, weights=reference),
+            timeout=CALL_S,
+        )
+        seen = await it.stub.WatchModel(pb.WatchModelRequest(), timeout=CALL_S)
+    assert weights.payload_id in it.custodian.kept
+    assert seen.changed
+    assert reference == seen.weights
+
+
+async def test_weights_that_the_store_lacks_are_refused():
+    async with served() as it:
+        await it.start()
+        reference = fragment_pb2.PayloadReference(payload_id="0" * 32, size_bytes=1)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await it.stub.PublishModel(
+                pb.PublishModelRequest(session_id="run", model_version=1, weights=reference),
+                timeout=CALL_S,
+            )
+        buffer = await it.buffer()
+    assert "PAYLOAD_MISSING" == reason_of(caught.value)
+    assert 0 == buffer.model_version
+
+
+async def test_weights_of_a_refused_version_are_deleted_after_a_while():
+    async with served(unannounced_s=100.0) as it:
+        await it.start(model_version=5)
+        weights = it.custodian.write()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await it.stub.PublishModel(
+                pb.PublishModelRequest(
+                    session_id="run",
+                    model_version=4,
+                    weights=fragment_pb2.PayloadReference(
+                        payload_id=weights.payload_id, size_bytes=1
+                    ),
+                ),
+                timeout=CALL_S,
+            )
+        assert weights.payload_id in it.custodian.kept
+        it.clock.advance(101.0)
+        await eventually(lambda: weights.payload_id in it.custodian.deleted)
+    assert "VERSION_REGRESSED" == reason_of(caught.value)
+
+
+async def test_a_watcher_returns_when_the_version_changes():
+    async with served() as it:
+        await it.start()
+        watching = it.stub.WatchModel(
+            pb.WatchModelRequest(known_session_id="run", known_model_version=0, max_wait=span(60)),
+            timeout=CALL_S,
+        )
+        await eventually(lambda: it.server.driver.watcher_count == 1)
+        await it.stub.PublishModel(
+            pb.PublishModelRequest(session_id="run", model_version=1), timeout=CALL_S
+        )
+        reply = await watching
+        assert 0 == it.server.driver.watcher_count
+    assert (True, "run", 1) == (reply.changed, reply.session_id, reply.model_version)
+
+
+async def test_a_watcher_returns_unchanged_when_its_wait_elapses():
+    async with served() as it:
+        await it.start()
+        watching = it.stub.WatchModel(
+            pb.WatchModelRequest(known_session_id="run", known_model_version=0, max_wait=span(10)),
+            timeout=CALL_S,
+        )
+        await eventually(lambda: it.server.driver.watcher_count == 1)
+        it.clock.advance(10.0)
+        reply = await watching
+    assert (False, "run", 0) == (reply.changed, reply.session_id, reply.model_version)
+
+
+async def test_appended_fragments_are_admitted_and_their_payloads_confirmed():
+    async with served() as it:
+        await it.start()
+        fragments = [it.metadata(0), it.metadata(1)]
+        reply = await it.append(*fragments)
+        buffer = await it.buffer()
+    assert [ADMITTED, ADMITTED] == [result.outcome for result in reply.results]
+    assert {fragment.payload.payload_id for fragment in fragments} == it.custodian.kept
+    assert [2] == it.custodian.confirm_trips
+    assert ("run", 0) == (reply.session_id, reply.model_version)
+    assert reply.append_credit_count > 0
+    assert reply.append_credit_bytes > 0
+    assert not reply.HasField("retry_delay")
+    assert (2, 200) == (buffer.state.chunk_count, buffer.state.payload_bytes)
+
+
+async def test_a_repeated_append_tells_the_first_outcome_and_changes_nothing():
+    async with served() as it:
+        await it.start()
+        fragment = it.metadata(0)
+        await it.append(fragment)
+        (result,) = (await it.append(fragment)).results
+        buffer = await it.buffer()
+    assert fragment_pb2.ADMISSION_OUTCOME_DUPLICATE == result.outcome
+    assert ADMITTED == result.first_outcome
+    assert 1 == buffer.state.chunk_count
+    assert [1] == it.custodian.confirm_trips
+
+
+async def test_a_fetch_takes_fragments_under_a_lease():
+    async with served() as it:
+        await it.start()
+        await it.fill(4)
+        reply = await it.fetch(2)
+        buffer = await it.buffer()
+    assert pb.FETCH_OUTCOME_GRANTED == reply.outcome
+    assert 2 == len(reply.fragments)
+    assert 60 == reply.lease.remaining_duration.seconds
+    assert ("run", 0) == (reply.session_id, reply.model_version)
+    assert 1 == buffer.state.lease_count
+
+
+async def test_a_fetch_that_cannot_be_met_elapses_with_a_reason():
+    async with served() as it:
+        await it.start()
+        reply = await it.fetch(2)
+    assert pb.FETCH_OUTCOME_WAIT_ELAPSED == reply.outcome
+    assert reply.waiting_reason
+    assert not reply.HasField("lease")
+
+
+async def test_a_waiting_fetch_is_met_by_the_append_it_waits_for():
+    async with served() as it:
+        await it.start()
+        fetching = it.fetch(2, wait_s=60)
+        await eventually(lambda: it.server.driver.waiting_callers == 1)
+        await it.fill(2)
+        reply = await fetching
+        assert 0 == it.server.driver.waiting_callers
+    assert pb.FETCH_OUTCOME_GRANTED == reply.outcome
+
+
+async def test_a_waiting_fetch_elapses_when_its_time_is_over():
+    async with served() as it:
+        await it.start()
+        fetching = it.fetch(2, wait_s=10)
+        await eventually(lambda: it.server.driver.waiting_callers == 1)
+        it.clock.advance(10.0)
+        reply = await fetching
+    assert pb.FETCH_OUTCOME_WAIT_ELAPSED == reply.outcome
+
+
+async def test_a_call_waits_no_longer_than_its_own_deadline_allows():
+    async with served() as it:
+        await it.start()
+        fetching = it.stub.FetchFragments(
+            pb.FetchFragmentsRequest(request_id="r", fragment_count=1, max_wait=span(200)),
+            timeout=10.0,
+        )
+        await eventually(lambda: it.server.driver.waiting_callers == 1)
+        it.clock.advance(9.9)
+        reply = await fetching
+    assert pb.FETCH_OUTCOME_WAIT_ELAPSED == reply.outcome
+
+
+async def test_a_repeated_fetch_gets_the_same_grant():
+    async with served() as it:
+        await it.start()
+        await it.fill(8)
+        first = await it.fetch(4, request_id="same")
+        again = await it.fetch(4, request_id="same")
+    assert first.lease.lease_id == again.lease.lease_id
+    assert list(first.fragments) == list(again.fragments)
+
+
+async def test_ranks_get_disjoint_shares_of_one_prepared_list():
+    async with served() as it:
+        await it.start()
+        await it.fill(8)
+        first = it.fetch(4, request_id="both", rank=0, world_size=2)
+        second = it.fetch(4, request_id="both", rank=1, world_size=2)
+        shares = [*(await first).fragments, *(await second).fragments]
+        prepared = await it.stub.GetPreparedFragments(
+            pb.GetPreparedFragmentsRequest(request_id="both"), timeout=CALL_S
+        )
+    assert 4 == len({reference.chunk_id for reference in shares})
+    assert shares == list(prepared.fragments)
+
+
+async def test_a_lease_is_renewed_from_now():
+    async with served() as it:
+        await it.start()
+        await it.fill(1)
+        grant = await it.fetch(1)
+        it.clock.advance(50.0)
+        reply = await it.stub.RenewLease(
+            pb.RenewLeaseRequest(lease_id=grant.lease.lease_id, lease_duration=span(30)),
+            timeout=CALL_S,
+        )
+        it.clock.advance(29.0)
+        buffer = await it.buffer()
+    assert 30 == reply.lease.remaining_duration.seconds
+    assert 1 == buffer.state.lease_count
+
+
+async def test_an_expired_lease_gives_its_chunk_back():
+    async with served() as it:
+        await it.start()
+        await it.fill(1)
+        await it.fetch(1)
+        it.clock.advance(61.0)
+        buffer = await it.buffer()
+    assert (0, 1) == (buffer.state.lease_count, buffer.state.chunk_count)
+
+
+async def test_a_consumed_lease_has_its_payloads_deleted():
+    async with served() as it:
+        await it.start()
+        await it.fill(1)
+        grant = await it.fetch(1)
+        payload_id = grant.fragments[0].metadata.payload.payload_id
+        await it.stub.ReleaseLease(
+            pb.ReleaseLeaseRequest(lease_id=grant.lease.lease_id, mode=pb.RELEASE_MODE_CONSUMED),
+            timeout=CALL_S,
+        )
+        await eventually(lambda: payload_id in it.custodian.deleted)
+        buffer = await it.buffer()
+    assert (0, 0) == (buffer.state.lease_count, buffer.state.payload_bytes)
+
+
+async def test_a_returned_lease_gives_the_use_back():
+    async with served() as it:
+        await it.start()
+        await it.fill(1)
+        grant = await it.fetch(1, request_id="one")
+        await it.stub.ReleaseLease(
+            pb.ReleaseLeaseRequest(lease_id=grant.lease.lease_id, mode=pb.RELEASE_MODE_RETURNED),
+            timeout=CALL_S,
+        )
+        again = await it.fetch(1, request_id="two")
+    assert 1 == again.fragments[0].use_count
+    assert [] == it.custodian.deleted
+
+
+async def test_buffers_are_created_changed_listed_and_deleted():
+    async with served(BufferConfig(uses_max=3)) as it:
+        created = await it.stub.CreateBuffer(
+            pb.CreateBufferRequest(
+                name="second",
+                config=buffer_pb2.BufferConfig(
+                    fragments_per_chunk=2, full_policy=buffer_pb2.FULL_POLICY_BLOCK
+                ),
+            ),
+            timeout=CALL_S,
+        )
+        updated = await it.stub.UpdateBuffer(
+            pb.UpdateBufferRequest(name="second", config=buffer_pb2.BufferConfig(staleness_max=9)),
+            timeout=CALL_S,
+        )
+        listed = await it.stub.ListBuffers(pb.ListBuffersRequest(), timeout=CALL_S)
+        await it.stub.DeleteBuffer(pb.DeleteBufferRequest(name="second"), timeout=CALL_S)
+        left = await it.stub.ListBuffers(pb.ListBuffersRequest(), timeout=CALL_S)
+    assert (2, 3) == (created.buffer.config.fragments_per_chunk, created.buffer.config.uses_max)
+    config = updated.buffer.config
+    assert (2, 9) == (config.fragments_per_chunk, config.staleness_max)
+    assert buffer_pb2.FULL_POLICY_BLOCK == config.full_policy
+    assert ["default", "second"] == [buffer.name for buffer in listed.buffers]
+    assert ["default"] == [buffer.name for buffer in left.buffers]
+
+
+async def test_deleting_a_buffer_wakes_those_who_wait_and_watch():
+    async with served() as it:
+        await it.stub.CreateBuffer(pb.CreateBufferRequest(name="gone"), timeout=CALL_S)
+        fetching = it.fetch(1, buffer="gone", wait_s=60)
+        watching = it.stub.WatchModel(
+            pb.WatchModelRequest(buffer="gone", max_wait=span(60)), timeout=CALL_S
+        )
+        driver = it.server.driver
+        await eventually(lambda: (driver.waiting_callers, driver.watcher_count) == (1, 1))
+        await it.stub.DeleteBuffer(pb.DeleteBufferRequest(name="gone"), timeout=CALL_S)
+        for call in (fetching, watching):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert "BUFFER_NOT_FOUND" == reason_of(caught.value)
+
+
+async def test_the_store_is_told_to_clients():
+    async with served(unannounced_s=120.0, piece_size_bytes=2**20) as it:
+        reply = await it.stub.GetStoreConfig(pb.GetStoreConfigRequest(), timeout=CALL_S)
+    assert "redis://:secret@fake.invalid:6379/0" == reply.store_url
+    assert (120, 2**20) == (reply.unannounced_duration.seconds, reply.piece_size_bytes)
+    assert "0.1.0" == reply.server_version
+
+
+async def test_reported_episodes_are_counted():
+    async with served() as it:
+        episode = pb.EpisodeReport(
+            worker_id="w", return_sum=-1.5, step_count=7, end=pb.EPISODE_END_TRUNCATED
+        )
+        await it.stub.ReportEpisodes(
+            pb.ReportEpisodesRequest(episodes=[episode, episode]), timeout=CALL_S
+        )
+        registry = it.server.metrics.registry
+    labels = {"task": "default"}
+    assert 2 == registry.get_sample_value("breadbox_episodes_total", {**labels, "end": "truncated"})
+    assert -3.0 == registry.get_sample_value("breadbox_episode_return_sum", labels)
+    assert 14 == registry.get_sample_value("breadbox_episode_steps_sum", labels)
+
+
+async def test_a_full_blocking_buffer_says_how_long_to_wait():
+    config = BufferConfig(capacity_chunks=1, full_policy=FullPolicy.BLOCK, retry_delay_s=0.5)
+    async with served(config) as it:
+        await it.start()
+        reply = await it.append(*(it.metadata(index) for index in range(3)))
+    full = fragment_pb2.ADMISSION_OUTCOME_BUFFER_FULL
+    assert [ADMITTED, full, full] == [result.outcome for result in reply.results]
+    assert 500_000_000 == reply.retry_delay.nanos
+
+
+@pytest.mark.parametrize("name", ["", SERVICE_NAME])
+async def test_health_says_serving(name):
+    async with served() as it:
+        stub = health_pb2_grpc.HealthStub(it.channel)
+        reply = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=CALL_S)
+    assert health_pb2.HealthCheckResponse.SERVING == reply.status
+
+
+@pytest.mark.parametrize("has_reflection", [True, False])
+async def test_reflection_lists_the_service_unless_it_is_off(has_reflection):
+    async with served(has_reflection=has_reflection) as it:
+        stub = reflection_pb2_grpc.ServerReflectionStub(it.channel)
+        call = stub.ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=CALL_S
+        )
+        try:
+            names = [
+                service.name
+                async for reply in call
+                for service in reply.list_services_response.service
+            ]
+        except grpc.aio.AioRpcError as error:
+            names = [error.code().name]
+    assert (SERVICE_NAME in names) is has_reflection

@@ -1,0 +1,144 @@
+"""The error table: total, unique, and the same on the other side of a channel."""
+
+import logging
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from prometheus_client import CollectorRegistry
+
+from breadbox import errors as library_errors
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.v1 import replay_buffer_service_pb2_grpc
+from breadbox_server import errors as shell_errors
+from breadbox_server import status
+from breadbox_server.core import errors as core_errors
+from breadbox_server.interceptors import CallInterceptor
+from breadbox_server.metrics import Metrics
+from support.served import CALL_S, info_of, status_of
+
+EXAMPLES = [
+    core_errors.InvalidArgumentError("fragment_count", "must be positive"),
+    core_errors.FetchExceedsCapacityError(requested=9, capacity=8),
+    core_errors.BufferNotFoundError("b"),
+    core_errors.BufferExistsError("b"),
+    core_errors.BuffersFullError(64),
+    core_errors.SessionNotCurrentError("old", "new"),
+    core_errors.VersionRegressedError(current=5, announced=4),
+    core_errors.LeaseNotFoundError("l"),
+    core_errors.RequestNotFoundError("r"),
+    core_errors.RequestMismatchError("r", "fragment_count", 8, 4),
+    core_errors.WaitersFullError(1024),
+    core_errors.WorkersFullError(65536),
+    core_errors.DrainingError(),
+    shell_errors.AppendsFullError(10),
+    shell_errors.WatchersFullError(10),
+    shell_errors.UnauthenticatedError(),
+    shell_errors.PermissionDeniedError("producer", "DeleteBuffer"),
+    shell_errors.InternalError("0123"),
+    library_errors.StoreUnavailableError("redis://:secret@10.0.0.1:6379 does not answer"),
+    library_errors.StoreFullError("OOM at 10.0.0.1"),
+    library_errors.PayloadMissingError("0" * 32),
+]
+WITH_RETRY = {"WAITERS_FULL", "APPENDS_FULL", "WATCHERS_FULL", "STORE_FULL"}
+
+
+def test_every_error_has_a_row_and_an_example():
+    wanted = set(status.errors_that_need_a_row())
+    assert wanted == set(status.TABLE)
+    assert wanted == {type(error) for error in EXAMPLES}
+
+
+def test_reasons_are_unique_and_upper_case():
+    reasons = [
+        status.TABLE[type(error)].reason or getattr(error, "reason", "") for error in EXAMPLES
+    ]
+    assert len(reasons) == len(set(reasons))
+    assert all(reason == reason.upper() and reason for reason in reasons)
+
+
+def test_an_error_without_a_row_is_not_told():
+    with pytest.raises(KeyError):
+        status.to_status(ValueError("secret"))
+
+
+def test_what_varies_in_the_message_is_in_the_metadata():
+    told = status.to_status(core_errors.SessionNotCurrentError("old", "new"))
+    info = error_details_pb2.ErrorInfo()
+    assert told.details[0].Unpack(info)
+    assert {"session": "old", "current": "new"} == dict(info.metadata)
+
+
+def test_a_huge_value_is_cut_so_that_the_error_still_fits_the_trailers():
+    told = status.to_status(core_errors.BufferNotFoundError("b" * 100_000))
+    assert told.ByteSize() < 4096
+
+
+class Raiser(replay_buffer_service_pb2_grpc.ReplayBufferServiceServicer):
+    """Fails every ListBuffers with the error that it was given."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def ListBuffers(self, request, context):  # noqa: N802
+        raise self.error
+
+
+async def call_failing_with(error: Exception, metrics: Metrics) -> grpc.aio.AioRpcError:
+    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)])
+    replay_buffer_service_pb2_grpc.add_ReplayBufferServiceServicer_to_server(Raiser(error), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.ListBuffers(pb.ListBuffersRequest(), timeout=CALL_S)
+            return caught.value
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+async def test_an_error_comes_through_a_channel_as_its_row_says(error):
+    metrics = Metrics(CollectorRegistry())
+    row = status.TABLE[type(error)]
+    told = await call_failing_with(error, metrics)
+    info = info_of(told)
+    reason = row.reason or error.reason
+    assert (row.code, status.DOMAIN, reason) == (told.code(), info.domain, info.reason)
+    delays = [retry for retry in map(_retry_info, status_of(told).details) if retry is not None]
+    assert (1 if reason in WITH_RETRY else 0) == len(delays)
+    assert "secret" not in str(told)
+    assert "10.0.0.1" not in str(told)
+    labels = {"method": "ListBuffers", "code": row.code.name}
+    assert 1 == metrics.registry.get_sample_value("breadbox_rpcs_total", labels)
+
+
+async def test_a_bad_argument_names_its_field_for_machines():
+    error = core_errors.InvalidArgumentError("fragment_count", "must be positive")
+    told = await call_failing_with(error, Metrics(CollectorRegistry()))
+    requests = [error_details_pb2.BadRequest() for _ in status_of(told).details]
+    found = [
+        request
+        for request, detail in zip(requests, status_of(told).details, strict=True)
+        if detail.Unpack(request)
+    ]
+    assert ["fragment_count"] == [
+        violation.field for request in found for violation in request.field_violations
+    ]
+
+
+async def test_a_bug_is_told_as_internal_and_its_text_only_to_the_log(caplog):
+    with caplog.at_level(logging.ERROR):
+        told = await call_failing_with(ZeroDivisionError("secret 42"), Metrics(CollectorRegistry()))
+    info = info_of(told)
+    assert (grpc.StatusCode.INTERNAL, "INTERNAL") == (told.code(), info.reason)
+    assert "secret" not in str(told)
+    assert info.metadata["request_id"] in caplog.text
+    assert "secret 42" in caplog.text
+
+
+def _retry_info(detail) -> error_details_pb2.RetryInfo | None:
+    retry = error_details_pb2.RetryInfo()
+    return retry if detail.Unpack(retry) else None

@@ -1,0 +1,87 @@
+"""A payload store that only remembers ids: what the server sees of one, without bytes."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from breadbox.errors import StoreUnavailableError
+from breadbox.types import PayloadReference
+
+
+class FakeCustodian:
+    """Implements `PayloadCustodian` over two sets of ids.
+
+    Tests write with `write`, take the store away with `is_down`, and hold a confirmation in
+    mid-flight by clearing `may_confirm`.
+    """
+
+    def __init__(self) -> None:
+        self.unannounced: set[str] = set()
+        self.kept: set[str] = set()
+        self.deleted: list[str] = []
+        self.confirm_trips: list[int] = []
+        self.delete_trips: list[int] = []
+        self.is_down = False
+        self.is_closed = False
+        self.may_confirm = asyncio.Event()
+        self.may_confirm.set()
+        self.confirming = asyncio.Event()
+
+    def write(self, size_bytes: int = 100) -> PayloadReference:
+        """What a client's write leaves behind."""
+        payload_id = secrets.token_hex(16)
+        self.unannounced.add(payload_id)
+        return PayloadReference(payload_id, size_bytes)
+
+    def lose_everything(self) -> None:
+        """What an emptied store has left."""
+        self.unannounced.clear()
+        self.kept.clear()
+
+    async def ping(self) -> None:
+        self._check_up()
+
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
+        self.confirming.set()
+        await self.may_confirm.wait()
+        self._check_up()
+        self.confirm_trips.append(len(references))
+        answers = []
+        for reference in references:
+            if reference.payload_id in self.unannounced:
+                self.unannounced.discard(reference.payload_id)
+                self.kept.add(reference.payload_id)
+            answers.append(reference.payload_id in self.kept)
+        return answers
+
+    async def delete(self, references: Sequence[PayloadReference]) -> None:
+        await self.delete_ids([reference.payload_id for reference in references])
+
+    async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
+        self._check_up()
+        there = self.kept | self.unannounced
+        return [reference.payload_id in there for reference in references]
+
+    async def confirmed(self) -> AsyncIterator[str]:
+        self._check_up()
+        for payload_id in sorted(self.kept):
+            yield payload_id
+
+    async def delete_ids(self, payload_ids: Iterable[str]) -> None:
+        self._check_up()
+        ids = list(payload_ids)
+        self.delete_trips.append(len(ids))
+        self.deleted.extend(ids)
+        self.kept.difference_update(ids)
+        self.unannounced.difference_update(ids)
+
+    async def sweep_unannounced(self) -> int:
+        self._check_up()
+        return 0
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    def _check_up(self) -> None:
+        if self.is_down:
+            raise StoreUnavailableError("the fake store is down")

@@ -1,0 +1,44 @@
+"""The driver's clock, moved by the test; due callbacks run when it moves past them."""
+
+from collections.abc import Callable
+
+
+class ManualTimer:
+    """One callback that is due."""
+
+    def __init__(self, when: float, callback: Callable[[], None]) -> None:
+        self.when = when
+        self.callback = callback
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class ManualTimers:
+    """Implements `breadbox_server.clock.Clock`."""
+
+    def __init__(self, start: float = 1000.0) -> None:
+        self._now = start
+        self._timers: list[ManualTimer] = []
+
+    def now(self) -> float:
+        return self._now
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> ManualTimer:
+        timer = ManualTimer(when, callback)
+        self._timers.append(timer)
+        return timer
+
+    def advance(self, duration_s: float) -> None:
+        """Let time pass, running what becomes due in order."""
+        end = self._now + duration_s
+        while due := [
+            timer for timer in self._timers if not timer.is_cancelled and timer.when <= end
+        ]:
+            first = min(due, key=lambda timer: timer.when)
+            self._timers.remove(first)
+            self._now = max(self._now, first.when)
+            first.callback()
+        self._timers = [timer for timer in self._timers if not timer.is_cancelled]
+        self._now = end

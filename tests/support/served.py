@@ -1,0 +1,147 @@
+"""A real server object on a free port of the loopback, with a fake store and raw stubs."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from breadbox.types import PayloadReference
+from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox_server.app import RunningServer, serving
+from breadbox_server.core.config import BufferConfig
+from breadbox_server.settings import Settings
+from support.fake_custodian import FakeCustodian
+from support.manual_timers import ManualTimers
+
+CALL_S = 20.0
+
+
+@dataclass
+class Served:
+    """The server, a stub that talks to it, and the levers a test pulls."""
+
+    server: RunningServer
+    stub: Any
+    channel: grpc.aio.Channel
+    custodian: FakeCustodian
+    clock: ManualTimers
+
+    def metadata(
+        self,
+        index: int,
+        *,
+        worker_id: str = "w0",
+        session_id: str = "run",
+        version: int = 0,
+        payload: PayloadReference | None = None,
+        **fields: Any,
+    ) -> fragment_pb2.FragmentMetadata:
+        """One fragment, its payload written unless one is given."""
+        payload = payload or self.custodian.write()
+        return fragment_pb2.FragmentMetadata(
+            **{
+                "worker_id": worker_id,
+                "fragment_index": index,
+                "session_id": session_id,
+                "model_version_min": version,
+                "model_version_max": version,
+                "step_count": 8,
+                "payload": fragment_pb2.PayloadReference(
+                    payload_id=payload.payload_id, size_bytes=payload.size_bytes
+                ),
+                **fields,
+            }
+        )
+
+    async def start(self, session_id: str = "run", **fields: Any) -> None:
+        await self.stub.StartSession(
+            pb.StartSessionRequest(session_id=session_id, **fields), timeout=CALL_S
+        )
+
+    async def append(self, *fragments: fragment_pb2.FragmentMetadata) -> pb.AppendFragmentsResponse:
+        return await self.stub.AppendFragments(
+            pb.AppendFragmentsRequest(fragments=fragments), timeout=CALL_S
+        )
+
+    async def fill(self, count: int, *, worker_id: str = "w0", first: int = 0) -> None:
+        """Append `count` fragments of one worker and see them admitted."""
+        reply = await self.append(
+            *(self.metadata(index, worker_id=worker_id) for index in range(first, first + count))
+        )
+        assert [fragment_pb2.ADMISSION_OUTCOME_ADMITTED] * count == [
+            result.outcome for result in reply.results
+        ]
+
+    def fetch(self, count: int, *, request_id: str = "r", wait_s: float = 0, **fields: Any) -> Any:
+        """Start a fetch; await the returned call."""
+        return self.stub.FetchFragments(
+            pb.FetchFragmentsRequest(
+                request_id=request_id, fragment_count=count, max_wait=span(wait_s), **fields
+            ),
+            timeout=CALL_S,
+        )
+
+    async def buffer(self, name: str = "default") -> Any:
+        reply = await self.stub.GetBuffer(pb.GetBufferRequest(name=name), timeout=CALL_S)
+        return reply.buffer
+
+
+def span(span_s: float) -> Duration:
+    """A duration on the wire."""
+    duration = Duration()
+    duration.FromNanoseconds(round(span_s * 1e9))
+    return duration
+
+
+@asynccontextmanager
+async def served(
+    config: BufferConfig | None = None,
+    *,
+    custodian: FakeCustodian | None = None,
+    clock: ManualTimers | None = None,
+    **settings: Any,
+) -> AsyncIterator[Served]:
+    """Serve inside the block; time stands still unless the test moves it."""
+    custodian = custodian or FakeCustodian()
+    clock = clock or ManualTimers()
+    chosen = Settings(
+        listen="127.0.0.1:0",
+        store="redis://:secret@fake.invalid:6379/0",
+        default_config=config or BufferConfig(),
+        seed=7,
+        drain_grace_s=2.0,
+        **settings,
+    )
+    async with (
+        serving(chosen, custodian=custodian, clock=clock) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(channel)
+        yield Served(server, stub, channel, custodian, clock)
+
+
+def reason_of(error: grpc.RpcError) -> str:
+    """The reason on the wire."""
+    return info_of(error).reason
+
+
+def info_of(error: grpc.RpcError) -> error_details_pb2.ErrorInfo:
+    """The machine-readable part of an error."""
+    for detail in status_of(error).details:
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info):
+            return info
+    raise AssertionError(f"no ErrorInfo in {error}")
+
+
+def status_of(error: grpc.RpcError) -> status_pb2.Status:
+    """The rich status of an error."""
+    status = rpc_status.from_call(error)
+    assert status is not None, f"no rich status in {error}"
+    return status
