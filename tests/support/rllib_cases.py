@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+
 from breadbox_learner.offline.episode import Episode
 
 ORACLES = Path(
@@ -18,7 +19,6 @@ ORACLES = Path(
     or Path(__file__).resolve().parents[2].parent / "shared/oracles"
 )
 FOLDER = ORACLES / "rllib"
-UUID = {"__uuid4_hex__": True}
 
 
 def load_cases() -> list[dict[str, Any]]:
@@ -56,19 +56,32 @@ def describe(episode: Episode) -> dict[str, Any]:
     }
 
 
-def restrict(described: Any, wanted: Any) -> Any:
-    """`described` with only the keys that the case states, wherever it states a plain map."""
-    if isinstance(wanted, dict) and isinstance(described, dict) and "__nd__" not in wanted:
-        if wanted.keys() == UUID.keys():
-            return described
-        return {
-            key: restrict(value, wanted[key]) for key, value in described.items() if key in wanted
-        }
-    if isinstance(wanted, list) and isinstance(described, list):
-        if len(wanted) != len(described):
-            return described
-        return [restrict(mine, theirs) for mine, theirs in zip(described, wanted, strict=True)]
-    return described
+def restrict(outcome: Any, expected: Any) -> Any:
+    """`outcome` with only what the case speaks of: its entries, and its facts of an episode.
+
+    Batches are left whole: a column too many is a difference.
+    """
+    if not isinstance(expected, dict) or not isinstance(outcome, dict):
+        return outcome
+    return {
+        name: [
+            {fact: value for fact, value in mine.items() if fact in theirs}
+            for mine, theirs in zip(outcome[name], wanted, strict=True)
+        ]
+        if _lists_episodes(wanted) and len(wanted) == len(outcome[name])
+        else outcome[name]
+        for name, wanted in expected.items()
+        if name in outcome
+    }
+
+
+def _lists_episodes(wanted: Any) -> bool:
+    return (
+        isinstance(wanted, list)
+        and bool(wanted)
+        and isinstance(wanted[0], dict)
+        and "id" in wanted[0]
+    )
 
 
 def make_episode(spec: dict[str, Any]) -> Episode:

@@ -51,6 +51,7 @@ class Episode:
     """lookback + T + 1 infos; None when the recorder kept none."""
     extra_model_outputs: dict[str, Tree] = field(default_factory=dict)
     """Per name, leaves [lookback + T, ...]: log-probabilities, recurrent states and so on."""
+    _digest: bytes | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         step_count = len(self.rewards)
@@ -232,6 +233,8 @@ class Episode:
 
     def content_digest(self) -> bytes:
         """16 bytes that change with any step, end flag or dtype; not with id, agent or infos."""
+        if self._digest is not None:
+            return self._digest
         digest = xxhash.xxh3_128()
         digest.update(f"{len(self)} {self.terminated:d} {self.truncated:d}".encode())
         buffers = {
@@ -243,4 +246,5 @@ class Episode:
         for path, leaf in trees.leaves(buffers):
             digest.update(f"{path} {leaf.dtype.str} {leaf.shape}".encode())
             digest.update(np.ascontiguousarray(leaf).view(np.uint8).data if leaf.size else b"")
-        return digest.digest()
+        self._digest = digest.digest()
+        return self._digest

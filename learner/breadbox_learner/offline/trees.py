@@ -56,6 +56,13 @@ def row(tree: Tree, index: int) -> Tree:
     return map_tree(lambda leaf: leaf[index], tree)
 
 
+def pick_pair(tree: Tree, first: int, second: int) -> Tree:
+    """Two rows of every leaf: a view when they are neighbours, else a copy."""
+    if second == first + 1:
+        return slice_tree(tree, first, second + 1)
+    return take(tree, np.array([first, second]))
+
+
 def take(tree: Tree, rows: NDArray[np.int64]) -> Tree:
     """Chosen rows of every leaf, copied."""
     if isinstance(tree, np.ndarray):
