@@ -68,6 +68,13 @@ def _take_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
         raise Unusable(str(error)) from error
 
 
+def import_from_here() -> None:
+    """Let `module:factory` name a module of the current folder, as `python -m` would."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
 def set_up_logging(level: str) -> None:
     """Write log lines to stderr."""
     logging.basicConfig(

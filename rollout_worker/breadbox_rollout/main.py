@@ -16,6 +16,7 @@ from breadbox.policies import PolicyModule, make_policy, policy_names
 from breadbox_rollout.command import (
     OneLineCommand,
     config_option,
+    import_from_here,
     option,
     set_up_logging,
     stop_on_signals,
@@ -125,6 +126,7 @@ def rollout(dry_run: bool, log_level: str, **values: Any) -> None:
     deliver what is finished, then end; a second signal ends at once.
     """
     settings = RolloutSettings(**values)
+    import_from_here()
     spec = EnvSpec(name=settings.env, options=settings.env_options)
     check_environment(spec)
     device = check_device(settings.device)

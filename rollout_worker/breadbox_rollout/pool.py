@@ -175,6 +175,11 @@ class EnvPool:
         return [group.env_indices for group in self._groups]
 
     @property
+    def process_ids(self) -> list[int]:
+        """Ids of the processes that run, in the order of their groups."""
+        return [group.process.pid for group in self._groups if group.process is not None]
+
+    @property
     def live_env_count(self) -> int:
         """Environments that are ready or being stepped: not those being started, nor retired."""
         live = (_State.READY, _State.BUSY)
@@ -398,6 +403,11 @@ def _seed(seed: int, env_index: int, start_count: int) -> int:
 
 
 def _child_environment() -> dict[str, str]:
-    """Return our environment, with one thread per process where libraries would take them all."""
+    """Return the environment of a process: our own, our module path, and one thread.
+
+    What the worker can import its processes can too; and libraries that would start a thread for
+    every core of the machine do not, unless the user says so.
+    """
     single = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    return {**{name: "1" for name in single}, **os.environ}
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return {**dict.fromkeys(single, "1"), **os.environ, "PYTHONPATH": path}

@@ -35,7 +35,7 @@ def encode_space(space: Space, path: str = "") -> dict[str, Any]:
         case spaces.MultiDiscrete():
             return {"kind": "multi_discrete", "nvec": space.nvec.tolist()}
         case spaces.MultiBinary():
-            return {"kind": "multi_binary", "shape": list(space.shape)}
+            return {"kind": "multi_binary", "n": np.asarray(space.n).tolist()}
         case spaces.Dict():
             named = [(key, encode_space(part, f"{path}/{key}")) for key, part in space.items()]
             return {"kind": "dict", "parts": named}
@@ -66,7 +66,7 @@ def decode_space(data: dict[str, Any]) -> Space:
         case "multi_discrete":
             return spaces.MultiDiscrete(data["nvec"])
         case "multi_binary":
-            return spaces.MultiBinary(data["shape"])
+            return spaces.MultiBinary(data["n"])
         case "dict":
             # A plain dict would be sorted by key; the order of the environment is kept.
             return spaces.Dict([(key, decode_space(part)) for key, part in data["parts"]])
