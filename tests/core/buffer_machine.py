@@ -1,0 +1,509 @@
+"""The stateful test's machine: random inputs to a real buffer, with the naive model beside it."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from breadbox_server.core.buffers import DEFAULT_BUFFER as B
+from breadbox_server.core.buffers import BufferSet
+from breadbox_server.core.config import (
+    BufferConfig,
+    FullPolicy,
+    LeaseExpiryPolicy,
+    MinimumChunksConfig,
+    SampleToInsertRatioConfig,
+)
+from breadbox_server.core.counters import EPHEMERAL
+from breadbox_server.core.errors import DomainError
+from breadbox_server.core.events import (
+    Event,
+    FetchGranted,
+    FetchRefused,
+    PayloadsDisposable,
+    WaitElapsed,
+)
+from breadbox_server.core.inputs import (
+    AdmissionOutcome,
+    AppendFragment,
+    CancelFetch,
+    DropPayloads,
+    EndSession,
+    Fetch,
+    Fragment,
+    Input,
+    Payload,
+    PublishModel,
+    ReleaseLease,
+    ReleaseMode,
+    RenewLease,
+    StartSession,
+    UndeliveredGrant,
+    UpdateBuffer,
+)
+from core.naive_model import NaiveBuffer, NaiveGrant
+from support.metadata import make_fragment
+
+SESSIONS = ("s0", "s1", "s2")
+WORKERS = ("a", "b", "c")
+DURATIONS_S = st.sampled_from([1.0, 2.0, 5.0])
+FRAGMENTS_PER_CHUNK_MAX = 3
+
+
+def limiters(capacity_chunks: int) -> st.SearchStrategy[Any]:
+    counts = st.integers(1, capacity_chunks)
+    return st.one_of(
+        st.builds(MinimumChunksConfig, counts),
+        st.builds(
+            SampleToInsertRatioConfig,
+            ratio=st.sampled_from([0.5, 1.0, 2.0]),
+            error_chunks=st.sampled_from([2.0, 3.0]),
+            minimum_chunk_count=counts,
+        ),
+    )
+
+
+@st.composite
+def configs(draw: st.DrawFn, fragments_per_chunk: int | None = None) -> BufferConfig:
+    capacity_chunks = draw(st.integers(1, 4))
+    return BufferConfig(
+        fragments_per_chunk=fragments_per_chunk or draw(st.integers(1, FRAGMENTS_PER_CHUNK_MAX)),
+        capacity_chunks=capacity_chunks,
+        capacity_bytes=draw(st.sampled_from([6, 12, 1000])),
+        staleness_max=draw(st.integers(0, 2)),
+        uses_max=draw(st.integers(1, 3)),
+        full_policy=draw(st.sampled_from(FullPolicy)),
+        lease_expiry_policy=draw(st.sampled_from(LeaseExpiryPolicy)),
+        lease_s=draw(DURATIONS_S),
+        waiters_max=draw(st.integers(1, 3)),
+        leases_max=draw(st.integers(1, 4)),
+        workers_max=draw(st.integers(2, 3)),
+        outcomes_per_worker_max=draw(st.integers(1, 4)),
+        requests_remembered_max=draw(st.integers(1, 4)),
+        open_chunk_s=draw(DURATIONS_S),
+        sampler=draw(st.sampled_from(["uniform", "oldest_first", "freshest_first"])),
+        limiter=draw(limiters(capacity_chunks)),
+    )
+
+
+class BufferMachine(RuleBasedStateMachine):
+    """Feeds one buffer, and compares everything that can be seen with the naive model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.request_count = 0
+        self.told_leases: list[str] = []
+
+    def make_buffers(self, config: BufferConfig) -> BufferSet:
+        """Make what is under test; a broken variant overrides this."""
+        return BufferSet(random.Random(7), config)
+
+    @initialize(config=configs(), starts=st.booleans())
+    def begin(self, config: BufferConfig, starts: bool) -> None:
+        self.buffers = self.make_buffers(config)
+        self.model = NaiveBuffer(config)
+        if starts:
+            self.start_session(SESSIONS[0], None)
+
+    # Inputs
+
+    @rule(session=st.sampled_from(SESSIONS), version=st.sampled_from([None, 0, 3]))
+    def start_session(self, session: str, version: int | None) -> None:
+        error = self.model.start(session, version)
+        self.apply(StartSession(B, session, version), error)
+
+    @precondition(lambda self: self.model.session)
+    @rule()
+    def end_session(self) -> None:
+        session = self.model.session
+        self.model.end(session)
+        self.apply(EndSession(B, session))
+
+    @rule(
+        session=st.sampled_from([None, None, None, *SESSIONS]),
+        delta=st.integers(-1, 2),
+        has_weights=st.booleans(),
+    )
+    def publish(self, session: str | None, delta: int, has_weights: bool) -> None:
+        session = session or self.model.session or SESSIONS[0]
+        version = max(0, self.model.version + delta)
+        weights = make_fragment().payload if has_weights else None
+        held_before = len(self.model.held)
+        was_before = (self.model.version, self.model.current_weights)
+        error = self.model.publish(session, version, weights)
+        answer = self.apply(PublishModel(B, session, version, weights), error)
+        if error is None:
+            is_change = (self.model.version, self.model.current_weights) != was_before
+            assert answer.model_version == version
+            assert answer.weights_taken == (is_change and has_weights)
+            if not is_change:
+                assert answer.evicted_chunk_count == 0
+            assert answer.evicted_chunk_count <= held_before
+
+    @rule(
+        worker=st.sampled_from(WORKERS),
+        step=st.sampled_from([0, 0, 0, 0, 0, 0, 1, 2, 9, -1, -2, -3, -9]),
+        behind=st.sampled_from([0, 0, 0, 0, 1, 2, 3, -1]),
+        spread=st.integers(0, 1),
+        size=st.integers(1, 4),
+        discontinuity=st.sampled_from([False, False, False, True]),
+        session=st.sampled_from([None, None, None, None, *SESSIONS]),
+    )
+    def append(
+        self,
+        worker: str,
+        step: int,
+        behind: int,
+        spread: int,
+        size: int,
+        discontinuity: bool,
+        session: str | None,
+    ) -> None:
+        known = self.model.workers.get(worker)
+        version = max(0, self.model.version - behind)
+        fragment = make_fragment(
+            worker,
+            max(0, (known.next_index if known else 0) + step),
+            session_id=session or self.model.session or SESSIONS[0],
+            version=version,
+            version_max=min(version + spread, max(version, self.model.version)),
+            size_bytes=size,
+            discontinuity=discontinuity,
+        )
+        self.offer(fragment)
+
+    @precondition(lambda self: self.model.payload_ids())
+    @rule(data=st.data())
+    def append_payload_in_use(self, data: st.DataObject) -> None:
+        payload_id = data.draw(st.sampled_from(self.model.payload_ids()))
+        session = self.model.session or SESSIONS[0]
+        self.offer(
+            make_fragment("a", 10**6, session_id=session, payload=Payload(payload_id, 1))
+        )
+
+    def offer(self, fragment: Fragment) -> None:
+        expected = self.model.expect_append(fragment)
+        look_ahead = self.look_ahead(fragment)
+        if not isinstance(expected, AdmissionOutcome):
+            assert look_ahead is expected
+            self.apply(AppendFragment(B, fragment), expected)
+            return
+        assert look_ahead is expected
+        before = self.visible()
+        worker = self.model.workers.get(fragment.worker_id)
+        first = worker.judged.get(fragment.fragment_index) if worker else None
+        is_forgotten = worker and fragment.fragment_index < worker.forgotten_below
+        self.model.append(fragment, expected, self.now)
+        answer = self.apply(AppendFragment(B, fragment))
+        assert answer.outcome is expected
+        if expected is AdmissionOutcome.DUPLICATE:
+            assert answer.first_outcome is (None if is_forgotten else first)
+        if expected not in (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE):
+            assert self.visible() == before, "a refused fragment changed something"
+
+    def look_ahead(self, fragment: Fragment) -> AdmissionOutcome | type[DomainError]:
+        """Say what `judge` foresees."""
+        try:
+            foreseen = self.buffers.judge(B, fragment, now=self.now)
+        except DomainError as error:
+            return type(error)
+        return AdmissionOutcome.ADMITTED if foreseen is None else foreseen.outcome
+
+    @rule(
+        chunk_count=st.sampled_from([1, 1, 2, 2, 3, 4, 6]),
+        world_size=st.sampled_from([1, 1, 2]),
+        max_wait_s=st.sampled_from([0.0, 1.0, 4.0]),
+        lease_s=st.sampled_from([None, None, 3.0]),
+    )
+    def fetch(
+        self, chunk_count: int, world_size: int, max_wait_s: float, lease_s: float | None
+    ) -> None:
+        self.request_count += 1
+        self.ask(
+            Fetch(
+                buffer=B,
+                request_id=f"r{self.request_count}",
+                fragment_count=chunk_count * self.model.config.fragments_per_chunk,
+                deadline_at=self.now + max_wait_s,
+                rank=0,
+                world_size=world_size,
+                lease_s=lease_s,
+            )
+        )
+
+    @precondition(lambda self: self.request_count)
+    @rule(
+        data=st.data(),
+        rank=st.integers(0, 1),
+        max_wait_s=st.sampled_from([0.0, 2.0]),
+        mismatch=st.sampled_from([0, 0, 0, 0, 1]),
+    )
+    def fetch_again(self, data: st.DataObject, rank: int, max_wait_s: float, mismatch: int) -> None:
+        """A retry, or another rank of the same request."""
+        known = [*self.model.waiters, *self.model.grants, *self.model.ended]
+        if not known:
+            return
+        request = data.draw(st.sampled_from(known), label="request")
+        unit = self.model.config.fragments_per_chunk * request.world_size
+        self.ask(
+            Fetch(
+                buffer=B,
+                request_id=request.request_id,
+                fragment_count=request.fragment_count + mismatch * unit,
+                deadline_at=self.now + max_wait_s,
+                rank=min(rank, request.world_size - 1),
+                world_size=request.world_size,
+            )
+        )
+
+    def ask(self, fetch: Fetch) -> None:
+        expected = self.model.expect_fetch(fetch, self.now)
+        if not isinstance(expected, str):
+            self.apply(fetch, expected)
+            return
+        try:
+            caller_id = self.buffers.apply(fetch, now=self.now)
+        except DomainError as error:
+            raise AssertionError(f"expected {expected}, got {error!r}") from error
+        events = self.buffers.take_events()
+        if expected == "elapsed":
+            [event] = events
+            assert isinstance(event, WaitElapsed)
+            assert event.caller_id == caller_id
+            assert event.reason
+        elif expected == "repeated":
+            [event] = events
+            grant = self.model.find_grant(fetch.request_id)
+            assert grant is not None
+            self.check_told(event, caller_id, grant)
+        else:
+            self.model.wait(fetch, caller_id)
+            assert bool(events) == (expected == "granted")
+            self.follow(events)
+
+    @precondition(lambda self: self.model.waiters)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        callers = [c.caller_id for w in self.model.waiters for c in w.callers]
+        caller_id = data.draw(st.sampled_from(callers))
+        self.model.remove_caller(caller_id)
+        self.apply(CancelFetch(B, caller_id))
+
+    @rule()
+    def cancel_a_caller_that_does_not_wait(self) -> None:
+        self.apply(CancelFetch(B, 10**9))
+
+    @precondition(lambda self: self.told_leases)
+    @rule(data=st.data(), mode=st.sampled_from(ReleaseMode))
+    def release(self, data: st.DataObject, mode: ReleaseMode) -> None:
+        lease_id = data.draw(st.sampled_from(self.told_leases[-4:]))
+        error = self.model.release(lease_id, mode)
+        self.apply(ReleaseLease(B, lease_id, mode), error)
+
+    @precondition(lambda self: self.told_leases)
+    @rule(data=st.data(), lease_s=st.sampled_from([None, 0.5, 6.0]))
+    def renew(self, data: st.DataObject, lease_s: float | None) -> None:
+        lease_id = data.draw(st.sampled_from(self.told_leases[-4:]))
+        error = self.model.renew(lease_id, lease_s, self.now)
+        self.apply(RenewLease(B, lease_id, lease_s), error)
+
+    @precondition(lambda self: self.told_leases)
+    @rule(data=st.data())
+    def report_undelivered(self, data: st.DataObject) -> None:
+        lease_id = data.draw(st.sampled_from(self.told_leases[-2:]))
+        self.model.undo(lease_id)
+        self.apply(UndeliveredGrant(B, lease_id))
+
+    @precondition(lambda self: self.model.payload_ids())
+    @rule(data=st.data())
+    def drop_payloads(self, data: st.DataObject) -> None:
+        known = [*self.model.payload_ids(), "f" * 32]
+        lost = data.draw(st.lists(st.sampled_from(known), max_size=3))
+        dropped = self.model.drop(lost)
+        assert self.apply(DropPayloads(B, tuple(lost))) == dropped
+
+    @rule(data=st.data())
+    def update(self, data: st.DataObject) -> None:
+        config = data.draw(configs(self.model.config.fragments_per_chunk))
+        refused = self.model.update(config)
+        self.buffers.apply(UpdateBuffer(B, config), now=self.now)
+        events = self.buffers.take_events()
+        told = [event.caller_id for event in events if isinstance(event, FetchRefused)]
+        assert told == refused
+        self.follow([event for event in events if not isinstance(event, FetchRefused)])
+
+    @rule(seconds=st.sampled_from([0.25, 1.0, 3.0, 10.0]), is_late=st.booleans())
+    def advance_time(self, seconds: float, is_late: bool) -> None:
+        """Let time pass, either stopping at every timer or waking up late for all of them."""
+        end_at = self.now + seconds
+        while not is_late and (timer := self.buffers.next_timer()) is not None and timer < end_at:
+            self.pass_to(timer)
+        self.pass_to(end_at)
+
+    def pass_to(self, instant: float) -> None:
+        assert instant > self.now, "a timer in the past"
+        self.now = instant
+        self.model.expire(instant)
+        self.buffers.handle_timer(now=instant)
+        self.follow(self.buffers.take_events())
+        timer = self.buffers.next_timer()
+        assert timer is None or timer > instant, "I6"
+        late = [c for w in self.model.waiters for c in w.callers if c.deadline_at <= instant]
+        assert late == [], "a waiter waits beyond its deadline"
+
+    # What must hold
+
+    def apply(self, input: Input, error: type[DomainError] | None = None) -> Any:
+        """Apply an input that must raise, or must not, and follow its events in the model."""
+        if error is None:
+            answer = self.buffers.apply(input, now=self.now)
+            self.follow(self.buffers.take_events())
+            return answer
+        before = self.visible()
+        raised = None
+        try:
+            self.buffers.apply(input, now=self.now)
+        except DomainError as caught:
+            raised = caught
+        assert type(raised) is error
+        assert self.buffers.take_events() == []
+        assert self.visible() == before, "a refused input changed something"
+        return None
+
+    def visible(self) -> object:
+        """Everything that can be seen, but for the counters of what changed nothing."""
+        description = self.buffers.describe(B, now=self.now)
+        counters = {k: v for k, v in description.counters.items() if k not in EPHEMERAL}
+        fields = [getattr(description, name) for name in description.__slots__]
+        return [field for field in fields if field != description.counters], counters
+
+    def follow(self, events: Sequence[Event]) -> None:
+        """Do in the model what the events say happened, objecting to what must not."""
+        for event in events:
+            match event:
+                case FetchGranted(caller_id=caller_id):
+                    self.follow_grant(event, caller_id)
+                case WaitElapsed(caller_id=caller_id):
+                    assert not self.model.may_grant_head(), "elapsed beside a grantable chunk"
+                    caller = self.model.remove_caller(caller_id)
+                    assert caller is not None
+                    assert caller.deadline_at <= self.now
+                case FetchRefused():
+                    raise AssertionError("refused for no reason")
+                case PayloadsDisposable(payloads=payloads):
+                    self.disposed = [*getattr(self, "disposed", []), *payloads]
+                case _:
+                    pass
+        assert not self.model.may_grant_head(), "somebody waits beside grantable chunks"
+
+    def follow_grant(self, event: FetchGranted, caller_id: int) -> None:
+        ids = [(w.request_id, c.caller_id) for w in self.model.waiters for c in w.callers]
+        request_id = next((request for request, caller in ids if caller == caller_id), None)
+        if request_id is not None:
+            assert request_id == self.model.waiters[0].request_id, "the head was overtaken"
+            self.callers_of_grant = {c.caller_id for c in self.model.waiters[0].callers}
+            prepared = self.buffers.prepared(B, request_id)
+            numbers = list(dict.fromkeys(granted.chunk_id for granted in prepared))
+            state = self.buffers._buffers[B]._state
+            real = state.leases.find_grant(request_id)
+            assert real is not None
+            lease_ids = [lease.lease_id for lease in real.leases]
+            self.last_grant = self.model.grant(numbers, lease_ids, self.now)
+        assert caller_id in self.callers_of_grant
+        self.check_told(event, caller_id, self.last_grant)
+
+    def check_told(self, event: Event, caller_id: int, grant: NaiveGrant) -> None:
+        """Check one caller's share against the model's grant."""
+        assert isinstance(event, FetchGranted)
+        assert event.caller_id == caller_id
+        [lease] = [lease for lease in grant.leases if lease.lease_id == event.lease_id]
+        assert event.expires_at == lease.expires_at
+        assert event.first_delivery == (lease.told == 0)
+        lease.told += 1
+        expected = [fragment for chunk in lease.chunks for fragment in chunk.fragments]
+        assert [granted.fragment for granted in event.fragments] == expected
+        shares = [self.buffers.prepared(B, grant.request_id)]
+        size = len(shares[0]) // grant.world_size
+        assert event.fragments == shares[0][lease.rank * size : (lease.rank + 1) * size]
+        self.told_leases.append(event.lease_id)
+
+    @invariant()
+    def nothing_is_lost_or_left(self) -> None:
+        """Every payload is referred to, or was told disposable exactly once."""
+        if not hasattr(self, "model"):
+            return
+        told = getattr(self, "disposed", [])
+        assert len({payload.payload_id for payload in told}) == len(told), "disposed twice"
+        expected = sorted(payload.payload_id for payload in self.model.disposed)
+        assert sorted(payload.payload_id for payload in told) == expected
+
+    @invariant()
+    def looks_like_the_model(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        self.buffers.check_invariants()
+        model, seen = self.model, self.buffers.describe(B, now=self.now)
+        opened = [worker.open for worker in model.workers.values() if worker.open]
+        by_staleness: dict[int, int] = {}
+        for chunk in model.held:
+            staleness = model.version - chunk.version
+            by_staleness[staleness] = by_staleness.get(staleness, 0) + 1
+        expected = {
+            "chunk_count": len(model.held),
+            "open_chunk_count": len(opened),
+            "open_fragment_count": sum(map(len, opened)),
+            "fragment_count": len(model.held) * model.config.fragments_per_chunk,
+            "payload_bytes": model.referred_bytes,
+            "weights_bytes": sum(weights.size_bytes for _, weights in model.weights),
+            "lease_count": len(model.live_leases),
+            "waiter_count": len(model.waiters),
+            "worker_count": len(model.workers),
+            "chunk_count_by_staleness": by_staleness,
+        }
+        assert {name: getattr(seen, name) for name in expected} == expected
+        assert seen.model.session_id == model.session
+        assert seen.model.model_version == (model.version if model.session else None)
+        assert seen.model.weights == model.current_weights
+        assert list(seen.chunk_count_by_staleness) == sorted(by_staleness)
+        held = self.buffers._buffers[B]._state.holdings.table.by_age()
+        assert [(c.chunk_id, c.use_count) for c in held] == [(c.number, c.uses) for c in model.held]
+        uses = seen.counters["uses"] - seen.counters["chunks_returned"]
+        assert uses >= 0
+
+    def teardown(self) -> None:
+        """At the end of everything, nothing is left."""
+        if not hasattr(self, "model"):
+            return
+        for waiter in list(self.model.waiters):
+            for caller in list(waiter.callers):
+                if self.model.remove_caller(caller.caller_id):
+                    self.apply(CancelFetch(B, caller.caller_id))
+        self.model.end(self.model.session)
+        if self.buffers.model(B).session_id:
+            self.apply(EndSession(B, self.buffers.model(B).session_id))
+        self.advance_time(100.0, False)
+        seen = self.buffers.describe(B, now=self.now)
+        left = (seen.chunk_count, seen.payload_bytes, seen.weights_bytes, seen.worker_count)
+        assert left == (0, 0, 0, 0)
+        assert (seen.lease_count, seen.waiter_count) == (0, 0)
+        assert self.buffers.next_timer() is None
+        admitted = seen.counters["fragments_admitted"]
+        discarded = sum(
+            count for name, count in seen.counters.items() if name.startswith("fragments_discarded")
+        )
+        closed = seen.counters["chunks_closed"]
+        evicted = sum(
+            count for name, count in seen.counters.items() if name.startswith("chunks_evicted")
+        )
+        assert closed == evicted, "a chunk left without a reason, or with two"
+        assert admitted == discarded + closed * self.model.config.fragments_per_chunk
+        self.nothing_is_lost_or_left()

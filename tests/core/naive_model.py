@@ -1,0 +1,520 @@
+"""The rules of the buffer once more, in plain lists and without a thought for speed.
+
+The stateful test runs it beside the real one. It does not choose what a draw takes: it is told, and
+objects if the choice was not allowed.
+"""
+
+from dataclasses import dataclass, field
+
+from breadbox_server.core.config import (
+    BufferConfig,
+    FullPolicy,
+    LeaseExpiryPolicy,
+    MinimumChunksConfig,
+)
+from breadbox_server.core.errors import (
+    DomainError,
+    FetchExceedsCapacityError,
+    InvalidArgumentError,
+    LeaseNotFoundError,
+    RequestMismatchError,
+    SessionNotCurrentError,
+    VersionRegressedError,
+    WaitersFullError,
+    WorkersFullError,
+)
+from breadbox_server.core.inputs import AdmissionOutcome, Fetch, Fragment, Payload, ReleaseMode
+
+HELD, USED_UP, GONE = "held", "used_up", "gone"
+
+
+@dataclass
+class NaiveChunk:
+    number: int
+    fragments: list[Fragment]
+    uses: int = 0
+    place: str = HELD
+    leases: int = 0
+
+    @property
+    def version(self) -> int:
+        return min(fragment.model_version_min for fragment in self.fragments)
+
+    @property
+    def size(self) -> int:
+        return sum(fragment.payload.size_bytes for fragment in self.fragments)
+
+
+@dataclass
+class NaiveWorker:
+    next_index: int = 0
+    judged: dict[int, AdmissionOutcome] = field(default_factory=dict)
+    """Every outcome ever; which of them are remembered follows from `next_index`."""
+    forgotten_below: int = 0
+    open: list[Fragment] = field(default_factory=list)
+    touched_at: float = 0.0
+
+
+@dataclass
+class NaiveLease:
+    lease_id: str
+    rank: int
+    lease_s: float
+    expires_at: float
+    chunks: list[NaiveChunk]
+    end: str = ""
+    told: int = 0
+
+
+@dataclass
+class NaiveGrant:
+    request_id: str
+    fragment_count: int
+    world_size: int
+    session_id: str
+    leases: list[NaiveLease]
+
+    @property
+    def lives(self) -> bool:
+        return any(not lease.end for lease in self.leases)
+
+
+@dataclass
+class NaiveCaller:
+    caller_id: int
+    rank: int
+    deadline_at: float
+    lease_s: float | None
+
+
+@dataclass
+class NaiveWaiter:
+    request_id: str
+    fragment_count: int
+    world_size: int
+    callers: list[NaiveCaller] = field(default_factory=list)
+
+
+class NaiveBuffer:
+    def __init__(self, config: BufferConfig) -> None:
+        self.config = config
+        self.session = ""
+        self.version = 0
+        self.ended_sessions: list[str] = []
+        self.workers: dict[str, NaiveWorker] = {}
+        self.chunks: list[NaiveChunk] = []
+        self.chunk_count = 0
+        self.waiters: list[NaiveWaiter] = []
+        self.grants: list[NaiveGrant] = []
+        self.ended: list[NaiveGrant] = []
+        self.weights: list[tuple[int, Payload]] = []
+        self.disposed: list[Payload] = []
+        self.inserted = self.delivered = 0
+
+    # What follows from the state
+
+    @property
+    def held(self) -> list[NaiveChunk]:
+        return [chunk for chunk in self.chunks if chunk.place == HELD]
+
+    @property
+    def referred_bytes(self) -> int:
+        opened = [f.payload.size_bytes for w in self.workers.values() for f in w.open]
+        return sum(opened) + sum(chunk.size for chunk in self.chunks)
+
+    @property
+    def oldest_fresh(self) -> int:
+        return self.version - self.config.staleness_max
+
+    @property
+    def live_leases(self) -> list[NaiveLease]:
+        return [lease for grant in self.grants for lease in grant.leases if not lease.end]
+
+    def payload_ids(self) -> list[str]:
+        fragments = [f for w in self.workers.values() for f in w.open]
+        fragments += [f for chunk in self.chunks for f in chunk.fragments]
+        ids = [fragment.payload.payload_id for fragment in fragments]
+        return sorted(ids + [weights.payload_id for _, weights in self.weights])
+
+    def may_draw(self, count: int) -> bool:
+        limiter = self.config.limiter
+        if isinstance(limiter, MinimumChunksConfig):
+            return len(self.held) >= limiter.chunk_count
+        ahead = self.inserted * limiter.ratio - self.delivered
+        return (
+            len(self.held) >= limiter.minimum_chunk_count
+            and ahead - count >= -limiter.error_chunks
+        )
+
+    def may_insert(self) -> bool:
+        limiter = self.config.limiter
+        if isinstance(limiter, MinimumChunksConfig):
+            return True
+        if self.waiters and self.has_leases(self.waiters[0].world_size):
+            return True
+        ahead = self.inserted * limiter.ratio - self.delivered
+        return (
+            len(self.held) < limiter.minimum_chunk_count
+            or ahead + limiter.ratio <= limiter.error_chunks
+        )
+
+    def has_leases(self, count: int) -> bool:
+        return len(self.live_leases) + count <= self.config.leases_max
+
+    def may_grant(self, waiter: NaiveWaiter) -> bool:
+        count = waiter.fragment_count // self.config.fragments_per_chunk
+        return (
+            len(self.held) >= count
+            and self.has_leases(waiter.world_size)
+            and self.may_draw(count)
+        )
+
+    def may_grant_head(self) -> bool:
+        return bool(self.waiters) and self.may_grant(self.waiters[0])
+
+    # Sessions and versions
+
+    def start(self, session: str, version: int | None) -> type[DomainError] | None:
+        if session == self.session:
+            return None
+        if session in self.ended_sessions:
+            return SessionNotCurrentError
+        self.end(self.session)
+        self.session, self.version = session, version or 0
+        return None
+
+    def end(self, session: str) -> None:
+        if not self.session or session != self.session:
+            return
+        self.ended_sessions.append(session)
+        for chunk in self.held:
+            self.evict(chunk)
+        for worker in self.workers.values():
+            self.dispose(worker.open)
+        self.workers.clear()
+        self.disposed += [weights for _, weights in self.weights]
+        self.weights.clear()
+        self.session, self.version = "", 0
+        self.inserted = self.delivered = 0
+
+    def publish(
+        self, session: str, version: int, weights: Payload | None
+    ) -> type[DomainError] | None:
+        if not self.session or session != self.session:
+            return SessionNotCurrentError
+        if version < self.version:
+            return VersionRegressedError
+        if version == self.version and (weights is None or self.current_weights is not None):
+            return None
+        self.version = version
+        if weights is not None:
+            self.weights.append((version, weights))
+            self.disposed += [old for _, old in self.weights[:-2]]
+            self.weights = self.weights[-2:]
+        self.drop_stale()
+        return None
+
+    @property
+    def current_weights(self) -> Payload | None:
+        return next((kept for version, kept in self.weights if version == self.version), None)
+
+    def drop_stale(self) -> None:
+        for chunk in self.held:
+            if chunk.version < self.oldest_fresh:
+                self.evict(chunk)
+        for worker in self.workers.values():
+            while any(f.model_version_min < self.oldest_fresh for f in worker.open):
+                self.dispose([worker.open.pop(0)])
+
+    # Fragments
+
+    def expect_append(self, fragment: Fragment) -> AdmissionOutcome | type[DomainError]:
+        if not self.session or fragment.session_id != self.session:
+            return AdmissionOutcome.WRONG_SESSION
+        worker = self.workers.get(fragment.worker_id)
+        index = fragment.fragment_index
+        if worker is not None and index < worker.next_index:
+            is_forgotten = index < worker.forgotten_below
+            if is_forgotten or index in worker.judged:
+                return AdmissionOutcome.DUPLICATE
+        size = fragment.payload.size_bytes
+        if fragment.model_version_max > self.version or size > self.config.capacity_bytes:
+            return InvalidArgumentError
+        if fragment.payload.payload_id in self.payload_ids():
+            return InvalidArgumentError
+        if worker is None and len(self.workers) >= self.config.workers_max:
+            return WorkersFullError
+        if fragment.model_version_min < self.oldest_fresh:
+            return AdmissionOutcome.STALE
+        return self.expect_fit(fragment, worker)
+
+    def expect_fit(self, fragment: Fragment, worker: NaiveWorker | None) -> AdmissionOutcome:
+        evicts = self.config.full_policy is FullPolicy.EVICT_OLDEST
+        opened = worker.open if worker else []
+        goes_on = self.goes_on(opened, fragment)
+        opened_after = [*opened, fragment] if goes_on else [fragment]
+        if len(opened_after) == self.config.fragments_per_chunk:
+            if not self.may_insert():
+                return AdmissionOutcome.BUFFER_FULL
+            if len(self.held) >= self.config.capacity_chunks and not evicts:
+                return AdmissionOutcome.BUFFER_FULL
+        freed = 0 if goes_on else sum(f.payload.size_bytes for f in opened)
+        if evicts:
+            freed += sum(chunk.size for chunk in self.held if not chunk.leases)
+        needed = self.referred_bytes - freed + fragment.payload.size_bytes
+        if needed > self.config.capacity_bytes:
+            return AdmissionOutcome.BYTES_FULL
+        return AdmissionOutcome.ADMITTED
+
+    @staticmethod
+    def goes_on(opened: list[Fragment], fragment: Fragment) -> bool:
+        if not opened or fragment.discontinuity:
+            return False
+        return opened[-1].fragment_index + 1 == fragment.fragment_index
+
+    def append(self, fragment: Fragment, outcome: AdmissionOutcome, now: float) -> None:
+        if outcome not in (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE):
+            return
+        worker = self.workers.setdefault(fragment.worker_id, NaiveWorker())
+        if outcome is AdmissionOutcome.ADMITTED:
+            self.admit(worker, fragment, now)
+        worker.judged[fragment.fragment_index] = outcome
+        worker.next_index = max(worker.next_index, fragment.fragment_index + 1)
+        window = self.config.outcomes_per_worker_max
+        worker.forgotten_below = max(worker.forgotten_below, worker.next_index - window)
+
+    def admit(self, worker: NaiveWorker, fragment: Fragment, now: float) -> None:
+        if not self.goes_on(worker.open, fragment):
+            self.dispose(worker.open)
+            worker.open = []
+        closes = len(worker.open) + 1 == self.config.fragments_per_chunk
+        if closes:
+            self.shrink(self.config.capacity_chunks - 1)
+        self.shrink_bytes(self.config.capacity_bytes - fragment.payload.size_bytes)
+        worker.open.append(fragment)
+        worker.touched_at = now
+        if closes:
+            self.chunks.append(NaiveChunk(self.chunk_count, worker.open))
+            self.chunk_count += 1
+            self.inserted += 1
+            worker.open = []
+
+    def shrink(self, count: int) -> None:
+        while len(self.held) > count:
+            self.evict(self.held[0])
+
+    def shrink_bytes(self, size: int) -> None:
+        while self.referred_bytes > size:
+            unleased = [chunk for chunk in self.held if not chunk.leases]
+            if not unleased:
+                return
+            self.evict(unleased[0])
+
+    def evict(self, chunk: NaiveChunk) -> None:
+        chunk.place = GONE
+        self.forget_if_unreferred(chunk)
+
+    def forget_if_unreferred(self, chunk: NaiveChunk) -> None:
+        if chunk.place == GONE and not chunk.leases:
+            self.chunks.remove(chunk)
+            self.dispose(chunk.fragments)
+
+    def dispose(self, fragments: list[Fragment]) -> None:
+        self.disposed += [fragment.payload for fragment in fragments]
+
+    def drop(self, payload_ids: list[str]) -> int:
+        dropped = 0
+        for payload_id in payload_ids:
+            self.disposed += [w for _, w in self.weights if w.payload_id == payload_id]
+            self.weights = [kept for kept in self.weights if kept[1].payload_id != payload_id]
+            for worker in self.workers.values():
+                ids = [fragment.payload.payload_id for fragment in worker.open]
+                if payload_id in ids:
+                    count = ids.index(payload_id) + 1
+                    self.dispose(worker.open[:count])
+                    worker.open = worker.open[count:]
+                    dropped += count
+            for chunk in list(self.chunks):
+                ids = [fragment.payload.payload_id for fragment in chunk.fragments]
+                if payload_id in ids and chunk.place != GONE:
+                    dropped += len(ids)
+                    self.evict(chunk)
+        return dropped
+
+    # Fetches
+
+    def expect_fetch(self, fetch: Fetch, now: float) -> type[DomainError] | str:
+        """Give an error, or "repeated", "granted", "elapsed" or "waits"."""
+        error = self.size_error(fetch.fragment_count, fetch.world_size)
+        if error:
+            return error
+        grant = self.find_grant(fetch.request_id)
+        if grant is not None:
+            if (grant.fragment_count, grant.world_size) != (fetch.fragment_count, fetch.world_size):
+                return RequestMismatchError
+            return LeaseNotFoundError if grant.leases[fetch.rank].end else "repeated"
+        waiter = self.find_waiter(fetch.request_id)
+        if waiter and (waiter.fragment_count, waiter.world_size) != (
+            fetch.fragment_count,
+            fetch.world_size,
+        ):
+            return RequestMismatchError
+        new = NaiveWaiter(fetch.request_id, fetch.fragment_count, fetch.world_size)
+        if not self.waiters and self.may_grant(new):
+            return "granted"
+        if fetch.deadline_at <= now:
+            return "elapsed"
+        if waiter is None and len(self.waiters) >= self.config.waiters_max:
+            return WaitersFullError
+        return "waits"
+
+    def size_error(self, fragment_count: int, world_size: int) -> type[DomainError] | None:
+        if fragment_count % (self.config.fragments_per_chunk * world_size):
+            return InvalidArgumentError
+        if fragment_count > self.config.fragments_per_chunk * self.config.capacity_chunks:
+            return FetchExceedsCapacityError
+        return InvalidArgumentError if world_size > self.config.leases_max else None
+
+    def find_grant(self, request_id: str) -> NaiveGrant | None:
+        known = [*self.grants, *self.ended]
+        return next((grant for grant in known if grant.request_id == request_id), None)
+
+    def find_waiter(self, request_id: str) -> NaiveWaiter | None:
+        return next((w for w in self.waiters if w.request_id == request_id), None)
+
+    def wait(self, fetch: Fetch, caller_id: int) -> None:
+        waiter = self.find_waiter(fetch.request_id)
+        if waiter is None:
+            waiter = NaiveWaiter(fetch.request_id, fetch.fragment_count, fetch.world_size)
+            self.waiters.append(waiter)
+        caller = NaiveCaller(caller_id, fetch.rank, fetch.deadline_at, fetch.lease_s)
+        waiter.callers.append(caller)
+
+    def remove_caller(self, caller_id: int) -> NaiveCaller | None:
+        for waiter in self.waiters:
+            for caller in waiter.callers:
+                if caller.caller_id == caller_id:
+                    waiter.callers.remove(caller)
+                    if not waiter.callers:
+                        self.waiters.remove(waiter)
+                    return caller
+        return None
+
+    def grant(self, numbers: list[int], lease_ids: list[str], now: float) -> NaiveGrant:
+        """Grant the head exactly these chunks; each assertion is a rule."""
+        assert self.may_grant_head(), "granted what could not be granted"
+        waiter = self.waiters.pop(0)
+        count = waiter.fragment_count // self.config.fragments_per_chunk
+        assert len(set(numbers)) == len(numbers) == count, "drew with replacement, or too few"
+        held = {chunk.number: chunk for chunk in self.held}
+        chunks = [held[number] for number in numbers]
+        for chunk in chunks:
+            assert chunk.version >= self.oldest_fresh, "granted a stale chunk"
+            assert all(f.session_id == self.session for f in chunk.fragments), "another session's"
+            chunk.uses += 1
+            assert chunk.uses <= self.config.uses_max, "used too often"
+            chunk.leases += 1
+            if chunk.uses == self.config.uses_max:
+                chunk.place = USED_UP
+        self.delivered += count
+        share = count // waiter.world_size
+        leases = []
+        for rank, lease_id in enumerate(lease_ids):
+            asked = [caller.lease_s for caller in waiter.callers if caller.rank == rank]
+            wanted = [lease_s for lease_s in asked if lease_s is not None]
+            lease_s = wanted[-1] if wanted else self.config.lease_s
+            own = chunks[rank * share : (rank + 1) * share]
+            leases.append(NaiveLease(lease_id, rank, lease_s, now + lease_s, own))
+        grant = NaiveGrant(
+            waiter.request_id, waiter.fragment_count, waiter.world_size, self.session, leases
+        )
+        self.grants.append(grant)
+        return grant
+
+    # Leases
+
+    def find_lease(self, lease_id: str) -> tuple[NaiveGrant, NaiveLease] | None:
+        for grant in [*self.grants, *self.ended]:
+            for lease in grant.leases:
+                if lease.lease_id == lease_id:
+                    return grant, lease
+        return None
+
+    def release(self, lease_id: str, mode: ReleaseMode) -> type[DomainError] | None:
+        found = self.find_lease(lease_id)
+        if found is None or found[1].end == "expired":
+            return LeaseNotFoundError
+        if not found[1].end:
+            self.end_lease(*found, mode.value, gives_back=mode is ReleaseMode.RETURNED)
+        return None
+
+    def renew(self, lease_id: str, lease_s: float | None, now: float) -> type[DomainError] | None:
+        found = self.find_lease(lease_id)
+        if found is None or found[1].end:
+            return LeaseNotFoundError
+        found[1].expires_at = now + (lease_s or found[1].lease_s)
+        return None
+
+    def undo(self, lease_id: str) -> None:
+        found = self.find_lease(lease_id)
+        if found is None or found[1].end:
+            return
+        grant, lease = found
+        lease.told -= 1
+        if grant.world_size == 1 and lease.told <= 0:
+            self.end_lease(grant, lease, "returned", gives_back=True)
+            self.ended.remove(grant)
+
+    def end_lease(self, grant: NaiveGrant, lease: NaiveLease, end: str, gives_back: bool) -> None:
+        lease.end = end
+        for chunk in lease.chunks:
+            chunk.leases -= 1
+            if gives_back:
+                chunk.uses -= 1
+                self.delivered -= grant.session_id == self.session
+            if chunk.place == USED_UP and chunk.uses < self.config.uses_max:
+                fits = len(self.held) < self.config.capacity_chunks
+                is_fresh = chunk.version >= self.oldest_fresh
+                is_current = bool(self.session) and grant.session_id == self.session
+                chunk.place = HELD if fits and is_fresh and is_current else GONE
+            elif chunk.place == USED_UP and not chunk.leases:
+                chunk.place = GONE
+            self.forget_if_unreferred(chunk)
+        if not grant.lives:
+            self.grants.remove(grant)
+            self.ended.append(grant)
+            self.trim_ended()
+
+    def trim_ended(self) -> None:
+        while len(self.ended) > 1:
+            if sum(len(g.leases) for g in self.ended) <= self.config.requests_remembered_max:
+                return
+            self.ended.pop(0)
+
+    # Limits and time
+
+    def update(self, config: BufferConfig) -> list[int]:
+        """Change the limits, and give the callers that are turned away."""
+        self.config = config
+        self.drop_stale()
+        for chunk in self.held:
+            if chunk.uses >= config.uses_max:
+                chunk.place = USED_UP if chunk.leases else GONE
+                self.forget_if_unreferred(chunk)
+        self.shrink(config.capacity_chunks)
+        self.shrink_bytes(config.capacity_bytes)
+        self.trim_ended()
+        impossible = [w for w in self.waiters if self.size_error(w.fragment_count, w.world_size)]
+        self.waiters = [waiter for waiter in self.waiters if waiter not in impossible]
+        return [caller.caller_id for waiter in impossible for caller in waiter.callers]
+
+    def expire(self, now: float) -> None:
+        gives_back = self.config.lease_expiry_policy is LeaseExpiryPolicy.GIVE_BACK
+        due = [(g, lease) for g in self.grants for lease in g.leases if not lease.end]
+        due = [(g, lease) for g, lease in due if lease.expires_at <= now]
+        for grant, lease in sorted(due, key=lambda pair: (pair[1].expires_at, pair[1].lease_id)):
+            self.end_lease(grant, lease, "expired", gives_back)
+        for worker in self.workers.values():
+            if worker.open and worker.touched_at + self.config.open_chunk_s <= now:
+                self.dispose(worker.open)
+                worker.open = []

@@ -1,0 +1,36 @@
+"""Metadata of fragments, for tests of the core and the server."""
+
+import itertools
+
+from breadbox_server.core.inputs import Fragment, Payload
+
+_serial = itertools.count(1)
+
+
+def make_payload(size_bytes: int = 10) -> Payload:
+    """Make a payload whose id no other one of this process has."""
+    return Payload(f"{next(_serial):032x}", size_bytes)
+
+
+def make_fragment(
+    worker_id: str = "w0",
+    fragment_index: int = 0,
+    *,
+    session_id: str = "s0",
+    version: int = 0,
+    version_max: int | None = None,
+    size_bytes: int = 10,
+    discontinuity: bool = False,
+    payload: Payload | None = None,
+) -> Fragment:
+    """Make a fragment; its payload is new unless one is given."""
+    return Fragment(
+        worker_id=worker_id,
+        fragment_index=fragment_index,
+        session_id=session_id,
+        model_version_min=version,
+        model_version_max=version if version_max is None else version_max,
+        payload=make_payload(size_bytes) if payload is None else payload,
+        step_count=4,
+        discontinuity=discontinuity,
+    )
