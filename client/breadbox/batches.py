@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from breadbox.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
 from breadbox.fragment import Tree
 from breadbox.payload.dtypes import BFLOAT16, as_leaf
-from breadbox.payload.format import Head, StoredArray
+from breadbox.payload.format import Head
 from breadbox.payload.fragments import FIELDS, Selection
+from breadbox.payload.layout import StoredArray
 from breadbox.payload.receive import Placement, receive
 from breadbox.payload.trees import (
     Structure,
@@ -204,7 +205,7 @@ class _Builder:
         rows = self._match(position, head, self._stack)
         placements = []
         for index in indexes:
-            stored = head.arrays[index]
+            stored = head.layout.arrays[index]
             stacked = rows.get(index)
             if stacked is None:
                 destination = np.empty(stored.shape, dtype=stored.dtype)
@@ -229,17 +230,17 @@ class _Builder:
     def _make_stack(self, head: Head, indexes: Sequence[int]) -> Stack:
         """Allocate the stack that the first fragment asks for, or take memory that was offered."""
         wanted = {
-            index: (len(self._references), *head.arrays[index].shape)
+            index: (len(self._references), *head.layout.arrays[index].shape)
             for index in indexes
-            if not _is_per_fragment(head.arrays[index].name)
+            if not _is_per_fragment(head.layout.arrays[index].name)
         }
-        stack = Stack(head.structure, head.arrays, [None] * len(head.arrays))
+        stack = Stack(head.layout.structure, head.layout.arrays, [None] * len(head.layout.arrays))
         if self._is_pinned:
             self._pin(stack, wanted)
             return stack
         offered = self._offered()
         for index, shape in wanted.items():
-            stored = head.arrays[index]
+            stored = head.layout.arrays[index]
             array = offered.pop((stored.name, shape, stored.dtype.str), None)
             stack.arrays[index] = np.empty(shape, dtype=stored.dtype) if array is None else array
         return stack
@@ -282,8 +283,10 @@ class _Builder:
 
     def _match(self, position: int, head: Head, stack: Stack) -> dict[int, NDArray[Any]]:
         """Map the fragment's array indexes to stacked arrays; refuse a fragment that differs."""
-        if head.structure == stack.structure and len(head.arrays) == len(stack.template):
-            numbers = range(len(head.arrays))
+        if head.layout.structure == stack.structure and len(head.layout.arrays) == len(
+            stack.template
+        ):
+            numbers = range(len(head.layout.arrays))
             pairs = list(zip(numbers, numbers, strict=True))
         else:
             pairs = self._pair_by_structure(position, head, stack)
@@ -292,7 +295,7 @@ class _Builder:
             array = stack.arrays[template_index]
             if array is None:
                 continue
-            stored, wanted = head.arrays[index], stack.template[template_index]
+            stored, wanted = head.layout.arrays[index], stack.template[template_index]
             if stored.shape != wanted.shape or stored.type_name != wanted.type_name:
                 raise TreeMismatchError(
                     stored.name, wanted.describe(), stored.describe(), self._where(position)
@@ -305,14 +308,14 @@ class _Builder:
         for name in _STACKED_FIELDS:
             require_alike(
                 stack.structure[name],
-                head.structure[name],
+                head.layout.structure[name],
                 path=name,
                 where=self._where(position),
             )
         by_name = {stored.name: index for index, stored in enumerate(stack.template)}
         return [
             (index, by_name[stored.name])
-            for index, stored in enumerate(head.arrays)
+            for index, stored in enumerate(head.layout.arrays)
             if stored.name in by_name and not _is_per_fragment(stored.name)
         ]
 
@@ -347,8 +350,8 @@ class _Builder:
         wanted: Structure = None
         for position in range(len(self._references)):
             head, loose = self._heads[position], self._loose[position]
-            structure = head.structure["final_obs"]
-            if structure is None or head.structure["final_obs_step"] is None:
+            structure = head.layout.structure["final_obs"]
+            if structure is None or head.layout.structure["final_obs_step"] is None:
                 continue
             wanted = structure if wanted is None else wanted
             require_alike(wanted, structure, path="final_obs", where=self._where(position))
@@ -378,7 +381,7 @@ def _is_per_fragment(name: str) -> bool:
 
 def _named(structure: Structure, head: Head, leaves: Mapping[str, Any]) -> Tree:
     """Build a part of a fragment's tree from leaves by name; absent ones are None."""
-    return map_structure(lambda index: leaves.get(head.arrays[index].name), structure)
+    return map_structure(lambda index: leaves.get(head.layout.arrays[index].name), structure)
 
 
 def _joined(trees: Sequence[Tree]) -> Tree:

@@ -23,36 +23,39 @@ What a raw array holds is its elements in row-major order, nothing else. Nothing
 ever executed, and a reader checks every size against the payload's own before it allocates.
 """
 
-import math
 import struct
-from collections.abc import Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import xxhash
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from breadbox.errors import PayloadCorruptError, PayloadFormatError, UnsupportedArrayError
-from breadbox.payload.codecs import Codecs, Encoded, choose, decode_into, encode, require_plausible
+from breadbox.payload.codecs import Codecs, Encoded, choose, decode_into, encode
 from breadbox.payload.dtypes import as_leaf, byte_view, parse_dtype, stored_array
+from breadbox.payload.header import (
+    BlockChecksums,
+    HeaderReader,
+    HeaderTemplate,
+    extent_bytes,
+    serialize_header,
+)
+from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.limits import (
     ALIGNMENT_BYTES,
     ARRAYS_MAX,
-    ATTRIBUTE_CHARACTERS_MAX,
-    ATTRIBUTES_MAX,
     CHECKSUM_BLOCK_BYTES,
-    CHECKSUM_BLOCK_BYTES_MIN,
     CHECKSUM_BLOCKS_MAX,
     DIMENSIONS_MAX,
     HEADER_BYTES_MAX,
     NAME_CHARACTERS_MAX,
-    NODES_MAX,
     PAYLOAD_BYTES_MAX,
-    TREE_DEPTH_MAX,
 )
-from breadbox.payload.trees import Structure, Tree, flatten, join_path, unflatten
+from breadbox.payload.trees import Structure, Tree, flatten, flatten_leaves, paths_of, unflatten
 from breadbox.v1 import payload_pb2
 
 FORMAT_VERSION: Final = 1
@@ -61,42 +64,25 @@ _MAGIC: Final = b"BREADBOX"
 _PRELUDE: Final = struct.Struct("<8sHHIQQ")
 PRELUDE_BYTES: Final = _PRELUDE.size
 
+_JOIN_BYTES: Final = 4 * 1024
+"""Neighbouring buffers up to this size are joined: a copy costs less than a buffer more to send."""
 
-@dataclass(frozen=True, slots=True)
-class StoredArray:
-    """One array as a header describes it; everything in here has been checked."""
+_TEMPLATES_MAX: Final = 64
+"""Layouts that a writer remembers: more kinds of fragment than one process makes."""
 
-    name: str
-    type_name: str
-    dtype: np.dtype[Any]
-    """Of the stored elements: unsigned 16-bit for "bfloat16"."""
-    shape: tuple[int, ...]
-    codec: int
-    offset_bytes: int
-    """From the start of the payload."""
-    size_bytes: int
-    """Encoded."""
-    block_bytes: int
-    block_checksums: Sequence[int]
-    parameters: Mapping[str, str]
-
-    @property
-    def is_raw(self) -> bool:
-        """Whether the encoded bytes are the elements themselves."""
-        return self.codec == payload_pb2.CODEC_RAW
-
-    def describe(self) -> str:
-        """Type and shape, for messages."""
-        return f"{self.type_name}{list(self.shape)}"
+_header_reader = HeaderReader()
+_templates: OrderedDict[Hashable, tuple[Structure, HeaderTemplate]] = OrderedDict()
+_templates_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """A payload's head, read and checked."""
 
-    size_bytes: int
-    structure: Structure
-    arrays: tuple[StoredArray, ...]
+    layout: Layout
+    body_offset: int
+    """Where the body starts in the payload."""
+    block_checksums: BlockChecksums
     attributes: Mapping[str, str]
 
 
@@ -105,8 +91,9 @@ def encode_tree(
 ) -> list[memoryview]:
     """Encode a tree of arrays as a payload.
 
-    Contiguous arrays are not copied: the buffers returned are their own memory, so leave them
-    unchanged until the payload is written. Arrays that are not contiguous are copied, only those.
+    Contiguous arrays are not copied, but for small ones: the buffers returned are their own
+    memory, so leave them unchanged until the payload is written. Of arrays that are not
+    contiguous, only themselves are copied.
 
     Args:
         tree: Nested dicts, lists and tuples; leaves as `stored_array` takes them, or None.
@@ -120,39 +107,33 @@ def encode_tree(
         UnsupportedArrayError: A leaf cannot be stored, or the tree is beyond a limit.
         InvalidRequestError: A codec is unknown.
     """
-    structure, leaves = flatten(tree)
-    if len(leaves) > ARRAYS_MAX:
-        raise UnsupportedArrayError("", f"{len(leaves)} arrays; the limit is {ARRAYS_MAX}")
-    header = payload_pb2.PayloadHeader()
-    body: list[memoryview] = []
-    body_bytes = 0
-    block_bytes = CHECKSUM_BLOCK_BYTES
-    encoded_leaves = [(path, *_encode_leaf(path, leaf, codecs)) for path, leaf in leaves]
-    total_bytes = sum(len(encoded.buffer) for *_, encoded in encoded_leaves)
-    while total_bytes // block_bytes + len(leaves) > CHECKSUM_BLOCKS_MAX // 2:
-        block_bytes *= 2
-    for path, array, type_name, encoded in encoded_leaves:
-        padding = -body_bytes % ALIGNMENT_BYTES
-        if padding:
-            body.append(memoryview(bytes(padding)))
-            body_bytes += padding
-        header.arrays.append(
-            payload_pb2.ArrayHeader(
-                name=path,
-                dtype=type_name,
-                shape=array.shape,
-                codec=encoded.codec,  # type: ignore[arg-type]
-                offset_bytes=body_bytes,
-                size_bytes=len(encoded.buffer),
-                block_checksums=checksums(encoded.buffer, block_bytes),
-                codec_parameters=encoded.parameters,
-            )
-        )
-        if len(encoded.buffer):
-            body.append(encoded.buffer)
-            body_bytes += len(encoded.buffer)
-    _fill_header(header, structure, body_bytes, block_bytes, attributes or {})
-    return [_encode_head(header, body_bytes), *body]
+    return encode_with_layout(tree, attributes=attributes or {}, codecs=codecs)[1]
+
+
+def encode_with_layout(
+    tree: Tree, *, attributes: Mapping[str, str], codecs: Codecs = "raw"
+) -> tuple[Layout, list[memoryview]]:
+    """Do as `encode_tree`, and return the layout as well. Trees alike share one layout."""
+    if codecs != "raw":
+        return _encode_by_codec(tree, attributes, codecs)
+    structure, leaves = flatten_leaves(tree)
+    arrays, key = [], []
+    for position, leaf in enumerate(leaves):
+        if type(leaf) is np.ndarray and leaf.dtype.kind in "buif":
+            array, type_name = leaf, leaf.dtype
+        else:
+            array, type_name = _stored_leaf(structure, position, leaf)
+        arrays.append(array)
+        key.append((type_name, array.shape))
+    template = _template_for(tuple(key), structure, arrays, leaves)
+    buffers = [
+        byte_view(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+        for array in arrays
+    ]
+    layout = template.layout
+    block_checksums = [checksums(buffer, layout.block_bytes) for buffer in buffers]
+    raw_header = template.render(block_checksums, attributes)
+    return layout, _assemble(layout, raw_header, buffers)
 
 
 def head_bytes_of(prelude: memoryview) -> int:
@@ -162,8 +143,7 @@ def head_bytes_of(prelude: memoryview) -> int:
         PayloadFormatError: The payload is of another format version.
         PayloadCorruptError: This is not a payload, or its header is beyond the limit.
     """
-    _, header_bytes, _, _ = _parse_prelude(prelude)
-    return PRELUDE_BYTES + header_bytes
+    return PRELUDE_BYTES + _parse_prelude(prelude)[0]
 
 
 def parse_head(head: memoryview, size_bytes: int) -> Head:
@@ -178,44 +158,30 @@ def parse_head(head: memoryview, size_bytes: int) -> Head:
         PayloadCorruptError: The head is damaged, contradicts itself or `size_bytes`, or is beyond
             a limit.
     """
-    version, header_bytes, checksum, declared_bytes = _parse_prelude(head)
-    del version
+    header_bytes, checksum, declared_bytes = _parse_prelude(head)
     if declared_bytes != size_bytes:
         raise PayloadCorruptError(
             f"a payload of {size_bytes} bytes says that it has {declared_bytes}"
         )
     if len(head) < PRELUDE_BYTES + header_bytes:
         raise PayloadCorruptError("a payload ends within its header")
-    raw_header = head[PRELUDE_BYTES : PRELUDE_BYTES + header_bytes]
+    raw_header = bytes(head[PRELUDE_BYTES : PRELUDE_BYTES + header_bytes])
     if xxhash.xxh3_64_intdigest(raw_header) != checksum:
         raise PayloadCorruptError("a payload's header fails its checksum")
-    try:
-        header = payload_pb2.PayloadHeader.FromString(bytes(raw_header))
-    except DecodeError as error:
-        raise PayloadCorruptError("a payload's header is not a PayloadHeader") from error
+    layout, block_checksums, attributes = _header_reader.read(raw_header)
     body_offset = _align(PRELUDE_BYTES + header_bytes)
-    if header.body_size_bytes < 0 or body_offset + header.body_size_bytes != size_bytes:
+    if body_offset + layout.body_bytes != size_bytes:
         raise PayloadCorruptError(
-            f"a payload of {size_bytes} bytes declares a body of {header.body_size_bytes} bytes "
+            f"a payload of {size_bytes} bytes declares a body of {layout.body_bytes} bytes "
             f"from byte {body_offset} on"
         )
-    arrays = _parse_arrays(header, body_offset)
-    structure = _parse_structure(header.tree, [each.name for each in arrays])
-    if len(header.attributes) > ATTRIBUTES_MAX:
-        raise PayloadCorruptError(f"a payload has {len(header.attributes)} attributes")
-    return Head(size_bytes, structure, arrays, dict(header.attributes))
+    return Head(layout, body_offset, block_checksums, attributes)
 
 
-def decode_tree(
-    payload: bytes | bytearray | memoryview, *, is_verified: bool = False
-) -> tuple[Tree, dict[str, str]]:
-    """Decode a payload.
+def decode_tree(payload: bytes | bytearray | memoryview) -> tuple[Tree, dict[str, str]]:
+    """Decode a payload, and verify it.
 
     Raw arrays are views of `payload`: writable if it is, and valid as long as its memory.
-
-    Args:
-        payload: The whole payload.
-        is_verified: The checksums of the arrays have been checked already.
 
     Returns:
         The tree, and the attributes.
@@ -228,121 +194,171 @@ def decode_tree(
     view = memoryview(payload).cast("B")
     head = parse_head(view, len(view))
     leaves = []
-    for stored in head.arrays:
-        encoded = view[stored.offset_bytes : stored.offset_bytes + stored.size_bytes]
-        if not is_verified:
-            verify(stored, encoded)
+    for index, stored in enumerate(head.layout.arrays):
+        start = head.body_offset + stored.offset_bytes
+        encoded = view[start : start + stored.size_bytes]
+        verify(head, index, encoded)
         if stored.is_raw:
             array = np.frombuffer(encoded, dtype=stored.dtype).reshape(stored.shape)
         else:
             array = np.empty(stored.shape, dtype=stored.dtype)
             decode_into(array, encoded, stored.codec, stored.parameters)
         leaves.append(as_leaf(array, stored.type_name))
-    return unflatten(head.structure, leaves), dict(head.attributes)
+    return unflatten(head.layout.structure, leaves), dict(head.attributes)
 
 
 def checksums(buffer: memoryview, block_bytes: int) -> list[int]:
     """XXH3-64 of each block of a buffer, in order; none of an empty one."""
     digest = xxhash.xxh3_64_intdigest
+    if len(buffer) <= block_bytes:
+        return [digest(buffer)] if len(buffer) else []
     return [
         digest(buffer[start : start + block_bytes]) for start in range(0, len(buffer), block_bytes)
     ]
 
 
-def verify(stored: StoredArray, encoded: memoryview, *, first_block: int = 0) -> None:
+def verify(head: Head, index: int, encoded: memoryview, *, first_block: int = 0) -> None:
     """Check encoded bytes of an array against its checksums.
 
     Args:
-        stored: The array.
+        head: Of the payload.
+        index: Of the array.
         encoded: Its encoded bytes from the start of `first_block`, to the end of a block.
         first_block: Number of the block that `encoded` starts with.
 
     Raises:
         PayloadCorruptError: A checksum differs; names the array and the block.
     """
-    digest = xxhash.xxh3_64_intdigest
-    block_bytes = stored.block_bytes
-    for block, start in enumerate(range(0, len(encoded), block_bytes), first_block):
-        if digest(encoded[start : start + block_bytes]) != stored.block_checksums[block]:
+    expected = head.block_checksums[index]
+    for block, actual in enumerate(checksums(encoded, head.layout.block_bytes), first_block):
+        if actual != expected[block]:
             raise PayloadCorruptError(
-                f"array {stored.name!r} fails its checksum in block {block} "
-                f"(bytes from {block * block_bytes})"
+                f"array {head.layout.arrays[index].name!r} fails its checksum in block {block} "
+                f"of {head.layout.block_bytes} bytes"
             )
 
 
-def _encode_leaf(path: str, leaf: Any, codecs: Codecs) -> tuple[NDArray[Any], str, Encoded]:
-    array, type_name = stored_array(path, leaf)
+def _template_for(
+    key: Hashable, structure: Structure, arrays: Sequence[NDArray[Any]], leaves: Sequence[Any]
+) -> HeaderTemplate:
+    """Return the template of raw payloads of these types, shapes and structure."""
+    with _templates_lock:
+        known = _templates.get(key)
+    if known is not None and known[0] == structure:
+        return known[1]
+    paths = paths_of(structure)
+    encoded: list[tuple[str, tuple[int, ...], str, int, int, Mapping[str, str]]] = []
+    for path, array, leaf in zip(paths, arrays, leaves, strict=True):
+        _, type_name = stored_array(path, leaf)
+        _require_within_limits(path, array)
+        encoded.append((path, array.shape, type_name, payload_pb2.CODEC_RAW, array.nbytes, {}))
+    layout = _lay_out(structure, encoded)
+    # Any checksums will do to find their places: distinct ones.
+    examples = [
+        [(index << 32) | block | 1 << 63 for block in range(layout.block_count(stored))]
+        for index, stored in enumerate(layout.arrays)
+    ]
+    template = HeaderTemplate.make(layout, serialize_header(layout, examples, {}), examples)
+    assert template is not None, "the places of checksums in a header of our own"
+    with _templates_lock:
+        _templates[key] = (structure, template)
+        while len(_templates) > _TEMPLATES_MAX:
+            _templates.popitem(last=False)
+    return template
+
+
+def _stored_leaf(structure: Structure, position: int, leaf: Any) -> tuple[NDArray[Any], str]:
+    try:
+        return stored_array("", leaf)
+    except UnsupportedArrayError as error:
+        raise UnsupportedArrayError(paths_of(structure)[position], error.problem) from None
+
+
+def _encode_by_codec(
+    tree: Tree, attributes: Mapping[str, str], codecs: Codecs
+) -> tuple[Layout, list[memoryview]]:
+    structure, leaves = flatten(tree)
+    encoded: list[tuple[str, NDArray[Any], str, Encoded]] = []
+    for path, leaf in leaves:
+        array, type_name = stored_array(path, leaf)
+        _require_within_limits(path, array)
+        contiguous = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        encoded.append((path, array, type_name, encode(contiguous, choose(codecs, path))))
+    layout = _lay_out(
+        structure,
+        [
+            (path, array.shape, type_name, each.codec, len(each.buffer), each.parameters)
+            for path, array, type_name, each in encoded
+        ],
+    )
+    buffers = [each.buffer for *_, each in encoded]
+    block_checksums = [checksums(buffer, layout.block_bytes) for buffer in buffers]
+    raw_header = serialize_header(layout, block_checksums, attributes)
+    return layout, _assemble(layout, raw_header, buffers)
+
+
+def _lay_out(
+    structure: Structure,
+    encoded: Sequence[tuple[str, tuple[int, ...], str, int, int, Mapping[str, str]]],
+) -> Layout:
+    """Give every array its place, each (path, shape, type, codec, encoded bytes, parameters)."""
+    if len(encoded) > ARRAYS_MAX:
+        raise UnsupportedArrayError("", f"{len(encoded)} arrays; the limit is {ARRAYS_MAX}")
+    arrays = []
+    end = 0
+    for path, shape, type_name, codec, size_bytes, parameters in encoded:
+        offset = _align(end)
+        dtype = parse_dtype(type_name)
+        arrays.append(
+            StoredArray(path, type_name, dtype, shape, codec, offset, size_bytes, parameters)
+        )
+        end = offset + size_bytes
+    block_bytes = CHECKSUM_BLOCK_BYTES
+    while end // block_bytes + len(arrays) > CHECKSUM_BLOCKS_MAX:
+        block_bytes *= 2
+    return Layout(structure, tuple(arrays), end, block_bytes)
+
+
+def _require_within_limits(path: str, array: NDArray[Any]) -> None:
     if len(path) > NAME_CHARACTERS_MAX:
         raise UnsupportedArrayError(path[:60] + "...", "the path is too long")
     if array.ndim > DIMENSIONS_MAX:
         raise UnsupportedArrayError(path, f"{array.ndim} axes; the limit is {DIMENSIONS_MAX}")
-    if _extent_bytes(array.shape, array.dtype) > PAYLOAD_BYTES_MAX:
+    if extent_bytes(array.shape, array.dtype) > PAYLOAD_BYTES_MAX:
         raise UnsupportedArrayError(path, f"shape {array.shape} is beyond {PAYLOAD_BYTES_MAX}")
-    contiguous = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-    return array, type_name, encode(contiguous, choose(codecs, path))
 
 
-def _fill_header(
-    header: payload_pb2.PayloadHeader,
-    structure: Structure,
-    body_bytes: int,
-    block_bytes: int,
-    attributes: Mapping[str, str],
-) -> None:
-    header.body_size_bytes = body_bytes
-    header.checksum_block_bytes = block_bytes
-    if len(attributes) > ATTRIBUTES_MAX:
-        raise UnsupportedArrayError("", f"more than {ATTRIBUTES_MAX} attributes")
-    try:
-        _fill_node(header.tree, structure)
-        for name, text in attributes.items():
-            if max(len(name), len(text)) > ATTRIBUTE_CHARACTERS_MAX:
-                raise UnsupportedArrayError("", f"attribute {name[:40]!r} is too long")
-            header.attributes[name] = text
-    except (UnicodeEncodeError, ValueError) as error:
-        if isinstance(error, UnsupportedArrayError):
-            raise
-        raise UnsupportedArrayError("", "a key or attribute is not UTF-8 text") from error
-
-
-def _fill_node(node: payload_pb2.TreeNode, structure: Structure) -> None:
-    if structure is None:
-        node.none.SetInParent()
-    elif isinstance(structure, dict):
-        node.dict.SetInParent()
-        node.dict.keys.extend(structure)
-        for child in structure.values():
-            _fill_node(node.dict.values.add(), child)
-    elif isinstance(structure, (list, tuple)):
-        items = node.list if isinstance(structure, list) else node.tuple
-        items.SetInParent()
-        for child in structure:
-            _fill_node(items.items.add(), child)
-    else:
-        node.array_index = structure
-
-
-def _encode_head(header: payload_pb2.PayloadHeader, body_bytes: int) -> memoryview:
-    raw_header = header.SerializeToString()
+def _assemble(layout: Layout, raw_header: bytes, buffers: Sequence[memoryview]) -> list[memoryview]:
+    """Return head and arrays with the padding between them, small neighbours joined."""
     if len(raw_header) > HEADER_BYTES_MAX:
         raise UnsupportedArrayError("", f"the header has {len(raw_header)} bytes")
     padded_bytes = _align(PRELUDE_BYTES + len(raw_header))
-    size_bytes = padded_bytes + body_bytes
+    size_bytes = padded_bytes + layout.body_bytes
     if size_bytes > PAYLOAD_BYTES_MAX:
         raise UnsupportedArrayError("", f"the payload has {size_bytes} bytes")
-    prelude = _PRELUDE.pack(
-        _MAGIC,
-        FORMAT_VERSION,
-        0,
-        len(raw_header),
-        xxhash.xxh3_64_intdigest(raw_header),
-        size_bytes,
-    )
-    return memoryview((prelude + raw_header).ljust(padded_bytes, b"\0"))
+    checksum = xxhash.xxh3_64_intdigest(raw_header)
+    prelude = _PRELUDE.pack(_MAGIC, FORMAT_VERSION, 0, len(raw_header), checksum, size_bytes)
+    payload: list[memoryview] = []
+    small: list[bytes | memoryview] = [(prelude + raw_header).ljust(padded_bytes, b"\0")]
+    end = 0
+    for stored, buffer in zip(layout.arrays, buffers, strict=True):
+        if stored.offset_bytes > end:
+            small.append(bytes(stored.offset_bytes - end))
+        if len(buffer) <= _JOIN_BYTES:
+            small.append(buffer)
+        else:
+            if small:
+                payload.append(memoryview(b"".join(small)))
+                small = []
+            payload.append(buffer)
+        end = stored.offset_bytes + stored.size_bytes
+    if small:
+        payload.append(memoryview(b"".join(small)))
+    return payload
 
 
-def _parse_prelude(prelude: memoryview) -> tuple[int, int, int, int]:
-    """Return (format version, header bytes, header checksum, payload bytes)."""
+def _parse_prelude(prelude: memoryview) -> tuple[int, int, int]:
+    """Return (header bytes, header checksum, payload bytes)."""
     if len(prelude) < PRELUDE_BYTES:
         raise PayloadCorruptError("a payload is shorter than its prelude")
     magic, version, flags, header_bytes, checksum, size_bytes = _PRELUDE.unpack_from(prelude)
@@ -354,126 +370,8 @@ def _parse_prelude(prelude: memoryview) -> tuple[int, int, int, int]:
         raise PayloadCorruptError(f"a payload has unknown flags: {flags:#06x}")
     if header_bytes > HEADER_BYTES_MAX:
         raise PayloadCorruptError(f"a payload declares a header of {header_bytes} bytes")
-    return version, header_bytes, checksum, size_bytes
-
-
-def _parse_arrays(header: payload_pb2.PayloadHeader, body_offset: int) -> tuple[StoredArray, ...]:
-    if len(header.arrays) > ARRAYS_MAX:
-        raise PayloadCorruptError(f"a payload has {len(header.arrays)} arrays")
-    if not CHECKSUM_BLOCK_BYTES_MIN <= header.checksum_block_bytes <= PAYLOAD_BYTES_MAX:
-        raise PayloadCorruptError(
-            f"a payload has checksum blocks of {header.checksum_block_bytes} bytes"
-        )
-    arrays = []
-    names = set()
-    end = 0
-    for each in header.arrays:
-        stored = _parse_array(each, body_offset, header.checksum_block_bytes)
-        if each.offset_bytes < end:
-            raise PayloadCorruptError(f"array {stored.name!r} overlaps the one before it")
-        end = each.offset_bytes + each.size_bytes
-        if end > header.body_size_bytes:
-            raise PayloadCorruptError(f"array {stored.name!r} ends behind the body")
-        names.add(stored.name)
-        arrays.append(stored)
-    if len(names) != len(arrays):
-        raise PayloadCorruptError("two arrays of a payload have the same name")
-    return tuple(arrays)
-
-
-def _parse_array(each: payload_pb2.ArrayHeader, body_offset: int, block_bytes: int) -> StoredArray:
-    name = each.name[:NAME_CHARACTERS_MAX]
-    if len(each.name) > NAME_CHARACTERS_MAX:
-        raise PayloadCorruptError(f"an array's name is too long: {name[:40]!r}...")
-    dtype = parse_dtype(each.dtype)
-    shape = tuple(each.shape)
-    if len(shape) > DIMENSIONS_MAX or any(length < 0 for length in shape):
-        raise PayloadCorruptError(f"array {name!r} has an impossible shape")
-    if _extent_bytes(shape, dtype) > PAYLOAD_BYTES_MAX:
-        raise PayloadCorruptError(f"array {name!r} has an impossible shape")
-    if each.offset_bytes < 0 or each.offset_bytes % ALIGNMENT_BYTES or each.size_bytes < 0:
-        raise PayloadCorruptError(f"array {name!r} is at an impossible place")
-    raw_bytes = math.prod(shape) * dtype.itemsize
-    require_plausible(each.codec, each.size_bytes, raw_bytes)
-    if len(each.block_checksums) != -(-each.size_bytes // block_bytes):
-        raise PayloadCorruptError(f"array {name!r} has {len(each.block_checksums)} checksums")
-    return StoredArray(
-        name=name,
-        type_name=each.dtype,
-        dtype=dtype,
-        shape=shape,
-        codec=each.codec,
-        offset_bytes=body_offset + each.offset_bytes,
-        size_bytes=each.size_bytes,
-        block_bytes=block_bytes,
-        block_checksums=each.block_checksums,
-        parameters=dict(each.codec_parameters),
-    )
-
-
-def _extent_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Bytes of an array if no axis were empty: numpy bounds this, not only the true size."""
-    return math.prod(max(1, length) for length in shape) * dtype.itemsize
-
-
-def _parse_structure(root: payload_pb2.TreeNode, names: Sequence[str]) -> Structure:
-    """Build the structure; each array must be the next leaf, and named after its path."""
-    node_count = 0
-    next_index = 0
-
-    def visit(node: payload_pb2.TreeNode, path: str, depth: int) -> Structure:
-        nonlocal node_count, next_index
-        node_count += 1
-        if depth > TREE_DEPTH_MAX or node_count > NODES_MAX:
-            raise PayloadCorruptError("a payload's tree is too deep or too large")
-        kind = node.WhichOneof("node")
-        if kind == "array_index":
-            if node.array_index != next_index or names[next_index : next_index + 1] != [path]:
-                raise PayloadCorruptError("a payload's tree does not agree with its arrays")
-            next_index += 1
-            return node.array_index
-        if kind == "none":
-            return None
-        if kind == "dict":
-            keys = list(node.dict.keys)
-            if len(keys) != len(node.dict.values) or len(set(keys)) != len(keys):
-                raise PayloadCorruptError("a payload's tree has a dict with wrong keys")
-            return {
-                key: visit(child, join_path(path, key), depth + 1)
-                for key, child in zip(keys, node.dict.values, strict=True)
-            }
-        if kind == "list":
-            return [
-                visit(child, join_path(path, i), depth + 1)
-                for i, child in enumerate(node.list.items)
-            ]
-        if kind == "tuple":
-            return tuple(
-                visit(child, join_path(path, i), depth + 1)
-                for i, child in enumerate(node.tuple.items)
-            )
-        raise PayloadCorruptError("a payload's tree has a node of no known kind")
-
-    structure = visit(root, "", 0)
-    if next_index != len(names):
-        raise PayloadCorruptError("a payload has arrays that its tree does not name")
-    return structure
+    return header_bytes, checksum, size_bytes
 
 
 def _align(offset_bytes: int) -> int:
     return offset_bytes + -offset_bytes % ALIGNMENT_BYTES
-
-
-__all__ = [
-    "FORMAT_VERSION",
-    "PRELUDE_BYTES",
-    "Head",
-    "StoredArray",
-    "byte_view",
-    "checksums",
-    "decode_tree",
-    "encode_tree",
-    "head_bytes_of",
-    "parse_head",
-    "verify",
-]

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -10,9 +11,10 @@ from breadbox.errors import InvalidRequestError, PayloadCorruptError, TreeMismat
 from breadbox.fragment import Fragment
 from breadbox.payload.codecs import Codecs
 from breadbox.payload.dtypes import as_leaf
-from breadbox.payload.format import Head, StoredArray, decode_tree, encode_tree
+from breadbox.payload.format import Head, decode_tree, encode_with_layout
+from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.receive import Placement, receive
-from breadbox.payload.trees import flatten, map_leaves, map_present
+from breadbox.payload.trees import map_leaves, map_present
 from breadbox.stores.base import PayloadStore
 from breadbox.types import FragmentReference, PayloadReference
 
@@ -40,29 +42,13 @@ FIELDS: Final = (*STEP_FIELDS, *WHOLE_FIELDS)
 
 _KIND: Final = "fragment"
 _IMAGE_SIDE_MIN: Final = 16
-_warned_names: set[str] = set()
 
 
 def fragment_tree(fragment: Fragment) -> dict[str, Any]:
-    """Return the tree that a fragment is stored as: its array fields by name.
-
-    Raises:
-        TreeMismatchError: A leaf does not have one row per step; names its path.
-    """
+    """Return the tree that a fragment is stored as: its array fields by name."""
     tree = {name: getattr(fragment, name) for name in FIELDS}
     if not fragment.extras:
         tree["extras"] = None
-    step_count = len(fragment.reward)
-    _, leaves = flatten({name: tree[name] for name in STEP_FIELDS})
-    for path, leaf in leaves:
-        shape = np.shape(leaf)
-        if not shape or shape[0] != step_count:
-            raise TreeMismatchError(
-                path,
-                f"[{step_count}, ...]",
-                str(list(shape)),
-                _where(fragment.worker_id, fragment.fragment_index),
-            )
     return tree
 
 
@@ -84,9 +70,15 @@ def encode_fragment(fragment: Fragment, *, codecs: Codecs = "raw") -> list[memor
         TreeMismatchError: A leaf does not have one row per step.
         UnsupportedArrayError: A leaf cannot be stored.
     """
-    tree = fragment_tree(fragment)
-    _warn_about_float_images(tree)
-    return encode_tree(tree, attributes=fragment_attributes(fragment), codecs=codecs)
+    layout, buffers = encode_with_layout(
+        fragment_tree(fragment), attributes=fragment_attributes(fragment), codecs=codecs
+    )
+    try:
+        _check_layout(layout, fragment.step_count)
+    except TreeMismatchError as error:
+        where = f"worker {fragment.worker_id!r}, fragment {fragment.fragment_index}"
+        raise TreeMismatchError(error.path, error.wanted, error.got, where) from None
+    return buffers
 
 
 def write_fragments(
@@ -143,7 +135,7 @@ def read_fragments(
 
     def place(position: int, head: Head) -> list[Placement]:
         placements = [
-            Placement(index, np.empty(shape, dtype=head.arrays[index].dtype), rows)
+            Placement(index, np.empty(shape, dtype=head.layout.arrays[index].dtype), rows)
             for index, shape, rows in selection.of(head, references[position])
         ]
         read[position] = (head, {each.array_index: each.destination for each in placements})
@@ -195,7 +187,7 @@ class Selection:
             PayloadCorruptError: The payload is not a fragment's.
             InvalidRequestError: A column is not in the payload, or steps are out of range.
         """
-        _require_fields(head.structure)
+        _require_fields(head.layout.structure)
         steps = self._steps
         if steps is not None and steps[1] > reference.metadata.step_count:
             raise InvalidRequestError(
@@ -203,7 +195,7 @@ class Selection:
             )
         unmatched = set(self._columns or ())
         selected = []
-        for index, stored in enumerate(head.arrays):
+        for index, stored in enumerate(head.layout.arrays):
             matched = self._matching(stored.name)
             if matched is None:
                 continue
@@ -214,7 +206,7 @@ class Selection:
         for column in unmatched:
             # A field that is stored as None is known, and simply None.
             if column not in FIELDS:
-                known = ", ".join(each.name for each in head.arrays)
+                known = ", ".join(each.name for each in head.layout.arrays)
                 raise InvalidRequestError("columns", f"{column!r} is none of {known[:500]}")
         return selected
 
@@ -226,9 +218,9 @@ class Selection:
         def leaf(index: int) -> Any:
             if index not in arrays:
                 return None
-            return as_leaf(arrays[index], head.arrays[index].type_name)
+            return as_leaf(arrays[index], head.layout.arrays[index].type_name)
 
-        tree = {name: map_present(leaf, node) for name, node in head.structure.items()}
+        tree = {name: map_present(leaf, node) for name, node in head.layout.structure.items()}
         if self._steps is not None:
             _cut_to_steps(tree, self._steps, reference.metadata.step_count)
         return tree
@@ -290,29 +282,36 @@ def _fragment_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment
     )
 
 
-def _where(worker_id: str, fragment_index: int) -> str:
-    return f"worker {worker_id!r}, fragment {fragment_index}"
+@lru_cache(maxsize=64)
+def _check_layout(layout: Layout, step_count: int) -> None:
+    """Check that step fields have one row per step; warn of images as floats. Once per layout.
 
-
-def _warn_about_float_images(tree: dict[str, Any]) -> None:
-    """Say once per array that images as float32 cost four times what uint8 would."""
-    _, leaves = flatten({"obs": tree["obs"]})
-    for path, leaf in leaves:
-        shape = np.shape(leaf)
-        is_image = len(shape) in (4, 5) or (len(shape) == 3 and shape[-1] > 4)
-        if (
-            is_image
-            and str(leaf.dtype).removeprefix("torch.") == "float32"
-            and min(shape[1:3]) >= _IMAGE_SIDE_MIN
-            and path not in _warned_names
-        ):
-            _warned_names.add(path)
+    Raises:
+        TreeMismatchError: A leaf does not have one row per step; names its path.
+    """
+    for stored in layout.arrays:
+        if stored.name.partition(".")[0] not in STEP_FIELDS:
+            continue
+        if not stored.shape or stored.shape[0] != step_count:
+            raise TreeMismatchError(
+                stored.name, f"[{step_count}, ...]", f"shape {list(stored.shape)}"
+            )
+        if stored.name.startswith("obs") and _is_float_image(stored):
             _log.warning(
                 "array %s holds images as float32 %s: 4 times the bytes of uint8, and no video "
                 "codec takes it; send uint8 and scale in the policy",
-                path,
-                list(shape),
+                stored.name,
+                list(stored.shape),
             )
+
+
+def _is_float_image(stored: StoredArray) -> bool:
+    shape = stored.shape
+    return (
+        stored.type_name == "<f4"
+        and (len(shape) in (4, 5) or (len(shape) == 3 and shape[-1] > 4))
+        and min(shape[1:3]) >= _IMAGE_SIDE_MIN
+    )
 
 
 __all__ = [

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from breadbox.payload.codecs import decode_into
 from breadbox.payload.dtypes import byte_view
-from breadbox.payload.format import Head, StoredArray, head_bytes_of, parse_head, verify
+from breadbox.payload.format import Head, head_bytes_of, parse_head, verify
+from breadbox.payload.layout import StoredArray
 from breadbox.stores.base import PayloadStore, Segment
 from breadbox.types import PayloadReference
 
@@ -52,7 +53,7 @@ def receive(
 class _Pending:
     """What is left to do for one array when its bytes are there."""
 
-    stored: StoredArray
+    head: Head
     placement: Placement
     encoded: memoryview
     first_block: int = 0
@@ -60,6 +61,11 @@ class _Pending:
     """Bytes of `encoded` before the first row wanted."""
     is_in_place: bool = False
     """`encoded` is the destination's own memory."""
+
+    @property
+    def stored(self) -> StoredArray:
+        """The array as its header describes it."""
+        return self.head.layout.arrays[self.placement.array_index]
 
 
 @dataclass(slots=True)
@@ -77,14 +83,14 @@ class _Receiver:
 
     def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
         parsed = parse_head(head, self.references[position].size_bytes)
-        pending = [
-            _plan(parsed.arrays[placement.array_index], placement)
-            for placement in self.place(position, parsed)
-        ]
+        pending = [_plan(parsed, placement) for placement in self.place(position, parsed)]
         self.pending[position] = pending
         return [
             Segment(
-                each.stored.offset_bytes + each.first_block * each.stored.block_bytes, each.encoded
+                parsed.body_offset
+                + each.stored.offset_bytes
+                + each.first_block * parsed.layout.block_bytes,
+                each.encoded,
             )
             for each in pending
             if len(each.encoded)
@@ -92,27 +98,31 @@ class _Receiver:
 
     def arrived(self, position: int) -> None:
         for each in self.pending.pop(position):
-            verify(each.stored, each.encoded, first_block=each.first_block)
+            verify(
+                each.head, each.placement.array_index, each.encoded, first_block=each.first_block
+            )
             if not each.is_in_place:
                 _unpack(each)
 
 
-def _plan(stored: StoredArray, placement: Placement) -> _Pending:
+def _plan(head: Head, placement: Placement) -> _Pending:
     """Decide what to read for an array: into its place, or into memory of its own first."""
+    stored = head.layout.arrays[placement.array_index]
     if stored.is_raw and placement.rows is None:
-        return _Pending(stored, placement, byte_view(placement.destination), is_in_place=True)
+        return _Pending(head, placement, byte_view(placement.destination), is_in_place=True)
     if not stored.is_raw or placement.rows is None or not stored.size_bytes:
-        return _Pending(stored, placement, memoryview(bytearray(stored.size_bytes)))
+        return _Pending(head, placement, memoryview(bytearray(stored.size_bytes)))
     row_bytes = stored.size_bytes // stored.shape[0]
     start, stop = (row * row_bytes for row in placement.rows)
     if start == stop:
-        return _Pending(stored, placement, memoryview(b""))
+        return _Pending(head, placement, memoryview(b""))
     # Whole blocks, so that what is read can be verified.
-    first_block = start // stored.block_bytes
-    first = first_block * stored.block_bytes
-    last = min(stored.size_bytes, -(-stop // stored.block_bytes) * stored.block_bytes)
+    block_bytes = head.layout.block_bytes
+    first_block = start // block_bytes
+    first = first_block * block_bytes
+    last = min(stored.size_bytes, -(-stop // block_bytes) * block_bytes)
     encoded = memoryview(bytearray(last - first))
-    return _Pending(stored, placement, encoded, first_block=first_block, skip_bytes=start - first)
+    return _Pending(head, placement, encoded, first_block=first_block, skip_bytes=start - first)
 
 
 def _unpack(each: _Pending) -> None:

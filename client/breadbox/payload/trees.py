@@ -4,7 +4,7 @@ A *structure* is the tree with each leaf replaced by its number in order of appe
 are alike when their structures are equal.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from breadbox.errors import TreeMismatchError, UnsupportedArrayError
@@ -29,30 +29,58 @@ def flatten(tree: Tree) -> tuple[Structure, list[tuple[str, Any]]]:
     Raises:
         UnsupportedArrayError: A key is not a string, or the tree is too deep or too large.
     """
-    leaves: list[tuple[str, Any]] = []
+    structure, leaves = flatten_leaves(tree)
+    return structure, list(zip(paths_of(structure), leaves, strict=True))
+
+
+def flatten_leaves(tree: Tree) -> tuple[Structure, list[Any]]:
+    """Take a tree apart without naming the leaves: what can be done once per fragment.
+
+    Raises:
+        UnsupportedArrayError: A key is not a string, or the tree is too deep or too large.
+    """
+    leaves: list[Any] = []
     node_count = 0
 
-    def visit(node: Tree, path: str, depth: int) -> Structure:
+    def visit(node: Tree, depth: int) -> Structure:
         nonlocal node_count
         node_count += 1
-        if depth > TREE_DEPTH_MAX:
-            raise UnsupportedArrayError(path, f"the tree is deeper than {TREE_DEPTH_MAX}")
-        if node_count > NODES_MAX:
-            raise UnsupportedArrayError(path, f"the tree has more than {NODES_MAX} nodes")
+        if depth > TREE_DEPTH_MAX or node_count > NODES_MAX:
+            raise UnsupportedArrayError(
+                "", f"the tree is deeper than {TREE_DEPTH_MAX} or has more than {NODES_MAX} nodes"
+            )
         if node is None:
             return None
-        if isinstance(node, Mapping):
+        if isinstance(node, dict):
             for key in node:
                 if not isinstance(key, str):
-                    raise UnsupportedArrayError(path, f"key {key!r} is not a string")
-            return {key: visit(node[key], join_path(path, key), depth + 1) for key in node}
+                    raise UnsupportedArrayError("", f"key {key!r} is not a string")
+            return {key: visit(child, depth + 1) for key, child in node.items()}
         if isinstance(node, (list, tuple)):
-            items = [visit(item, join_path(path, i), depth + 1) for i, item in enumerate(node)]
+            items = [visit(child, depth + 1) for child in node]
             return tuple(items) if isinstance(node, tuple) else items
-        leaves.append((path, node))
+        leaves.append(node)
         return len(leaves) - 1
 
-    return visit(tree, "", 0), leaves
+    return visit(tree, 0), leaves
+
+
+def paths_of(structure: Structure) -> list[str]:
+    """Path of every leaf of a structure, in order."""
+    paths: list[str] = []
+
+    def visit(node: Structure, path: str) -> None:
+        if isinstance(node, dict):
+            for key, child in node.items():
+                visit(child, join_path(path, key))
+        elif isinstance(node, (list, tuple)):
+            for i, child in enumerate(node):
+                visit(child, join_path(path, i))
+        elif node is not None:
+            paths.append(path)
+
+    visit(structure, "")
+    return paths
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Tree:

@@ -109,9 +109,9 @@ def read_weights(store: PayloadStore, reference: PayloadReference) -> dict[str, 
 
     def place(position: int, head: Head) -> list[Placement]:
         del position
-        if head.structure != {_ARRAY: 0} or head.arrays[0].type_name != "|u1":
+        if head.layout.structure != {_ARRAY: 0} or head.layout.arrays[0].type_name != "|u1":
             raise PayloadCorruptError("the payload does not hold weights")
-        packed[:] = [np.empty(head.arrays[0].shape, dtype=np.uint8)]
+        packed[:] = [np.empty(head.layout.arrays[0].shape, dtype=np.uint8)]
         return [Placement(0, packed[0])]
 
     receive(store, [reference], place)
