@@ -18,6 +18,7 @@ from breadbox_server.core.config import (
     MinimumChunksConfig,
 )
 from breadbox_server.core.errors import InvalidArgumentError
+from breadbox_server.core.samplers import SAMPLERS
 from breadbox_server.errors import StartError
 from breadbox_server.settings import (
     Settings,
@@ -135,7 +136,12 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
 @_option("--waiters-max", type=int, default=_DEFAULTS.waiters_max)
 @_option("--leases-max", type=int, default=_DEFAULTS.leases_max)
 @_option("--workers-max", type=int, default=_DEFAULTS.workers_max)
-@_option("--sampler", default=_DEFAULTS.sampler, help="uniform, oldest_first or freshest_first.")
+@_option(
+    "--sampler",
+    type=click.Choice(list(SAMPLERS)),
+    default=_DEFAULTS.sampler,
+    help="Which chunks a fetch gets.",
+)
 @_option(
     "--minimum-chunks", type=int, default=1, help="A fetch waits until so many chunks are held."
 )

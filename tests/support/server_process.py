@@ -1,0 +1,116 @@
+"""`breadbox serve` as a real process, started and ended by a test."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+END_S = 20.0
+_READY = re.compile(r"breadbox: serving on (?P<address>\S+) store=\S+( metrics=(?P<metrics>\S+))?")
+
+
+def serve_command(*arguments: str) -> list[str]:
+    """The command line of a server."""
+    return [sys.executable, "-m", "breadbox.cli.main", "serve", *arguments]
+
+
+def plain_environment() -> dict[str, str]:
+    """This process's environment without settings of ours."""
+    return {name: text for name, text in os.environ.items() if not name.startswith("BREADBOX_")}
+
+
+class ServerProcess:
+    """One server process. A context manager; `kill` and `start` again to test restarts.
+
+    The port is chosen at the first start and kept, so that clients find a restarted server.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        log: Path,
+        listen: str = "127.0.0.1:0",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.arguments: Sequence[str] = arguments
+        self.log = log
+        self.address = listen
+        self.metrics_url = ""
+        self.ready_line = ""
+        self._environment = plain_environment() | dict(environment or {})
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start, and return once it says that it serves."""
+        assert self._process is None
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                serve_command("--listen", self.address, *self.arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environment,
+            )
+        assert self._process.stdout is not None
+        self.ready_line = self._process.stdout.readline()
+        match = _READY.match(self.ready_line)
+        if match is None:
+            self._process.kill()
+            self._reap()
+            raise AssertionError(f"the server did not start:\n{self.log.read_text()}")
+        self.address = match["address"]
+        self.metrics_url = match["metrics"] or ""
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Wait for its end; gives the exit status."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout=END_S)
+        finally:
+            self._process.kill()
+            self._reap()
+
+    def stop(self) -> int:
+        """Ask it to end, and wait; gives the exit status."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """Kill it as a crash would, and wait."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def _reap(self) -> None:
+        assert self._process is not None
+        self._process.wait(timeout=END_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process = None
+
+    def __enter__(self) -> "ServerProcess":
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            self.kill()
