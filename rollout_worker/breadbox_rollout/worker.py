@@ -69,6 +69,8 @@ class WorkerStats:
     model_count: int = 0
     blocked_s: float = 0.0
     """Time for which a full sender held up the environments."""
+    blocked: bool = False
+    """Whether one does so now."""
     failures: Counter[str] = field(default_factory=Counter)
     """Environment failures by kind."""
     returns: list[float] = field(default_factory=list)
@@ -314,9 +316,11 @@ class RolloutWorker:
         self.stats.fragment_count += 1
         began_at = self._clock()
         while not self._sender.put(fragment, _POLL_S):
+            self.stats.blocked = True
             if self._stop.is_set():
                 self._sender.count_undelivered()
                 return
+        self.stats.blocked = False
         self.stats.blocked_s += self._clock() - began_at
 
     def _make_slot(self, env_index: int) -> Slot:

@@ -1,0 +1,112 @@
+"""Models are whole triples, taken once, never older than before."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from breadbox.errors import PayloadMissingError, UnavailableError
+from breadbox.types import ModelState, PayloadReference
+from breadbox_rollout.models import Model, ModelWatcher
+from support.eventually import eventually_sync
+from support.rollout_service import WAIT_S_MAX, FakeService
+
+
+def weights(value: float) -> dict[str, Any]:
+    return {"w": np.array([value], np.float32)}
+
+
+def value_of(found: Mapping[str, Any] | None) -> float:
+    assert found is not None
+    return float(found["w"][0])
+
+
+@contextmanager
+def watching(service: FakeService) -> Iterator[ModelWatcher]:
+    watcher = ModelWatcher(service)
+    watcher.start()
+    try:
+        yield watcher
+    finally:
+        service.close()
+        watcher.close()
+
+
+def take(watcher: ModelWatcher) -> Model:
+    watcher.wait(WAIT_S_MAX)
+    model = watcher.take()
+    assert model is not None
+    return model
+
+
+def test_a_model_has_session_version_weights_and_limit_together() -> None:
+    """D21: the ancestor set them one by one."""
+    service = FakeService(staleness_max=3)
+    with watching(service) as watcher:
+        assert None is watcher.take()
+        service.publish("s", 5, weights(1.0))
+        model = take(watcher)
+        assert ("s", 5, 3) == (model.session_id, model.model_version, model.staleness_max)
+        assert 1.0 == value_of(model.weights)
+        assert None is watcher.take()
+
+
+def test_a_version_without_weights_keeps_those_that_nobody_took_yet() -> None:
+    """D21 (i): the ancestor lost the weights that came while it was busy."""
+    service = FakeService()
+    with watching(service) as watcher:
+        service.publish("s", 1, weights(1.0))
+        watcher.wait(WAIT_S_MAX)
+        service.publish("s", 2)
+        eventually_sync(lambda: watcher.latest.model_version == 2)
+        model = take(watcher)
+        assert (2, 1.0) == (model.model_version, value_of(model.weights))
+
+
+def test_the_end_of_a_session_is_a_model_in_which_nothing_may_be_produced() -> None:
+    """D14: the ancestor produced for the session ""."""
+    service = FakeService()
+    with watching(service) as watcher:
+        service.publish("s", 1, weights(1.0))
+        assert take(watcher).in_session
+        service.end_session()
+        assert not take(watcher).in_session
+
+
+def test_weights_replaced_while_they_were_read_are_asked_for_again(monkeypatch: Any) -> None:
+    monkeypatch.setattr("breadbox_rollout.models.RETRY_S", 0.0)
+
+    class Replaced(FakeService):
+        attempts = 0
+
+        def load_weights(self, reference: PayloadReference) -> dict[str, Any]:
+            self.attempts += 1
+            if self.attempts == 1:
+                raise PayloadMissingError(reference.payload_id)
+            return super().load_weights(reference)
+
+    service = Replaced()
+    with watching(service) as watcher:
+        service.publish("s", 1, weights(4.0))
+        assert 4.0 == value_of(take(watcher).weights)
+
+
+def test_a_service_that_is_away_is_asked_again(monkeypatch: Any) -> None:
+    monkeypatch.setattr("breadbox_rollout.models.RETRY_S", 0.0)
+
+    class Away(FakeService):
+        attempts = 0
+
+        def watch_model(
+            self, known: ModelState | None = None, *, max_wait_s: float = 0.0
+        ) -> ModelState | None:
+            self.attempts += 1
+            if self.attempts <= 3:
+                raise UnavailableError("away")
+            return super().watch_model(known, max_wait_s=max_wait_s)
+
+    service = Away()
+    service.publish("s", 1, weights(1.0))
+    with watching(service) as watcher:
+        assert 1 == take(watcher).model_version

@@ -1,0 +1,168 @@
+"""The sender: bounded, in order, and everything counted under one reason."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from breadbox.errors import BackpressureError, UnavailableError, UnsupportedArrayError
+from breadbox.fragment import Fragment
+from breadbox.types import AdmissionOutcome, AppendResult
+from breadbox_rollout.models import Model
+from breadbox_rollout.sender import Sender
+from support.rollout_service import FakeService
+
+ADMITTED = AppendResult(AdmissionOutcome.ADMITTED)
+FULL = AppendResult(AdmissionOutcome.BUFFER_FULL)
+
+
+def fragment_of(index: int, version: int = 1, session_id: str = "s", size: int = 1) -> Fragment:
+    flags = np.zeros(1, np.bool_)
+    return Fragment(
+        worker_id="w",
+        fragment_index=index,
+        session_id=session_id,
+        model_version_min=version,
+        model_version_max=version,
+        obs=np.zeros((1, size), np.uint8),
+        action=np.zeros(1, np.int64),
+        reward=np.zeros(1, np.float32),
+        terminated=flags,
+        truncated=flags,
+        first=flags,
+        episode_id=np.zeros(1, np.int64),
+        next_obs=np.zeros(size, np.uint8),
+    )
+
+
+class Bench:
+    """A sender on a fake service, with a model that the test chooses."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.service = FakeService()
+        self.model = Model("s", 1, None, 2)
+        limits = {"fragments_max": 100, "bytes_max": 2**20, **limits}
+        self.sender = Sender(self.service, lambda: self.model, **limits)
+
+    def put(self, *fragments: Fragment) -> None:
+        for fragment in fragments:
+            assert self.sender.put(fragment, 0.0)
+
+    def finish(self) -> dict[str, int]:
+        """Send everything and return what became of it."""
+        self.sender.start()
+        self.sender.close(30.0)
+        return {reason: count for reason, count in self.sender.counts().items() if count}
+
+
+@contextmanager
+def bench_of(**limits: Any) -> Iterator[Bench]:
+    bench = Bench(**limits)
+    try:
+        yield bench
+    finally:
+        bench.service.close()
+        bench.sender.close(30.0)
+
+
+def test_fragments_are_sent_together_and_in_order() -> None:
+    with bench_of() as bench:
+        bench.put(*[fragment_of(index) for index in range(5)])
+        assert {"admitted": 5} == bench.finish()
+        assert [5] == bench.service.append_calls
+        assert [0, 1, 2, 3, 4] == [fragment.fragment_index for fragment in bench.service.fragments]
+
+
+def test_every_outcome_is_counted_by_its_name() -> None:
+    outcomes = [AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE, AdmissionOutcome.DUPLICATE]
+    with bench_of() as bench:
+        bench.service.answer = lambda _: [AppendResult(outcome) for outcome in outcomes]
+        bench.put(*[fragment_of(index) for index in range(3)])
+        assert {"admitted": 1, "stale": 1, "duplicate": 1} == bench.finish()
+
+
+def test_what_is_known_to_be_refused_is_dropped_before_the_upload() -> None:
+    """D25, D19: the ancestor wrote 20 MB first."""
+    with bench_of() as bench:
+        bench.put(
+            fragment_of(0, version=3),
+            fragment_of(1, version=4),
+            fragment_of(2, version=6, session_id="old"),
+            fragment_of(3, version=6),
+        )
+        bench.model = Model("s", 6, None, 2)
+        assert {
+            "stale_before_upload": 1,
+            "session_before_upload": 1,
+            "admitted": 2,
+        } == bench.finish()
+        assert [1, 3] == [fragment.fragment_index for fragment in bench.service.fragments]
+
+
+def test_a_full_queue_blocks_and_drops_nothing() -> None:
+    with bench_of(fragments_max=2) as bench:
+        bench.put(fragment_of(0), fragment_of(1))
+        assert not bench.sender.put(fragment_of(2), 0.0)
+        assert 2 == bench.sender.waiting_count
+        assert {"admitted": 2} == bench.finish()
+
+
+def test_bytes_are_a_limit_too_but_a_single_fragment_may_exceed_it() -> None:
+    with bench_of(bytes_max=1000) as bench:
+        assert bench.sender.put(fragment_of(0, size=5000), 0.0)
+        assert not bench.sender.put(fragment_of(1), 0.0)
+        assert {"admitted": 1} == bench.finish()
+
+
+def test_a_full_buffer_is_asked_again_with_what_was_not_admitted() -> None:
+    answers = [[ADMITTED, FULL, FULL], [FULL, FULL], [ADMITTED, ADMITTED]]
+
+    def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
+        results = answers.pop(0)
+        if FULL in results:
+            error = BackpressureError("the buffer is full", 0.0)
+            error.results = tuple(results)
+            bench.service.fragments += fragments[: results.index(FULL)]
+            raise error
+        return results
+
+    with bench_of() as bench:
+        bench.service.answer = answer
+        bench.put(*[fragment_of(index) for index in range(3)])
+        assert {"admitted": 3} == bench.finish()
+        assert [3, 2, 2] == bench.service.append_calls
+        assert [0, 1, 2] == [fragment.fragment_index for fragment in bench.service.fragments]
+
+
+def test_an_array_that_cannot_be_stored_costs_its_own_fragment_only() -> None:
+    """D27, D20: the ancestor's sender thread died, and the worker hung."""
+
+    def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
+        if any(fragment.fragment_index == 1 for fragment in fragments):
+            raise UnsupportedArrayError("/obs", "is an object array")
+        return [ADMITTED] * len(fragments)
+
+    with bench_of() as bench:
+        bench.service.answer = answer
+        bench.put(*[fragment_of(index) for index in range(4)])
+        assert {"admitted": 3, "refused": 1} == bench.finish()
+        assert [0, 2, 3] == [fragment.fragment_index for fragment in bench.service.fragments]
+
+
+def test_a_service_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("breadbox_rollout.sender.RETRY_S", 0.0)
+    with bench_of() as bench:
+        bench.service.errors += [UnavailableError("away"), UnavailableError("away")]
+        bench.put(fragment_of(0))
+        bench.sender.start()
+        bench.service.wait_until(lambda: len(bench.service.fragments) == 1)
+        assert [1, 1, 1] == bench.service.append_calls
+
+
+def test_what_cannot_be_delivered_before_the_end_is_counted() -> None:
+    with bench_of() as bench:
+        bench.service.errors += [UnavailableError("away")] * 1000
+        bench.put(fragment_of(0), fragment_of(1))
+        assert {"undelivered": 2} == bench.finish()

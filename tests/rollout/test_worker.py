@@ -1,0 +1,223 @@
+"""The whole worker: real environment processes and threads, a fake service."""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from breadbox.fragment import Fragment
+from breadbox.policies import WeightsMismatchError, make_policy, policy_weights
+from breadbox.types import AdmissionOutcome, AppendResult, EpisodeEnd
+from breadbox_rollout.environments import EnvSpec
+from support.eventually import eventually_sync
+from support.rollout_service import FakeService
+from support.rollout_worker import Rollout, running_worker
+from support.scripted_env import ACTION_SPACE, OBSERVATION_SPACE, check_fragment, check_sequence
+
+LONG_SCRIPT = ".....t......c..t....."
+
+
+def check_all(rollout: Rollout) -> None:
+    for fragments in rollout.by_worker().values():
+        check_sequence(fragments)
+        for fragment in fragments:
+            check_fragment(fragment)
+
+
+def fresh_weights(seed: int) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    torch.manual_seed(seed)
+    return policy_weights(make_policy("mlp", OBSERVATION_SPACE, ACTION_SPACE))
+
+
+def test_nothing_is_produced_before_a_session_and_everything_after_is_right() -> None:
+    """D14: the ancestor filled the buffer for the session ""."""
+    service = FakeService()
+    with running_worker(service, LONG_SCRIPT) as rollout:
+        assert 0 == rollout.worker.step_count
+        service.publish("s", 0, fresh_weights(0))
+        rollout.wait_for_fragments(40)
+    check_all(rollout)
+    assert {"s"} == {fragment.session_id for fragment in service.fragments}
+    assert {"w-0", "w-1"} == set(rollout.by_worker())
+    assert all(fragment.log_prob is not None for fragment in service.fragments)
+
+
+def test_a_label_is_the_version_whose_weights_chose_the_action() -> None:
+    """D21: with labels and weights apart, the recorded log-prob would be another policy's."""
+    service = FakeService()
+    published = {version: fresh_weights(version) for version in range(6)}
+    with running_worker(service, LONG_SCRIPT) as rollout:
+        for version, weights in published.items():
+            service.publish("s", version, weights)
+            rollout.wait_for_fragments(len(service.fragments) + 10)
+    check_all(rollout)
+    policies = {}
+    for version, weights in published.items():
+        policies[version] = make_policy("mlp", OBSERVATION_SPACE, ACTION_SPACE)
+        policies[version].load_state_dict({k: torch.from_numpy(v) for k, v in weights.items()})
+    seen = set()
+    for fragment in service.fragments:
+        versions = fragment.model_version
+        if versions is None:
+            versions = np.full(fragment.step_count, fragment.model_version_min)
+        for step, version in enumerate(versions.tolist()):
+            seen.add(version)
+            obs = {
+                key: torch.from_numpy(fragment.obs[key][None, step : step + 1])
+                for key in fragment.obs
+            }
+            judged = policies[version].evaluate(
+                obs,
+                torch.from_numpy(fragment.action[None, step : step + 1]),
+                None,
+                torch.zeros(1, 1, dtype=torch.bool),
+            )
+            assert fragment.log_prob is not None
+            assert abs(float(judged.log_prob.detach()[0, 0]) - fragment.log_prob[step]) < 1e-4
+    assert len(seen) >= 3
+
+
+def test_in_state_is_the_memory_that_the_first_step_was_taken_with() -> None:
+    """The recurrent state survives fragment borders, and episode borders reset it."""
+    service = FakeService()
+    torch.manual_seed(5)
+    policy = make_policy("lstm", OBSERVATION_SPACE, ACTION_SPACE)
+    with running_worker(service, LONG_SCRIPT, policy="lstm") as rollout:
+        service.publish("s", 0, policy_weights(policy))
+        rollout.wait_for_fragments(30)
+    check_all(rollout)
+    for fragment in service.fragments:
+        state = tuple(torch.from_numpy(part[None]) for part in fragment.in_state)
+        obs = {key: torch.from_numpy(value[None]) for key, value in fragment.obs.items()}
+        with torch.no_grad():
+            judged = policy.evaluate(
+                obs,
+                torch.from_numpy(fragment.action[None]),
+                state,
+                torch.from_numpy(fragment.first[None]),
+            )
+        assert fragment.log_prob is not None
+        assert fragment.value is not None
+        np.testing.assert_allclose(judged.log_prob[0].numpy(), fragment.log_prob, atol=1e-4)
+        np.testing.assert_allclose(judged.value[0].numpy(), fragment.value, atol=1e-4)
+
+
+def test_a_new_session_starts_over_and_an_ended_one_stops_production() -> None:
+    service = FakeService()
+    with running_worker(service, LONG_SCRIPT) as rollout:
+        service.publish("one", 0, fresh_weights(0))
+        rollout.wait_for_fragments(10)
+        service.publish("two", 0, fresh_weights(1))
+        service.wait_until(
+            lambda: sum(fragment.session_id == "two" for fragment in service.fragments) >= 10
+        )
+    for fragments in rollout.by_worker().values():
+        for session_id in ("one", "two"):
+            check_sequence([f for f in fragments if f.session_id == session_id])
+    for fragment in service.fragments:
+        check_fragment(fragment)
+
+
+def test_stale_steps_are_dropped_where_they_are_and_the_next_fragment_says_so() -> None:
+    """D12, D25."""
+    service = FakeService(staleness_max=0)
+    with running_worker(service, LONG_SCRIPT, fragment_steps=64) as rollout:
+        for version in range(20):
+            service.publish("s", version)
+            service.wait_until(lambda: bool(service.reports))
+            service.reports.clear()
+        rollout.wait_for_fragments(2)
+    check_all(rollout)
+    assert all(f.model_version_min == f.model_version_max for f in service.fragments)
+
+
+def test_a_full_service_slows_the_environments_and_loses_nothing() -> None:
+    """D20: the ancestor's environments hung for good."""
+    service = FakeService()
+    gate = threading.Event()
+
+    def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
+        service._changed.wait_for(gate.is_set, 60.0)
+        return [AppendResult(AdmissionOutcome.ADMITTED)] * len(fragments)
+
+    service.answer = answer
+    with running_worker(service, ".", queue_fragments=3) as rollout:
+        service.publish("s", 0)
+        service.wait_until(lambda: bool(service.append_calls))
+        eventually_sync(lambda: rollout.worker.stats.blocked, "the sender is full", within_s=60.0)
+        # Three fragments wait, and each environment may fill one more before it is held up.
+        assert rollout.worker.step_count <= (3 + 2) * 4 + 2
+        with service._changed:
+            gate.set()
+            service._changed.notify_all()
+        rollout.wait_for_fragments(20)
+    check_all(rollout)
+    assert not any(fragment.discontinuity for fragment in service.fragments)
+
+
+def test_more_environments_than_a_batch_and_fewer_both_run() -> None:
+    """D26: the ancestor hung with fewer environments than a batch holds."""
+    for env_count, batch in ((1, 64), (5, 2)):
+        service = FakeService()
+        service.publish("s", 0)
+        with running_worker(
+            service, LONG_SCRIPT, env_count=env_count, batch_env_count=batch
+        ) as rollout:
+            rollout.wait_for_fragments(20)
+        check_all(rollout)
+
+
+def test_episodes_are_reported_with_how_they_ended() -> None:
+    service = FakeService()
+    service.publish("s", 0)
+    spec = EnvSpec(name="support.scripted_env:make", options={"script": "...t.c..!", "task": "dig"})
+    with running_worker(service, "", spec=spec, env_count=1):
+        service.wait_until(lambda: len(service.reports) >= 9)
+    ends = [(report.end, report.step_count) for report in service.reports[:9]]
+    assert [
+        (EpisodeEnd.TERMINATED, 4),
+        (EpisodeEnd.TRUNCATED, 2),
+        (EpisodeEnd.ABORTED, 2),
+    ] * 3 == ends
+    assert {"dig"} == {report.task for report in service.reports}
+    report = service.reports[1]
+    assert 1.0 <= report.return_sum <= 1.6
+    assert report.discounted_return_sum < report.return_sum
+
+
+def test_weights_of_another_policy_end_the_worker_by_name() -> None:
+    """D31: the ancestor labelled them as the new version."""
+    service = FakeService()
+    service.publish("s", 0, {"head.weight": np.zeros(1, np.float32)})
+    with running_worker(service, ".") as rollout, pytest.raises(WeightsMismatchError) as caught:
+        rollout.wait_for_error()
+    assert ["head.weight"] == caught.value.unexpected
+
+
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [
+        ("..!.....t", "step_raised"),
+        ("..x", "died"),
+        ("...h", "step_hung"),
+        ("..R", "reset_hung"),
+        ("....o...", "not_finite"),
+        ("...k...t", "observation_mismatch"),
+        ("...b...t", "build_raised"),
+    ],
+)
+def test_a_failure_is_counted_by_kind_and_every_fragment_stays_right(
+    script: str, kind: str
+) -> None:
+    """D20, D23, D26: the ancestor died, hung, or invented a terminal state."""
+    service = FakeService()
+    service.publish("s", 0)
+    with running_worker(service, script, step_s_max=0.4, reset_s_max=0.4) as rollout:
+        rollout.wait_for_fragments(8)
+    check_all(rollout)
+    assert rollout.worker.stats.failures[kind] >= 1
+    assert any(fragment.discontinuity for fragment in service.fragments) or kind == "reset_hung"
+    if "t" not in script and "R" not in script:
+        assert not any(fragment.terminated.any() for fragment in service.fragments)

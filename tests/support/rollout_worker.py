@@ -1,0 +1,106 @@
+"""A whole rollout worker on a fake service, with scripted environments in real processes."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from breadbox.fragment import Fragment
+from breadbox.policies import make_policy
+from breadbox_rollout.environments import EnvSpec
+from breadbox_rollout.episodes import EpisodeReporter
+from breadbox_rollout.inference import Inference
+from breadbox_rollout.models import ModelWatcher
+from breadbox_rollout.pool import EnvPool, PoolOptions
+from breadbox_rollout.sender import Sender
+from breadbox_rollout.worker import RolloutWorker, WorkerOptions
+from support.rollout_service import FakeService
+
+
+class Rollout:
+    """The parts of a running worker."""
+
+    def __init__(self, service: FakeService, worker: RolloutWorker, sender: Sender) -> None:
+        self.service = service
+        self.worker = worker
+        self.sender = sender
+        self.errors: list[BaseException] = []
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self.worker.run()
+        except BaseException as error:  # noqa: BLE001 - handed to the test's thread
+            self.errors.append(error)
+        finally:
+            self.ended.set()
+
+    def by_worker(self) -> dict[str, list[Fragment]]:
+        found: dict[str, list[Fragment]] = defaultdict(list)
+        for fragment in list(self.service.fragments):
+            found[fragment.worker_id].append(fragment)
+        return dict(found)
+
+    def wait_for_error(self, wait_s: float = 60.0) -> None:
+        """Wait until the worker ends by itself, and raise what ended it."""
+        assert self.ended.wait(wait_s), "the worker still runs"
+        raise self.errors[0]
+
+    def wait_for_fragments(self, count: int, wait_s: float = 60.0) -> None:
+        self.service.wait_until(
+            lambda: len(self.service.fragments) >= count or bool(self.errors), wait_s
+        )
+        if self.errors:
+            raise self.errors[0]
+
+
+@contextmanager
+def running_worker(
+    service: FakeService,
+    script: str,
+    *,
+    policy: str = "mlp",
+    fragment_steps: int = 4,
+    batch_env_count: int = 4,
+    spec: EnvSpec | None = None,
+    queue_fragments: int = 64,
+    **pool_options: Any,
+) -> Iterator[Rollout]:
+    """Run a worker in a thread until the block ends; then nothing of it is left."""
+    spec = spec or EnvSpec(name="support.scripted_env:make", options={"script": script})
+    watcher = ModelWatcher(service)
+    sender = Sender(service, lambda: watcher.latest, fragments_max=queue_fragments, bytes_max=2**28)
+    reporter = EpisodeReporter(service)
+    options = WorkerOptions(
+        fragment_steps=fragment_steps,
+        batch_env_count=batch_env_count,
+        batch_wait_s_max=0.01,
+        worker_prefix="w",
+    )
+    worker = RolloutWorker(
+        EnvPool(spec, PoolOptions(**{"env_count": 2, **pool_options})),
+        lambda observations, actions: make_policy(policy, observations, actions),
+        watcher,
+        sender,
+        reporter,
+        options,
+        make_inference=lambda made: Inference(made, torch.device("cpu")),
+    )
+    rollout = Rollout(service, worker, sender)
+    for part in (watcher, sender, reporter):
+        part.start()
+    thread = threading.Thread(target=rollout.run)
+    thread.start()
+    try:
+        yield rollout
+    finally:
+        worker.stop()
+        thread.join(60.0)
+        sender.close(10.0)
+        reporter.close(10.0)
+        service.close()
+        watcher.close()
+        assert not thread.is_alive()
