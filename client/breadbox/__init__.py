@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from breadbox import aio as aio
+    from breadbox import errors as errors
+    from breadbox.appender import Appender as Appender
     from breadbox.client import Client as Client
     from breadbox.client import connect as connect
     from breadbox.errors import ReplayBufferError as ReplayBufferError
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "appender": ("Appender",),
     "client": ("Client", "connect"),
     "errors": ("ReplayBufferError", "WaitElapsedError"),
     "fragment": ("Fragment",),

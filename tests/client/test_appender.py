@@ -1,0 +1,339 @@
+"""The background appender: bounded, in order, and nothing dropped unseen."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from breadbox import errors
+from breadbox.appender import Appender, AppenderOptions
+from breadbox.fragment import Fragment
+from breadbox.types import AdmissionOutcome, AppendResult
+from support.clock import ManualClock
+from support.eventually import eventually_sync
+from support.fragments import vector_fragment
+
+ADMITTED = AppendResult(AdmissionOutcome.ADMITTED)
+NEVER_S = 3600.0
+Answer = Callable[[Sequence[Fragment]], list[AppendResult]]
+
+
+class FakeClient:
+    """Remembers what it is given, and answers as told."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.arguments: list[tuple[Any, Any]] = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.answers: list[Answer] = []
+
+    def append_many(
+        self,
+        fragments: Sequence[Fragment],
+        *,
+        buffer: str | None = None,
+        codecs: str | Mapping[str, str] | None = None,
+    ) -> list[AppendResult]:
+        self.batches.append([fragment.fragment_index for fragment in fragments])
+        self.arguments.append((buffer, codecs))
+        assert self.may_answer.wait(10)
+        if self.answers:
+            return self.answers.pop(0)(fragments)
+        return [ADMITTED] * len(fragments)
+
+
+@pytest.fixture
+def client() -> Iterator[FakeClient]:
+    made = FakeClient()
+    yield made
+    made.may_answer.set()
+
+
+def options(**changes: Any) -> AppenderOptions:
+    return AppenderOptions(**{"batch_count": 4, "flush_after_s": NEVER_S, **changes})
+
+
+def give(appender: Appender, *indexes: int) -> None:
+    for index in indexes:
+        appender.append(vector_fragment(index))
+
+
+def failing(error: Exception) -> Answer:
+    def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
+        raise error
+
+    return answer
+
+
+def sent(client: FakeClient) -> list[int]:
+    return [index for batch in client.batches for index in batch]
+
+
+# Batching ---------------------------------------------------------------------------------------
+
+
+def test_a_full_batch_is_sent_without_waiting(client: FakeClient) -> None:
+    with Appender(client, options()) as appender:
+        give(appender, 0, 1, 2, 3)
+        eventually_sync(lambda: appender.counts.admitted == 4)
+    assert [[0, 1, 2, 3]] == client.batches
+
+
+def test_a_lonely_fragment_is_sent_after_its_time(client: FakeClient) -> None:
+    with Appender(client, options(flush_after_s=0.01)) as appender:
+        give(appender, 0)
+        eventually_sync(lambda: appender.counts.admitted == 1)
+
+
+def test_no_fragment_is_sent_before_its_time_or_a_full_batch(client: FakeClient) -> None:
+    with Appender(client, options(flush_after_s=5.0), clock=ManualClock()) as appender:
+        give(appender, 0, 1, 2)
+        assert 3 == appender.counts.pending
+        assert [] == client.batches
+
+
+def test_a_flush_sends_what_waits_and_returns_when_it_is_answered(client: FakeClient) -> None:
+    with Appender(client, options()) as appender:
+        give(appender, 0, 1)
+        appender.flush()
+        assert [[0, 1]] == client.batches
+        assert 0 == appender.counts.pending
+
+
+def test_a_flush_of_nothing_returns_at_once(client: FakeClient) -> None:
+    with Appender(client, options()) as appender:
+        appender.flush(max_wait_s=0.0)
+
+
+def test_a_flush_gives_up_after_its_time_and_sending_goes_on(client: FakeClient) -> None:
+    client.may_answer.clear()
+    with Appender(client, options()) as appender:
+        give(appender, 0)
+        with pytest.raises(TimeoutError):
+            appender.flush(max_wait_s=0.01)
+        client.may_answer.set()
+        appender.flush()
+    assert [0] == sent(client)
+
+
+def test_closing_sends_what_waits_in_order(client: FakeClient) -> None:
+    with Appender(client, options()) as appender:
+        give(appender, *range(10))
+    assert list(range(10)) == sent(client)
+    assert 10 == appender.counts.admitted
+
+
+def test_where_and_how_is_passed_on(client: FakeClient) -> None:
+    with Appender(client, options(), buffer="b", codecs="lz4") as appender:
+        give(appender, 0)
+    assert [("b", "lz4")] == client.arguments
+
+
+def test_fragments_of_many_threads_are_all_sent_once(client: FakeClient) -> None:
+    with Appender(client, options(queue_count_max=8)) as appender:
+        threads = [
+            threading.Thread(target=give, args=(appender, *range(first, first + 50)))
+            for first in range(0, 400, 50)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert list(range(400)) == sorted(sent(client))
+    assert max(len(batch) for batch in client.batches) <= 4
+
+
+# Bounds -----------------------------------------------------------------------------------------
+
+
+def held(client: FakeClient, **bounds: Any) -> Appender:
+    """An appender whose first batch is being sent and does not come back."""
+    client.may_answer.clear()
+    return Appender(client, options(batch_count=1, **bounds))
+
+
+def test_a_full_queue_blocks_and_takes_again_when_there_is_room(client: FakeClient) -> None:
+    appender = held(client, queue_count_max=3)
+    give(appender, 0, 1, 2)
+    with pytest.raises(TimeoutError):
+        appender.append(vector_fragment(3), max_wait_s=0.01)
+    assert 3 == appender.counts.given
+    client.may_answer.set()
+    give(appender, 3)
+    appender.close()
+    assert [0, 1, 2, 3] == sent(client)
+
+
+def test_bytes_bound_the_queue_too(client: FakeClient) -> None:
+    size_bytes = vector_fragment().size_bytes
+    appender = held(client, queue_bytes_max=2 * size_bytes)
+    give(appender, 0, 1)
+    assert 2 * size_bytes == appender.counts.pending_bytes
+    with pytest.raises(TimeoutError):
+        appender.append(vector_fragment(2), max_wait_s=0.01)
+    client.may_answer.set()
+    appender.close()
+    assert 0 == appender.counts.pending_bytes
+
+
+def test_a_fragment_larger_than_the_bound_is_held_alone(client: FakeClient) -> None:
+    appender = held(client, queue_bytes_max=1)
+    give(appender, 0)
+    with pytest.raises(TimeoutError):
+        appender.append(vector_fragment(1), max_wait_s=0.01)
+    client.may_answer.set()
+    give(appender, 1)
+    appender.close()
+    assert [0, 1] == sent(client)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_count", 0),
+        ("batch_count", 5000),
+        ("queue_count_max", 0),
+        ("queue_bytes_max", 0),
+        ("flush_after_s", -1.0),
+        ("flush_after_s", float("nan")),
+    ],
+)
+def test_a_bound_out_of_its_range_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(errors.InvalidRequestError, match=name):
+        AppenderOptions(**{name: value})
+
+
+# Failures ---------------------------------------------------------------------------------------
+
+AWAY = errors.UnavailableError("away")
+
+
+def test_an_error_surfaces_on_the_next_append_on_flush_and_on_close(client: FakeClient) -> None:
+    client.answers = [failing(AWAY)]
+    appender = Appender(client, options(batch_count=1))
+    give(appender, 0)
+    eventually_sync(lambda: appender.counts.failed == 1)
+    with pytest.raises(errors.UnavailableError):
+        give(appender, 1)
+    with pytest.raises(errors.UnavailableError):
+        appender.flush()
+    with pytest.raises(errors.UnavailableError):
+        appender.close()
+    appender.close()
+    assert [0] == sent(client)
+
+
+def test_an_error_ends_callers_that_wait_for_room(client: FakeClient) -> None:
+    appender = held(client, queue_count_max=1)
+    client.answers = [failing(AWAY)]
+    give(appender, 0)
+    caught: list[Exception] = []
+
+    def blocked() -> None:
+        try:
+            give(appender, 1)
+        except errors.UnavailableError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=blocked)
+    thread.start()
+    client.may_answer.set()
+    thread.join(10)
+    assert [AWAY] == caught
+    with pytest.raises(errors.UnavailableError):
+        appender.close()
+
+
+def test_after_an_error_everything_unanswered_is_counted_and_handed_back(
+    client: FakeClient,
+) -> None:
+    client.may_answer.clear()
+    client.answers = [failing(AWAY)]
+    appender = Appender(client, options(batch_count=2))
+    give(appender, 0, 1, 2)
+    client.may_answer.set()
+    with pytest.raises(errors.UnavailableError):
+        appender.close()
+    counts = appender.counts
+    assert (3, 3, 0) == (counts.given, counts.failed, counts.pending)
+    assert [0, 1, 2] == [fragment.fragment_index for fragment in appender.unsent()]
+
+
+def test_what_was_admitted_before_the_buffer_stayed_full_is_not_handed_back(
+    client: FakeClient,
+) -> None:
+    error = errors.BackpressureError("full", 1.0)
+    full = AppendResult(AdmissionOutcome.BUFFER_FULL)
+    error.results = (ADMITTED, full, full)
+    client.answers = [failing(error)]
+    appender = Appender(client, options(batch_count=3))
+    give(appender, 0, 1, 2)
+    with pytest.raises(errors.BackpressureError):
+        appender.close()
+    counts = appender.counts
+    assert (1, 2) == (counts.admitted, counts.failed)
+    assert [1, 2] == [fragment.fragment_index for fragment in appender.unsent()]
+
+
+def test_outcomes_are_counted_and_add_up(client: FakeClient) -> None:
+    outcomes = [
+        AdmissionOutcome.ADMITTED,
+        AdmissionOutcome.DUPLICATE,
+        AdmissionOutcome.STALE,
+        AdmissionOutcome.WRONG_SESSION,
+    ]
+    client.answers = [lambda fragments: [AppendResult(outcome) for outcome in outcomes]]
+    with Appender(client, options()) as appender:
+        give(appender, 0, 1, 2, 3)
+        appender.flush()
+        counts = appender.counts
+    assert {outcome: 1 for outcome in outcomes} == dict(counts.by_outcome)
+    assert (2, 4, 0) == (counts.admitted, counts.given, counts.failed)
+
+
+def test_a_closed_appender_says_so(client: FakeClient) -> None:
+    appender = Appender(client, options())
+    appender.close()
+    with pytest.raises(errors.ClosedError):
+        give(appender, 0)
+    assert [] == sent(client)
+
+
+class WorkerError(Exception):
+    """What goes wrong in a worker."""
+
+
+def work_and_fail(client: FakeClient) -> None:
+    with Appender(client, options()) as appender:
+        give(appender, 0)
+        raise WorkerError
+
+
+def test_leaving_by_exception_sends_what_waits_and_raises_the_callers_own(
+    client: FakeClient,
+) -> None:
+    with pytest.raises(WorkerError):
+        work_and_fail(client)
+    assert [0] == sent(client)
+
+
+def test_leaving_by_exception_logs_an_error_of_the_background(
+    client: FakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.answers = [failing(AWAY)]
+    with pytest.raises(WorkerError):
+        work_and_fail(client)
+    assert "1 fragments were not sent" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_in_the_background_does_not_leave_callers_waiting(client: FakeClient) -> None:
+    client.answers = [failing(ZeroDivisionError("bug"))]
+    appender = Appender(client, options(batch_count=1))
+    give(appender, 0)
+    with pytest.raises(errors.ReplayBufferError, match="bug"):
+        appender.flush()
+    with pytest.raises(errors.ReplayBufferError, match="bug"):
+        appender.close()

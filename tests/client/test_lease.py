@@ -1,0 +1,325 @@
+"""Leases over a real channel: renewed while open, consumed or returned when left."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+import breadbox
+from breadbox import aio, errors, payload, stores, wire
+from breadbox.lease import LeaseKeeper
+from breadbox.options import ClientOptions
+from breadbox.stores.base import PayloadStore
+from breadbox.types import LeaseGrant, ReleaseMode
+from breadbox.v1 import fragment_pb2
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from support.callers import make_caller
+from support.clock import ManualClock
+from support.eventually import eventually_sync
+from support.fake_service import FakeService, refuse
+from support.fragments import vector_fragment
+
+FRAGMENT_COUNT = 20
+LEASE_S = 0.06
+"""So short that the first renewal is due after 20 ms."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[PayloadStore]:
+    opened = stores.open_store(f"file://{tmp_path}")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def granted(store: PayloadStore, fake: FakeService) -> pb.FetchFragmentsResponse:
+    fragments = [vector_fragment(index) for index in range(FRAGMENT_COUNT)]
+    references = payload.write_fragments(store, fragments)
+    response = pb.FetchFragmentsResponse(
+        outcome=pb.FETCH_OUTCOME_GRANTED,
+        lease=pb.Lease(lease_id="l", remaining_duration=Duration(seconds=60)),
+        session_id="s",
+        model_version=0,
+        fragments=[
+            fragment_pb2.FragmentReference(
+                metadata=wire.metadata_to_wire(wire.metadata_of(fragment, reference)),
+                chunk_id=fragment.fragment_index,
+                use_count=1,
+            )
+            for fragment, reference in zip(fragments, references, strict=True)
+        ],
+    )
+    fake.will("FetchFragments", response)
+    return response
+
+
+@pytest.fixture
+def client(
+    address: str, store: PayloadStore, granted: pb.FetchFragmentsResponse
+) -> Iterator[breadbox.Client]:
+    with breadbox.Client(address, ClientOptions(deadline_s=5.0), store=store) as made:
+        yield made
+
+
+@pytest.fixture
+async def async_client(
+    address: str, store: PayloadStore, granted: pb.FetchFragmentsResponse
+) -> Any:
+    async with aio.Client(address, ClientOptions(deadline_s=5.0), store=store) as made:
+        yield made
+
+
+def released(fake: FakeService) -> list[int]:
+    return [request.mode for request in fake.requests("ReleaseLease")]
+
+
+class LearnerError(Exception):
+    """What goes wrong in a learner."""
+
+
+# Leaving ----------------------------------------------------------------------------------------
+
+
+def test_a_clean_exit_consumes_the_lease_once(client: breadbox.Client, fake: FakeService) -> None:
+    with client.fetch(FRAGMENT_COUNT) as lease:
+        assert [] == released(fake)
+    lease.release()
+    assert [pb.RELEASE_MODE_CONSUMED] == released(fake)
+
+
+def test_an_exception_returns_the_lease_and_goes_on_its_way(
+    client: breadbox.Client, fake: FakeService
+) -> None:
+    with pytest.raises(LearnerError), client.fetch(FRAGMENT_COUNT):
+        raise LearnerError
+    assert [pb.RELEASE_MODE_RETURNED] == released(fake)
+
+
+def test_a_failed_return_does_not_hide_the_exception(
+    client: breadbox.Client, fake: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.will("ReleaseLease", refuse(grpc.StatusCode.UNAVAILABLE))
+    with pytest.raises(LearnerError), client.fetch(FRAGMENT_COUNT):
+        raise LearnerError
+    assert "could not be returned" in caplog.text
+    assert [pb.RELEASE_MODE_RETURNED] == released(fake)
+
+
+def test_a_lease_that_expired_before_a_clean_exit_is_told(
+    client: breadbox.Client, fake: FakeService
+) -> None:
+    """The server may serve its chunks again: the learner must know."""
+    fake.will("ReleaseLease", refuse(grpc.StatusCode.NOT_FOUND, "LEASE_NOT_FOUND", lease="l"))
+    with pytest.raises(errors.LeaseExpiredError), client.fetch(FRAGMENT_COUNT):
+        pass
+
+
+def test_a_lease_released_by_hand_is_not_released_again(
+    client: breadbox.Client, fake: FakeService
+) -> None:
+    with client.fetch(FRAGMENT_COUNT) as lease:
+        lease.release(ReleaseMode.RETURNED)
+        with pytest.raises(errors.ClosedError):
+            next(lease.fragments())
+    assert [pb.RELEASE_MODE_RETURNED] == released(fake)
+
+
+async def test_an_async_lease_is_consumed_by_a_clean_exit(
+    async_client: aio.Client, fake: FakeService
+) -> None:
+    async with await async_client.fetch(FRAGMENT_COUNT):
+        assert [] == released(fake)
+    assert [pb.RELEASE_MODE_CONSUMED] == released(fake)
+
+
+async def test_an_exception_leaves_an_async_lease_as_it_was_raised(
+    async_client: aio.Client, fake: FakeService
+) -> None:
+    """Not wrapped into the exception group of the renewing task."""
+    with pytest.raises(LearnerError):
+        async with await async_client.fetch(FRAGMENT_COUNT):
+            raise LearnerError
+    assert [pb.RELEASE_MODE_RETURNED] == released(fake)
+
+
+async def test_a_cancelled_body_returns_an_async_lease(
+    async_client: aio.Client, fake: FakeService
+) -> None:
+    entered = asyncio.Event()
+
+    async def body() -> None:
+        async with await async_client.fetch(FRAGMENT_COUNT):
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.get_running_loop().create_task(body())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [pb.RELEASE_MODE_RETURNED] == released(fake)
+
+
+# Loading ----------------------------------------------------------------------------------------
+
+
+def test_fragments_come_in_draw_order(client: breadbox.Client) -> None:
+    with client.fetch(FRAGMENT_COUNT) as lease:
+        indexes = [fragment.fragment_index for fragment in lease.fragments()]
+    assert list(range(FRAGMENT_COUNT)) == indexes
+    assert FRAGMENT_COUNT == len(lease)
+
+
+def test_batches_come_in_draw_order_with_a_short_last_one(client: breadbox.Client) -> None:
+    with client.fetch(FRAGMENT_COUNT) as lease:
+        batches = list(lease.batches(8))
+    assert [8, 8, 4] == [len(batch) for batch in batches]
+    rows = [int(index) for batch in batches for index in batch.obs[:, 0, 0]]
+    assert list(range(FRAGMENT_COUNT)) == rows
+
+
+def test_columns_of_a_batch_can_be_chosen(client: breadbox.Client) -> None:
+    with client.fetch(FRAGMENT_COUNT) as lease:
+        batch = next(lease.batches(4, columns=["reward"]))
+    assert (4, 4) == batch.reward.shape
+    assert batch.obs is None
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_of_no_fragments_is_refused(client: breadbox.Client, batch_size: int) -> None:
+    with client.fetch(FRAGMENT_COUNT) as lease, pytest.raises(errors.InvalidRequestError):
+        list(lease.batches(batch_size))
+
+
+async def test_an_async_lease_loads_the_same(async_client: aio.Client) -> None:
+    async with await async_client.fetch(FRAGMENT_COUNT) as lease:
+        indexes = [fragment.fragment_index async for fragment in lease.fragments()]
+        sizes = [len(batch) async for batch in lease.batches(8)]
+    assert list(range(FRAGMENT_COUNT)) == indexes
+    assert [8, 8, 4] == sizes
+
+
+async def test_leaving_async_batches_early_leaves_no_task_behind(async_client: aio.Client) -> None:
+    async with await async_client.fetch(FRAGMENT_COUNT) as lease:
+        batches = lease.batches(1, prefetch_batches=4)
+        await anext(batches)
+        await batches.aclose()
+    assert {asyncio.current_task()} == asyncio.all_tasks()
+
+
+# Renewing ---------------------------------------------------------------------------------------
+
+
+def renewed(seconds: float) -> pb.RenewLeaseResponse:
+    span = Duration()
+    span.FromNanoseconds(round(seconds * 1e9))
+    return pb.RenewLeaseResponse(lease=pb.Lease(lease_id="l", remaining_duration=span))
+
+
+def arrivals(fake: FakeService, count: int) -> bool:
+    return all(fake.arrived.acquire(timeout=10) for _ in range(count))
+
+
+def test_an_open_lease_is_renewed_at_a_third_of_its_life(
+    client: breadbox.Client, fake: FakeService, granted: pb.FetchFragmentsResponse
+) -> None:
+    granted.lease.remaining_duration.FromMilliseconds(round(LEASE_S * 1e3))
+    fake.will("RenewLease", *[renewed(LEASE_S)] * 2, renewed(60.0))
+    with client.fetch(FRAGMENT_COUNT):
+        assert arrivals(fake, 4)
+    methods = [call.method for call in fake.received]
+    assert ["FetchFragments", *["RenewLease"] * 3, "ReleaseLease"] == methods
+
+
+async def test_an_open_async_lease_is_renewed(
+    async_client: aio.Client, fake: FakeService, granted: pb.FetchFragmentsResponse
+) -> None:
+    granted.lease.remaining_duration.FromMilliseconds(round(LEASE_S * 1e3))
+    fake.will("RenewLease", *[renewed(LEASE_S)] * 2, renewed(60.0))
+    async with await async_client.fetch(FRAGMENT_COUNT):
+        assert await asyncio.to_thread(arrivals, fake, 4)
+    methods = [call.method for call in fake.received]
+    assert ["FetchFragments", *["RenewLease"] * 3, "ReleaseLease"] == methods
+
+
+def test_a_lease_found_gone_refuses_to_load(
+    client: breadbox.Client, fake: FakeService, granted: pb.FetchFragmentsResponse
+) -> None:
+    granted.lease.remaining_duration.FromMilliseconds(round(LEASE_S * 1e3))
+    fake.will("RenewLease", refuse(grpc.StatusCode.NOT_FOUND, "LEASE_NOT_FOUND", lease="l"))
+    with client.fetch(FRAGMENT_COUNT) as lease:
+        eventually_sync(lambda: lease.expired)
+        with pytest.raises(errors.LeaseExpiredError):
+            next(lease.batches(4))
+
+
+def test_a_forgotten_lease_is_not_renewed(client: breadbox.Client, fake: FakeService) -> None:
+    """It expires, as a lease of a dead learner does."""
+    client.fetch(FRAGMENT_COUNT)
+    assert client._keeper._thread is None
+
+
+class CountingLease:
+    """Stands for a lease in the keeper's tests."""
+
+    def __init__(self, delays_s: list[float | None], done: threading.Event) -> None:
+        self.released = False
+        self.renewals = 0
+        self._delays_s = delays_s
+        self._done = done
+
+    def renew_quietly(self) -> float | None:
+        self.renewals += 1
+        delay_s = self._delays_s.pop(0)
+        if not self._delays_s:
+            self._done.set()
+        return delay_s
+
+
+def test_the_keeper_renews_many_leases_and_forgets_those_that_are_over() -> None:
+    clock = ManualClock(0.0)
+    keeper = LeaseKeeper(clock)
+    done = [threading.Event() for _ in range(3)]
+    leases = [CountingLease([0.0, 0.0, None], event) for event in done]
+    for lease in leases:
+        keeper.keep(lease, 0.0)  # type: ignore[arg-type]
+    assert [True] * 3 == [event.wait(10) for event in done]
+    keeper.close()
+    keeper.close()
+    assert [3, 3, 3] == [lease.renewals for lease in leases]
+
+
+def test_a_closed_keeper_keeps_nothing() -> None:
+    keeper = LeaseKeeper()
+    keeper.close()
+    lease = CountingLease([None], threading.Event())
+    keeper.keep(lease, 0.0)  # type: ignore[arg-type]
+    assert 0 == lease.renewals
+
+
+def test_ranks_share_a_fetch_by_its_request_id(
+    address: str, fake: FakeService, granted: pb.FetchFragmentsResponse
+) -> None:
+    fake.will("FetchFragments", granted)
+    for rank in range(2):
+        with breadbox.connect(address) as client:
+            lease = client.fetch(40, 1.0, rank=rank, world_size=2, request_id="step-1")
+            assert "step-1" == lease.request_id
+    requests = fake.requests("FetchFragments")
+    assert [(0, 2, "step-1"), (1, 2, "step-1")] == [
+        (request.rank, request.world_size, request.request_id) for request in requests
+    ]
+    assert isinstance(lease.grant, LeaseGrant)
+
+
+async def test_both_kinds_of_client_write_a_lease_the_same_way(
+    kind: str, address: str, granted: pb.FetchFragmentsResponse
+) -> None:
+    async with make_caller(kind, address) as caller:
+        lease = await caller.call("fetch", FRAGMENT_COUNT)
+    assert "Lease('l', 20 fragments, open)" == repr(lease)

@@ -1,0 +1,152 @@
+"""Plain types to the wire and back: total, and nothing lost."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from breadbox import errors, types, wire
+from breadbox.v1 import buffer_pb2, fragment_pb2
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+SPANS_S = st.integers(0, 10**15).map(lambda nanoseconds: nanoseconds * 1e-9)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+PAYLOADS = st.builds(types.PayloadReference, TEXT, INT64, INT64)
+METADATA = st.builds(
+    types.FragmentMetadata,
+    worker_id=TEXT,
+    fragment_index=INT64,
+    session_id=TEXT,
+    model_version_min=INT64,
+    model_version_max=INT64,
+    payload=PAYLOADS,
+    step_count=INT64,
+    discontinuity=st.booleans(),
+)
+LIMITERS = st.one_of(
+    st.none(),
+    st.builds(types.MinimumChunks, INT64),
+    st.builds(types.SampleToInsertRatio, st.floats(), st.floats(), INT64),
+)
+COUNTS = st.none() | INT64
+CONFIGS = st.builds(
+    types.BufferConfig,
+    **{name: COUNTS for name in wire._COUNT_FIELDS},
+    full_policy=st.none() | st.sampled_from(types.FullPolicy),
+    lease_expiry_policy=st.none() | st.sampled_from(types.LeaseExpiryPolicy),
+    lease_s=st.none() | SPANS_S,
+    open_chunk_s=st.none() | SPANS_S,
+    sampler=st.none() | TEXT.filter(bool),
+    limiter=LIMITERS,
+)
+
+
+def alike(first: Any, second: Any) -> bool:
+    """Equal but for the rounding of spans to nanoseconds, and NaN being itself."""
+    if isinstance(first, float) and isinstance(second, float):
+        both_nan = math.isnan(first) and math.isnan(second)
+        return both_nan or math.isclose(first, second, abs_tol=1e-9)
+    if dataclasses.is_dataclass(first) and type(first) is type(second):
+        return all(
+            alike(getattr(first, field.name), getattr(second, field.name))
+            for field in dataclasses.fields(first)
+        )
+    return bool(first == second)
+
+
+@given(METADATA)
+def test_metadata_comes_back_as_it_was_sent(metadata: types.FragmentMetadata) -> None:
+    assert metadata == wire.metadata_from_wire(wire.metadata_to_wire(metadata))
+
+
+@given(CONFIGS)
+def test_limits_come_back_as_they_were_sent(config: types.BufferConfig) -> None:
+    assert alike(config, wire.config_from_wire(wire.config_to_wire(config)))
+
+
+@given(SPANS_S)
+def test_a_span_comes_back_to_the_nanosecond(span_s: float) -> None:
+    sent = wire.duration("span_s", span_s)
+    assert sent is not None
+    assert math.isclose(span_s, wire.seconds(sent), rel_tol=1e-9, abs_tol=1e-9)
+
+
+@pytest.mark.parametrize("span_s", [-1e-9, -1.0, math.nan, math.inf, -math.inf, 1e18, "1", []])
+def test_what_is_no_span_is_refused_by_name(span_s: Any) -> None:
+    with pytest.raises(errors.InvalidRequestError, match="span_s"):
+        wire.duration("span_s", span_s)
+
+
+def test_an_absent_span_stays_absent() -> None:
+    assert wire.duration("span_s", None) is None
+
+
+def test_every_outcome_of_the_wire_has_its_own_value() -> None:
+    read = [wire.outcome_from_wire(number) for number in fragment_pb2.AdmissionOutcome.values()]
+    assert sorted(types.AdmissionOutcome, key=str) == sorted(set(read), key=str)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (types.FullPolicy, buffer_pb2.FullPolicy),
+        (types.LeaseExpiryPolicy, buffer_pb2.LeaseExpiryPolicy),
+        (types.ReleaseMode, pb.ReleaseMode),
+        (types.EpisodeEnd, pb.EpisodeEnd),
+        (types.AdmissionOutcome, fragment_pb2.AdmissionOutcome),
+    ],
+)
+def test_enums_of_the_library_are_those_of_the_wire(ours: Any, theirs: Any) -> None:
+    prefix_length = len(theirs.keys()[0].removesuffix("UNSPECIFIED"))
+    wanted = {name[prefix_length:] for name in theirs.keys()} - {"UNSPECIFIED"}  # noqa: SIM118
+    assert wanted == {member.name for member in ours} - {"UNSPECIFIED"}
+
+
+def test_an_outcome_of_a_newer_server_reads_as_unspecified() -> None:
+    assert types.AdmissionOutcome.UNSPECIFIED == wire.outcome_from_wire(999)
+
+
+def test_policies_of_a_newer_server_read_as_none() -> None:
+    message = buffer_pb2.BufferConfig()
+    message.ParseFromString(b"\x30\x63\x38\x63")  # full_policy = 99, lease_expiry_policy = 99
+    config = wire.config_from_wire(message)
+    assert (None, None) == (config.full_policy, config.lease_expiry_policy)
+
+
+def test_no_session_is_no_version_whatever_the_wire_says() -> None:
+    response = pb.WatchModelResponse(changed=True, model_version=7)
+    assert types.ModelState("", None, None) == wire.model_from_wire(response)
+
+
+def test_version_zero_is_told_from_no_version() -> None:
+    response = pb.WatchModelResponse(changed=True, session_id="s", model_version=0)
+    assert types.ModelState("s", 0, None) == wire.model_from_wire(response)
+    response.ClearField("model_version")
+    assert types.ModelState("s", None, None) == wire.model_from_wire(response)
+
+
+def test_every_field_of_a_buffers_state_is_read() -> None:
+    state = buffer_pb2.BufferState(
+        **{name: number for number, name in enumerate(wire._GAUGE_FIELDS[:-1], 1)},
+        waiting_reason="have 1 chunk, need 2",
+        counters={"b": 2, "a": 1},
+        chunk_count_by_staleness={1: 3, 0: 4},
+    )
+    read = wire.buffer_from_wire(buffer_pb2.Buffer(name="n", state=state)).state
+    for field in dataclasses.fields(types.BufferState):
+        assert getattr(read, field.name), field.name
+    assert ["a", "b"] == list(read.counters)
+    assert [0, 1] == list(read.chunk_count_by_staleness)
+
+
+def test_what_does_not_fit_a_nested_field_is_named() -> None:
+    with pytest.raises(errors.InvalidRequestError, match="ratio"):
+        wire.config_to_wire(
+            types.BufferConfig(limiter=types.SampleToInsertRatio("a", 1.0))  # type: ignore[arg-type]
+        )
+    with pytest.raises(errors.InvalidRequestError, match="limiter"):
+        wire.config_to_wire(types.BufferConfig(limiter="fast"))  # type: ignore[arg-type]
