@@ -44,6 +44,7 @@ class Model:
 
 
 NO_MODEL = Model("", 0, None, None)
+NO_STATE = ModelState("", None, None)
 
 
 class ModelWatcher:
@@ -95,8 +96,13 @@ class ModelWatcher:
         known: ModelState | None = None
         while not self._closing.is_set():
             try:
-                state = self._service.watch_model(known, max_wait_s=WATCH_S)
+                # Knowing nothing, an answer is wanted at once: also that no session is current.
+                wait_s = 0.0 if known is None else WATCH_S
+                state = self._service.watch_model(known, max_wait_s=wait_s)
                 if state is None:
+                    if known is None:
+                        known = NO_STATE
+                        self._offer(NO_MODEL)
                     continue
                 model = self._complete(state, known)
             except ClosedError:
