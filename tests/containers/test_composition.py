@@ -1,0 +1,187 @@
+"""`docker compose up`, driven from outside: it trains, it is watched, it survives what kills it."""
+
+import re
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+import breadbox
+from breadbox.types import AdmissionOutcome, BufferConfig
+from support.composition import Composition
+from support.eventually import eventually_sync
+from support.fragments import vector_fragment
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(1200)]
+
+START_S = 180.0
+"""Two cores import torch in three containers at once."""
+BACK_S = 60.0
+
+
+@pytest.fixture
+def client(composition: Composition) -> Iterator[breadbox.Client]:
+    """A client on this host, outside the containers' networks."""
+    with breadbox.connect(
+        composition.address, store_url=composition.store_url, reconnect_s=BACK_S
+    ) as connected:
+        eventually_sync(lambda: composition.is_healthy("server"), "health", within_s=START_S)
+        yield connected
+
+
+@pytest.fixture
+def own_buffer(client: breadbox.Client) -> Iterator[str]:
+    """A buffer that the composition's learner and workers do not touch."""
+    name = f"outside-{uuid4().hex[:8]}"
+    client.create_buffer(name, BufferConfig(fragments_per_chunk=1, capacity_chunks=64))
+    client.start_session("s", buffer=name)
+    yield name
+    client.delete_buffer(name)
+
+
+def trained_version(client: breadbox.Client) -> int:
+    """Model version that the composition's learner has published, -1 before the first."""
+    version = client.get_buffer().model_version
+    return -1 if version is None else version
+
+
+def admitted(client: breadbox.Client) -> int:
+    """Fragments that the composition's workers have had admitted."""
+    return dict(client.get_buffer().state.counters).get("fragments_admitted", 0)
+
+
+def await_training(client: breadbox.Client, within_s: float = BACK_S) -> None:
+    """Return once the learner has published three further versions."""
+    before = trained_version(client)
+    eventually_sync(lambda: trained_version(client) >= before + 3, "training", within_s=within_s)
+
+
+def test_it_trains_out_of_the_box_and_shows_it(
+    composition: Composition, client: breadbox.Client
+) -> None:
+    eventually_sync(lambda: trained_version(client) >= 3, "training", within_s=START_S)
+
+    assert re.search(r"return", composition.logs("learner"))
+
+
+def test_no_container_of_ours_runs_as_root(composition: Composition) -> None:
+    users = {
+        service: composition.docker("exec", composition.container(service), "id", "-u").strip()
+        for service in ("server", "rollout_worker", "learner")
+    }
+
+    assert {"server": "10001", "rollout_worker": "10001", "learner": "10001"} == users
+
+
+def test_the_store_password_stands_in_no_process_list_and_no_log(
+    composition: Composition, client: breadbox.Client
+) -> None:
+    """The client is asked for so that the server has started, and logged what it logs."""
+    services = ("redis", "server", "rollout_worker", "learner")
+    shown = [composition.docker("top", composition.container(service)) for service in services]
+    shown += [composition.logs(service) for service in services]
+    shown.append(composition.metrics())
+
+    assert [] == [text for text in shown if composition.password in text]
+
+
+def test_every_published_port_is_on_the_loopback_address(composition: Composition) -> None:
+    hosts = {
+        binding["HostIp"]
+        for service in ("redis", "server", "prometheus")
+        for bindings in composition.inspect(service)["NetworkSettings"]["Ports"].values()
+        for binding in bindings or []
+    }
+
+    assert {"127.0.0.1"} == hosts
+
+
+def test_a_client_outside_moves_payloads(client: breadbox.Client, own_buffer: str) -> None:
+    results = client.append_many([vector_fragment(index) for index in range(8)], buffer=own_buffer)
+    with client.fetch(fragment_count=8, max_wait_s=10, buffer=own_buffer) as lease:
+        fetched = {fragment.fragment_index: fragment for fragment in lease.fragments()}
+
+    assert [AdmissionOutcome.ADMITTED] * 8 == [result.outcome for result in results]
+    assert list(range(8)) == sorted(fetched)
+    assert all((fragment.obs == index).all() for index, fragment in fetched.items())
+
+
+def test_prometheus_scrapes_our_series(composition: Composition, client: breadbox.Client) -> None:
+    await_training(client, within_s=START_S)
+
+    def admitted_by_prometheus() -> float:
+        query = 'sum(breadbox_fragments_total{buffer="default",outcome="admitted"})'
+        return sum(float(series["value"][1]) for series in composition.query(query))
+
+    eventually_sync(lambda: admitted_by_prometheus() > 0, "our series", within_s=BACK_S)
+    up = composition.query('up{job="breadbox"}')
+    assert ["1"] == [series["value"][1] for series in up]
+
+
+def test_every_alert_rule_is_evaluated_without_an_error(composition: Composition) -> None:
+    eventually_sync(
+        lambda: all(rule["health"] != "unknown" for rule in composition.rules()),
+        "a first evaluation",
+        within_s=BACK_S,
+    )
+    rules = composition.rules()
+
+    assert rules
+    assert [] == [rule for rule in rules if rule["health"] != "ok"]
+
+
+def test_workers_can_be_scaled(composition: Composition, client: breadbox.Client) -> None:
+    def workers() -> int:
+        return client.get_buffer().state.worker_count
+
+    composition.compose(
+        "up", "--detach", "--no-build", "--no-recreate", "--scale", "rollout_worker=3"
+    )
+
+    assert 3 == len(composition.containers("rollout_worker"))
+    # Each container has four environments, and each environment is a worker of its own.
+    eventually_sync(lambda: workers() >= 12, "twelve workers", within_s=START_S)
+
+
+def test_training_goes_on_after_the_server_was_killed(
+    composition: Composition, client: breadbox.Client
+) -> None:
+    await_training(client, within_s=START_S)
+    composition.kill("server")
+    composition.start("server")
+
+    await_training(client, within_s=START_S)
+
+
+def test_acknowledged_fragments_survive_the_death_of_the_server(
+    composition: Composition, client: breadbox.Client, own_buffer: str
+) -> None:
+    client.append_many([vector_fragment(index) for index in range(8)], buffer=own_buffer)
+    composition.kill("server")
+    composition.start("server")
+
+    with client.fetch(fragment_count=8, max_wait_s=BACK_S, buffer=own_buffer) as lease:
+        assert list(range(8)) == sorted(one.fragment_index for one in lease.fragments())
+
+
+def test_acknowledged_fragments_survive_the_death_of_redis(
+    composition: Composition, client: breadbox.Client, own_buffer: str
+) -> None:
+    """The append-only file is written before the acknowledgement; only its flush may lag."""
+    client.append_many([vector_fragment(index) for index in range(8)], buffer=own_buffer)
+    composition.kill("redis")
+    composition.start("redis")
+    eventually_sync(lambda: composition.is_healthy("redis"), "Redis", within_s=BACK_S)
+
+    with client.fetch(fragment_count=8, max_wait_s=BACK_S, buffer=own_buffer) as lease:
+        assert list(range(8)) == sorted(one.fragment_index for one in lease.fragments())
+
+
+def test_training_goes_on_after_redis_was_killed(
+    composition: Composition, client: breadbox.Client
+) -> None:
+    await_training(client, within_s=START_S)
+    composition.kill("redis")
+    composition.start("redis")
+
+    await_training(client, within_s=START_S)

@@ -1,0 +1,90 @@
+"""docker-compose.yml and what stands beside it, without an engine."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILES = sorted(ROOT.glob("*/Dockerfile"))
+VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+
+
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())[
+        "services"
+    ]
+    return found
+
+
+def example_settings() -> dict[str, str]:
+    lines = (ROOT / ".env.example").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def test_every_setting_has_a_line_with_its_default_in_the_example() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    used = dict(VARIABLE.findall(text))
+
+    assert used == {
+        name: value for name, value in example_settings().items() if name != "COMPOSE_PROFILES"
+    }
+
+
+def test_a_setting_has_the_same_default_wherever_it_is_used() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    defaults: dict[str, set[str]] = {}
+    for name, default in VARIABLE.findall(text):
+        defaults.setdefault(name, set()).add(default)
+
+    assert {} == {name: values for name, values in defaults.items() if len(values) > 1}
+
+
+def test_ports_are_published_on_the_loopback_address_only() -> None:
+    published = [port for service in services().values() for port in service.get("ports", [])]
+
+    assert [] == [port for port in published if not port.startswith("127.0.0.1:")]
+    assert published
+
+
+def test_what_cannot_be_had_everywhere_sits_behind_a_profile() -> None:
+    default = {name for name, service in services().items() if "profiles" not in service}
+
+    assert {"redis", "server", "rollout_worker", "learner", "prometheus"} == default
+
+
+def test_only_those_that_move_payloads_are_on_the_stores_network() -> None:
+    on_store = {
+        name for name, service in services().items() if "store" in service.get("networks", [])
+    }
+
+    assert not {"prometheus", "grafana"} & on_store
+    assert ["store"] == services()["redis"]["networks"]
+
+
+def test_no_secret_stands_in_a_command_line() -> None:
+    for service in services().values():
+        assert "PASSWORD" not in str(service.get("command", ""))
+        assert "PASSWORD" not in str(service.get("entrypoint", ""))
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
+def test_an_image_has_a_pinned_base_and_does_not_run_as_root(path: Path) -> None:
+    lines = path.read_text().splitlines()
+
+    assert ["FROM python:3.11-slim-bookworm"] == [one for one in lines if one.startswith("FROM")]
+    assert "USER breadbox" in lines
+    assert "HEALTHCHECK" in path.read_text()
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
+def test_an_image_installs_dependencies_before_it_takes_the_source(path: Path) -> None:
+    text = path.read_text()
+
+    assert text.index("COPY pyproject.toml") < text.index("pip install") < text.index("COPY . .")
+
+
+def test_there_is_one_image_per_deployable() -> None:
+    assert ["learner", "rollout_worker", "server"] == [path.parent.name for path in DOCKERFILES]

@@ -1,0 +1,126 @@
+"""Dashboards and alerts ask for what the server really exports, and say what to do about it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from breadbox_server.metrics import Metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+DASHBOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
+METRIC = re.compile(r"\b(?:breadbox|process|python)_[a-z0-9_]+\b")
+SUFFIXES = {
+    "counter": ("_total", "_created"),
+    "histogram": ("_bucket", "_sum", "_count"),
+    "summary": ("_sum", "_count"),
+    "gauge": ("",),
+}
+
+
+def exported_names() -> set[str]:
+    """Names of all series that a server can export."""
+    registry = CollectorRegistry()
+    Metrics(registry)
+    return {
+        family.name + suffix for family in registry.collect() for suffix in SUFFIXES[family.type]
+    }
+
+
+def alert_rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Where it stands, and the PromQL, of every query that is shipped."""
+    for rule in alert_rules():
+        yield f"alerts.yml: {rule['alert']}", rule["expr"]
+    for path in DASHBOARDS:
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel["targets"]:
+                yield f"{path.name}: {panel['title']}", target["expr"]
+
+
+def test_every_metric_in_dashboards_and_alerts_is_exported() -> None:
+    known = exported_names()
+    unknown = {
+        f"{where}: {name}"
+        for where, expression in expressions()
+        for name in METRIC.findall(expression)
+        if name not in known
+    }
+
+    assert set() == unknown
+
+
+def test_every_counter_of_loss_or_refusal_is_on_a_dashboard_or_in_an_alert() -> None:
+    shown = {name for _, expression in expressions() for name in METRIC.findall(expression)}
+    losses = {
+        "breadbox_fragments_discarded_total",
+        "breadbox_payloads_missing_total",
+        "breadbox_chunks_evicted_total",
+        "breadbox_leases_ended_total",
+        "breadbox_store_errors_total",
+        "breadbox_fragments_total",
+        "breadbox_rpcs_total",
+    }
+
+    assert set() == losses - shown
+
+
+def test_there_are_two_dashboards_and_they_are_current() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "gen_dashboards.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert ["learning-data.json", "service-health.json"] == [path.name for path in DASHBOARDS]
+    assert (0, "") == (done.returncode, done.stdout)
+
+
+def test_no_two_panels_of_a_dashboard_overlap() -> None:
+    for path in DASHBOARDS:
+        places = [panel["gridPos"] for panel in json.loads(path.read_text())["panels"]]
+        corners = {(place["x"], place["y"]) for place in places}
+        assert len(places) == len(corners)
+
+
+def test_every_alert_has_a_paragraph_in_the_runbook() -> None:
+    runbook = (ROOT / "docs" / "operate.md").read_text()
+    headings = set(re.findall(r"^#+ (\w+)$", runbook, re.MULTILINE))
+
+    for rule in alert_rules():
+        assert rule["alert"] in headings
+        assert f"docs/operate.md#{rule['alert'].lower()}" == rule["annotations"]["runbook"]
+    assert {rule["alert"] for rule in alert_rules()} == {
+        heading for heading in headings if heading.startswith("Breadbox")
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("config", "prometheus.yml"), ("rules", "alerts.yml")],
+    ids=["configuration", "alert rules"],
+)
+def test_promtool_accepts_the(arguments: tuple[str, str]) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian's package prometheus brings it)")
+    kind, name = arguments
+    done = subprocess.run(
+        [promtool, "check", kind, str(PROMETHEUS / name)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert 0 == done.returncode, done.stdout + done.stderr
