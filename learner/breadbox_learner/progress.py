@@ -4,7 +4,8 @@ import importlib
 import importlib.util
 import json
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -43,6 +44,51 @@ class JsonLines:
     def close(self) -> None:
         """See `Sink.close`."""
         self._file.close()
+
+
+class Lines:
+    """A line for people every few seconds: what `docker logs` or a terminal shows of a run.
+
+    Args:
+        echo: Prints one line.
+        period_s: Seconds between lines; the first record is always shown.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        echo: Callable[[str], None],
+        period_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._echo = echo
+        self._period_s = period_s
+        self._clock = clock
+        self._next_at = -math.inf
+        self._unshown: Record | None = None
+
+    def write(self, record: Record) -> None:
+        """Show the record, if it is time for one."""
+        self._unshown = record
+        if self._clock() >= self._next_at:
+            self._next_at = self._clock() + self._period_s
+            self._show(record)
+
+    def close(self) -> None:
+        """Show the last record, if it has not been shown."""
+        if self._unshown is not None:
+            self._show(self._unshown)
+
+    def _show(self, record: Record) -> None:
+        self._unshown = None
+        mean = record.get("return_mean_100")
+        shown = f"{mean:.1f}" if isinstance(mean, int | float) else "-"
+        self._echo(
+            f"update {record['update']}: return {shown} (mean of 100 episodes), "
+            f"model version {record['model_version']}, "
+            f"staleness {record['staleness_mean']:.1f} of at most {record['staleness_max']}, "
+            f"{record['steps']} steps, waited {record['fetch_wait_s']:.2f} s for the last batch"
+        )
 
 
 class TensorBoard:

@@ -1,0 +1,46 @@
+from breadbox_learner.progress import Lines
+from support.clock import ManualClock
+
+
+def record(update: int, mean: float | None = None) -> dict[str, float | int | str | None]:
+    return {
+        "update": update,
+        "return_mean_100": mean,
+        "model_version": update,
+        "staleness_mean": 1.25,
+        "staleness_max": 2,
+        "steps": 2048,
+        "fetch_wait_s": 0.034,
+    }
+
+
+def test_a_line_says_what_a_run_has_come_to() -> None:
+    said: list[str] = []
+    Lines(said.append, clock=ManualClock()).write(record(3, 41.5))
+
+    assert [
+        "update 3: return 41.5 (mean of 100 episodes), model version 3, "
+        "staleness 1.2 of at most 2, 2048 steps, waited 0.03 s for the last batch"
+    ] == said
+
+
+def test_lines_come_no_faster_than_their_period() -> None:
+    said: list[str] = []
+    clock = ManualClock()
+    lines = Lines(said.append, period_s=5.0, clock=clock)
+    for update in range(10):
+        lines.write(record(update))
+        clock.advance(1.0)
+
+    assert ["update 0", "update 5"] == [line.split(":")[0] for line in said]
+
+
+def test_the_last_record_is_shown_once() -> None:
+    said: list[str] = []
+    lines = Lines(said.append, clock=ManualClock())
+    lines.write(record(1))
+    lines.write(record(2))
+    lines.close()
+    lines.close()
+
+    assert ["update 1", "update 2"] == [line.split(":")[0] for line in said]
