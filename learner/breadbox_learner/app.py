@@ -1,29 +1,41 @@
 """Builds a learner from its settings and runs it."""
 
+import logging
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import ExitStack
+from uuid import uuid4
 
+import click
 import torch
 import yaml
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 import breadbox
+from breadbox import Client
 from breadbox.errors import InvalidRequestError
-from breadbox.policies import PolicyModule, make_policy
+from breadbox.policies import PolicyModule, WeightsMismatchError, make_policy, set_policy_weights
+from breadbox_learner import checkpoint
+from breadbox_learner.checkpoint import SessionState
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.progress import (
     JsonLines,
+    Lines,
     Progress,
     Sink,
     TensorBoard,
     WeightsAndBiases,
     wandb_installed,
 )
-from breadbox_learner.publisher import Publisher
+from breadbox_learner.publisher import Follower, Publisher
+from breadbox_learner.ranks import Place, Ranks, joined, place_from_environment
 from breadbox_learner.returns import EpisodeReturns
 from breadbox_learner.settings import LearnSettings
-from breadbox_learner.source import LeaseSource
+from breadbox_learner.source import LeaseSource, Share
 from breadbox_learner.spaces import spaces_of
 from breadbox_learner.trainer import Outcome, Trainer, TrainerState
+
+_log = logging.getLogger(__name__)
 
 
 def build_policy(settings: LearnSettings) -> PolicyModule:
@@ -44,14 +56,50 @@ def build_policy(settings: LearnSettings) -> PolicyModule:
         raise InvalidRequestError("device", f"{settings.device!r}: {reason}") from error
 
 
+def build_reference(settings: LearnSettings) -> PolicyModule | None:
+    """Make the policy that `kl_coefficient` pulls towards; None when nothing does.
+
+    Raises:
+        InvalidRequestError: There is no file with its weights, or they do not fit.
+    """
+    if not settings.kl_coefficient:
+        return None
+    path = settings.reference_policy
+    if path is None:
+        raise InvalidRequestError("reference_policy", "is needed where kl_coefficient is over 0")
+    reference = build_policy(settings)
+    try:
+        set_policy_weights(reference, load_file(path))
+    except (OSError, SafetensorError, WeightsMismatchError) as error:
+        raise InvalidRequestError("reference_policy", f"{path}: {error}") from error
+    return reference.requires_grad_(requires_grad=False)
+
+
+def check(settings: LearnSettings, place: Place) -> None:
+    """Refuse what can be seen to be wrong without building anything.
+
+    Raises:
+        InvalidRequestError: Shares would be unequal, or a package is missing.
+    """
+    if settings.fragments_per_batch % place.world_size:
+        raise InvalidRequestError(
+            "fragments_per_batch",
+            f"must divide by the number of ranks, got {settings.fragments_per_batch} "
+            f"for {place.world_size}",
+        )
+    if settings.wandb_project and not wandb_installed():
+        raise InvalidRequestError("wandb_project", "needs the package wandb: pip install wandb")
+
+
 def dry_run_text(settings: LearnSettings) -> str:
     """Build everything that needs no server, and tell the settings as YAML.
 
     Raises:
         InvalidRequestError: Something does not fit.
     """
+    check(settings, place_from_environment())
     policy = build_policy(settings)
-    _require_wandb(settings)
+    build_reference(settings)
     shown = settings.model_dump(mode="json", exclude={"token"})
     count = sum(parameter.numel() for parameter in policy.parameters())
     return f"{yaml.safe_dump(shown, sort_keys=False)}# policy with {count} parameters: fits"
@@ -67,52 +115,136 @@ def run(settings: LearnSettings, stopped: Callable[[], bool]) -> Outcome:
     Raises:
         ReplayBufferError: Something does not fit, or the server went away for good.
     """
+    place = place_from_environment()
+    check(settings, place)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     policy = build_policy(settings)
-    folder = settings.folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    updater = PpoUpdater(
-        policy,
-        settings.ppo,
-        device=settings.device,
-        generator=torch.Generator().manual_seed(settings.seed),
-    )
-    with breadbox.connect(
-        settings.server, buffer=settings.buffer, token=settings.token or None
-    ) as client:
-        publisher = Publisher(client)
-        publisher.start(policy)
-        source = LeaseSource(client, fragment_count=settings.fragments_per_batch)
-        try:
-            with Progress(_sinks(settings, folder, publisher.session_id)) as progress:
-                return Trainer(
-                    settings,
-                    policy=policy,
-                    updater=updater,
-                    source=source,
-                    publisher=publisher,
-                    progress=progress,
-                    returns=EpisodeReturns(),
-                    state=TrainerState(),
-                    stopped=stopped,
-                ).run()
-        finally:
-            source.close()
-            publisher.end()
+    reference = build_reference(settings)
+    device = torch.device(settings.device)
+    with (
+        joined(place, device=device, limit_s=settings.rank_limit_s) as ranks,
+        breadbox.connect(
+            settings.server, buffer=settings.buffer, token=settings.token or None
+        ) as client,
+    ):
+        updater = PpoUpdater(
+            policy,
+            settings.ppo,
+            device=device,
+            seed=settings.seed,
+            reference=reference,
+            ranks=ranks,
+        )
+        return _Run(settings, ranks, client, policy, updater).train(stopped)
 
 
-def _sinks(settings: LearnSettings, folder: Path, session_id: str) -> list[Sink]:
-    sinks: list[Sink] = [JsonLines(folder / "progress.jsonl")]
-    if settings.tensorboard:
-        sinks.append(TensorBoard(folder))
-    if settings.wandb_project:
-        _require_wandb(settings)
-        config = settings.model_dump(mode="json", exclude={"token"})
-        sinks.append(WeightsAndBiases(settings.wandb_project, session_id, config))
-    return sinks
+class _Run:
+    """One run, once everything it works with is there."""
 
+    def __init__(
+        self,
+        settings: LearnSettings,
+        ranks: Ranks,
+        client: Client,
+        policy: PolicyModule,
+        updater: PpoUpdater,
+    ) -> None:
+        self._settings = settings
+        self._ranks = ranks
+        self._client = client
+        self._policy = policy
+        self._updater = updater
+        self._returns = EpisodeReturns()
+        self._folder = settings.folder()
+        # What a run that goes on must have in common with the one it goes on from.
+        self._identity = settings.model_dump(
+            mode="json", include={"env", "env_options", "policy", "policy_options"}
+        )
 
-def _require_wandb(settings: LearnSettings) -> None:
-    if settings.wandb_project and not wandb_installed():
-        raise InvalidRequestError("wandb_project", "needs the package wandb: pip install wandb")
+    def train(self, stopped: Callable[[], bool]) -> Outcome:
+        is_main = self._ranks.place.is_main
+        if is_main:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        state, session = self._restored()
+        nonce = self._ranks.from_main(uuid4().hex.encode()).decode()
+        with ExitStack() as stack:
+            publisher: Publisher | Follower = Follower(session.model_version)
+            if is_main:
+                publisher = Publisher(
+                    self._client,
+                    session_id=session.session_id,
+                    model_version=session.model_version,
+                )
+                publisher.start(self._policy)
+                stack.callback(publisher.end)
+            sinks = self._sinks(publisher.session_id) if is_main else []
+            progress = stack.enter_context(Progress(sinks))
+            source = self._source(nonce)
+            stack.callback(source.close)
+            return Trainer(
+                self._settings,
+                policy=self._policy,
+                updater=self._updater,
+                source=source,
+                publisher=publisher,
+                progress=progress,
+                returns=self._returns,
+                state=state,
+                stopped=stopped,
+                checkpoint=lambda state: self._save(state, publisher),
+                ranks=self._ranks,
+            ).run()
+
+    def _source(self, nonce: str) -> LeaseSource:
+        place = self._ranks.place
+        return LeaseSource(
+            self._client,
+            fragment_count=self._settings.fragments_per_batch,
+            share=Share(place.rank, place.world_size, nonce),
+            prefetch_batches=self._settings.prefetch_batches,
+            device=self._settings.device,
+        )
+
+    def _restored(self) -> tuple[TrainerState, SessionState]:
+        """Go on from the checkpoint if so wished and there is one; rank 0 reads it for all."""
+        path = self._folder / checkpoint.FILE_NAME
+        data = b""
+        if self._settings.resume and self._ranks.place.is_main and path.exists():
+            data = path.read_bytes()
+        data = self._ranks.from_main(data)
+        if not data:
+            if self._settings.resume:
+                _log.info("no checkpoint in %s: starting from scratch", self._folder)
+            return TrainerState(), SessionState()
+        return checkpoint.restore(
+            data,
+            policy=self._policy,
+            updater=self._updater,
+            returns=self._returns,
+            identity=self._identity,
+            source=str(path),
+        )
+
+    def _save(self, state: TrainerState, publisher: Publisher | Follower) -> None:
+        if not self._ranks.place.is_main:
+            return
+        data = checkpoint.encode(
+            policy=self._policy,
+            updater=self._updater,
+            state=state,
+            returns=self._returns,
+            session=SessionState(publisher.session_id, publisher.model_version),
+            identity=self._identity,
+        )
+        checkpoint.write(self._folder / checkpoint.FILE_NAME, data)
+
+    def _sinks(self, session_id: str) -> list[Sink]:
+        settings = self._settings
+        sinks: list[Sink] = [JsonLines(self._folder / "progress.jsonl"), Lines(click.echo)]
+        if settings.tensorboard:
+            sinks.append(TensorBoard(self._folder))
+        if settings.wandb_project:
+            config = settings.model_dump(mode="json", exclude={"token"})
+            sinks.append(WeightsAndBiases(settings.wandb_project, session_id, config))
+        return sinks

@@ -9,9 +9,10 @@ two coincide and this is plain PPO.
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
-from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,27 +20,13 @@ from breadbox.policies import Evaluation, PolicyModule
 from breadbox_learner.advantages import estimate_advantages_torch, find_successors
 from breadbox_learner.batching import TrainingBatch, extend
 from breadbox_learner.ppo_config import PpoConfig
+from breadbox_learner.ranks import Alone, Ranks
 from breadbox_learner.trees import Tree, map_tree
 
 EPSILON = 1e-8
 
 
 AMP_DTYPES = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class Reducer(Protocol):
-    """Sums over the ranks of a learner."""
-
-    def sum(self, numbers: Tensor) -> Tensor:
-        """Float64[N] summed over all ranks."""
-
-
-class SingleRank:
-    """The `Reducer` of a learner that is one process."""
-
-    def sum(self, numbers: Tensor) -> Tensor:
-        """The numbers themselves."""
-        return numbers
 
 
 @dataclass(slots=True)
@@ -112,10 +99,9 @@ class PpoUpdater:
         policy: Trained in place; on *device*.
         config: How.
         device: Where the policy is and batches are moved to.
-        generator: Of the order of minibatches; its state belongs in a checkpoint.
+        seed: Of the order of minibatches, together with rank and number of the update.
         reference: Policy that `kl_coefficient` pulls towards; never changed.
-        reducer: Sums over ranks, for statistics that must be those of the whole batch.
-        evaluator: `Evaluator(policy)`, wrapped for data-parallel training if so wished.
+        ranks: The processes that train together; None: this one is alone.
     """
 
     def __init__(
@@ -124,10 +110,9 @@ class PpoUpdater:
         config: PpoConfig,
         *,
         device: torch.device | str = "cpu",
-        generator: torch.Generator,
+        seed: int = 0,
         reference: PolicyModule | None = None,
-        reducer: Reducer | None = None,
-        evaluator: nn.Module | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         if config.kl_coefficient and reference is None:
             raise ValueError("kl_coefficient needs a reference policy")
@@ -136,22 +121,26 @@ class PpoUpdater:
         self.device = torch.device(device)
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.amp == "float16")
-        self.generator = generator
-        self._reference = reference
-        self._reducer: Reducer = reducer or SingleRank()
-        self._evaluator = evaluator or Evaluator(policy)
+        self._seed = seed
+        self._order = torch.Generator()
+        self._ranks: Ranks = ranks or Alone()
+        self._evaluator = self._ranks.shared(Evaluator(policy), self.device)
         self._reference_evaluator = None if reference is None else Evaluator(reference).eval()
 
-    def update(self, batch: TrainingBatch, *, train_policy: bool = True) -> UpdateStatistics:
+    def update(
+        self, batch: TrainingBatch, *, number: int = 0, train_policy: bool = True
+    ) -> UpdateStatistics:
         """Train on *batch*.
 
         Args:
             batch: At least one fragment; every rank the same number.
+            number: Updates before this one; decides step size and order of minibatches.
             train_policy: False trains the value alone.
 
         Returns:
             What happened.
         """
+        self._set_out(number)
         prepared = self._prepare(batch.to(self.device))
         sums = _Sums()
         steps = skipped = 0
@@ -176,6 +165,16 @@ class PpoUpdater:
             if entry.name in sums.total:
                 setattr(statistics, entry.name, sums.mean(entry.name))
         return statistics
+
+    def _set_out(self, number: int) -> None:
+        """Set what depends on the number of the update alone."""
+        entropy = (self._seed, self._ranks.place.rank, number)
+        seed = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
+        self._order.manual_seed(int(seed >> np.uint64(1)))
+        decay = self.config.lr_decay_updates
+        share = 1.0 - 0.9 * min(1.0, number / decay) if decay else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * share
 
     @torch.no_grad()
     def _prepare(self, batch: TrainingBatch) -> _Prepared:
@@ -254,7 +253,7 @@ class PpoUpdater:
         """Mean 0, deviation 1 over the whole batch of all ranks (the ancestor did it per rank)."""
         wide = advantage.double()
         count = torch.tensor(float(wide.numel()), dtype=torch.float64, device=wide.device)
-        total, squares, number = self._reducer.sum(
+        total, squares, number = self._ranks.sum(
             torch.stack([wide.sum(), (wide * wide).sum(), count])
         )
         mean: Tensor = total / number
@@ -267,10 +266,14 @@ class PpoUpdater:
     ) -> bool:
         """Make one gradient step on some rows; False when the gradient was not finite."""
         self.optimizer.zero_grad(set_to_none=True)
-        for part in rows.tensor_split(min(self.config.accumulation_count, len(rows))):
-            loss = self._loss(prepared, part, sums, train_policy=train_policy)
-            scaled: Tensor = self.scaler.scale(loss * (len(part) / len(rows)))
-            scaled.backward()  # type: ignore[no-untyped-call]
+        parts = rows.tensor_split(min(self.config.accumulation_count, len(rows)))
+        for number, part in enumerate(parts, 1):
+            is_last = number == len(parts)
+            # Ranks exchange gradients once per step, with the last part.
+            with nullcontext() if is_last else self._ranks.without_exchange(self._evaluator):
+                loss = self._loss(prepared, part, sums, train_policy=train_policy)
+                scaled: Tensor = self.scaler.scale(loss * (len(part) / len(rows)))
+                scaled.backward()  # type: ignore[no-untyped-call]
         self.scaler.unscale_(self.optimizer)
         limit = self.config.gradient_norm_max or math.inf
         norm = float(nn.utils.clip_grad_norm_(self.policy.parameters(), limit))
@@ -354,7 +357,7 @@ class PpoUpdater:
 
     def _minibatches(self, row_count: int) -> Iterator[Tensor]:
         """Rows in random order, in even parts: a tiny last minibatch would be a noisy step."""
-        order = torch.randperm(row_count, generator=self.generator)
+        order = torch.randperm(row_count, generator=self._order)
         parts = max(1, round(row_count / self.config.minibatch_fragments))
         yield from order.tensor_split(parts)
 
@@ -365,7 +368,7 @@ class PpoUpdater:
         numbers = torch.tensor(
             [epoch.total.get("kl", 0.0), float(epoch.count)], dtype=torch.float64
         )
-        total, count = self._reducer.sum(numbers.to(self.device)).tolist()
+        total, count = self._ranks.sum(numbers.to(self.device)).tolist()
         return bool(total / max(count, 1.0) > 1.5 * self.config.target_kl)
 
 

@@ -61,5 +61,18 @@ class Publisher:
             _log.warning("the session could not be ended: %s", error)
 
 
+class Follower:
+    """The publisher of a rank that leaves publishing to rank 0: it only counts."""
+
+    session_id = ""
+
+    def __init__(self, model_version: int) -> None:
+        self.model_version = model_version
+
+    def publish(self, policy: PolicyModule) -> None:
+        """Count the version that rank 0 publishes."""
+        self.model_version += 1
+
+
 def _new_session_id() -> str:
     return uuid4().hex

@@ -47,6 +47,8 @@ class LearnSettings(PpoConfig):
     """Stop after this many seconds."""
     wait_limit_s: float = Field(default=600.0, gt=0)
     """Give up when no batch came for this many seconds."""
+    rank_limit_s: float = Field(default=120.0, gt=0)
+    """Seconds a rank waits for the others before it gives up, where several train together."""
     run_dir: Path | None = None
     """Folder for progress.jsonl, event files and checkpoints; default: runs/<time>."""
     checkpoint_every: int = Field(default=0, ge=0)

@@ -1,15 +1,24 @@
 """Where a learner's batches come from."""
 
+import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
+from uuid import uuid4
 
 from breadbox import Client, Lease
-from breadbox.batches import load_batch
-from breadbox.errors import WaitElapsedError
+from breadbox.errors import LeaseExpiredError, ReplayBufferError, WaitElapsedError
+from breadbox.loader import LOAD_ERRORS, run_ahead
 from breadbox.types import ReleaseMode
 from breadbox_learner.batching import TrainingBatch, training_batch
+
+_log = logging.getLogger(__name__)
+
+FAILED_LOADS_MAX = 3
+"""Batches in a row that may be left out because they cannot be loaded; then the run ends."""
 
 
 @dataclass(slots=True)
@@ -21,8 +30,6 @@ class FetchedBatch:
     """Versions, one per fragment, at the moment of the grant."""
     use_count: list[int]
     """Deliveries of each fragment's chunk, this one included."""
-    wait_s: float
-    """Seconds from the request to the grant."""
     load_s: float
     """Seconds from the grant to the stacked batch."""
     waiting_reason: str
@@ -42,57 +49,134 @@ class BatchSource(Protocol):
         """
 
     def close(self) -> None:
-        """Release whatever is held and was not handed out. Idempotent."""
+        """Give back whatever is held and was not handed out. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which part of each batch this process gets (B12)."""
+
+    rank: int = 0
+    world_size: int = 1
+    run_nonce: str = ""
+    """The same on all ranks, another one for each start of them; empty: this process is alone."""
 
 
 class LeaseSource:
     """Batches of a buffer, each under a lease that lives until the batch is released.
 
+    Not thread-safe. All ranks of a learner ask with the same request ids, so that they share each
+    draw without a word between them; a rank that is late finds its share waiting.
+
     Args:
         client: Connected to the buffer.
         fragment_count: Of a batch, for all ranks together.
+        share: Which part of it is this process's.
+        prefetch_batches: Batches fetched and loaded ahead, in a thread.
+        device: Where the batch is wanted.
         wait_slice_s: Longest single wait; `stopped` is asked in between.
     """
 
-    def __init__(self, client: Client, *, fragment_count: int, wait_slice_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        fragment_count: int,
+        share: Share | None = None,
+        prefetch_batches: int = 0,
+        device: str = "cpu",
+        wait_slice_s: float = 1.0,
+    ) -> None:
         self._client = client
         self._fragment_count = fragment_count
+        self._share = share or Share()
+        self._device = device
         self._wait_slice_s = wait_slice_s
+        self._nonce = self._share.run_nonce or uuid4().hex
+        self._closing = threading.Event()
+        self._stopped: Callable[[], bool] = self._closing.is_set
+        self._open: set[Lease] = set()
+        self._open_lock = threading.Lock()
+        self._batches = run_ahead(
+            count(), self._fetch, threads=1, depth=prefetch_batches, in_order=True
+        )
 
     def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
         """See `BatchSource.next`."""
-        asked_at = time.monotonic()
-        reason = ""
-        while not stopped():
+        self._stopped = stopped
+        return next(self._batches, None)
+
+    def close(self) -> None:
+        """See `BatchSource.close`. Waits for a fetch under way, a wait slice at most."""
+        self._closing.set()
+        self._batches.close()
+        with self._open_lock:
+            left, self._open = self._open, set()
+        for lease in left:
+            self._release(lease, ReleaseMode.RETURNED)
+
+    def _fetch(self, number: int) -> FetchedBatch | None:
+        """Wait for batch *number* and load it; None when told to stop first."""
+        for attempt in count():
+            lease, reason = self._granted(f"{self._nonce}-{number}-{attempt}")
+            if lease is None:
+                return None
             try:
-                lease = self._client.fetch(self._fragment_count, self._wait_slice_s)
+                return self._load(lease, reason)
+            except LOAD_ERRORS as error:
+                # Other ranks train on their shares of this draw: there is no other one for all.
+                if self._share.world_size > 1 or attempt >= FAILED_LOADS_MAX:
+                    raise
+                _log.warning("a batch could not be loaded and is left out: %s", error)
+                # Not given back: it would only be served, and fail, again.
+                self._hand_back(lease, trained=True)
+        raise AssertionError("unreachable")
+
+    def _granted(self, request_id: str) -> tuple[Lease | None, str]:
+        """Wait for a lease; also what the server waited for last."""
+        reason = ""
+        while not (self._closing.is_set() or self._stopped()):
+            try:
+                lease = self._client.fetch(
+                    self._fragment_count,
+                    self._wait_slice_s,
+                    rank=self._share.rank,
+                    world_size=self._share.world_size,
+                    request_id=request_id,
+                )
             except WaitElapsedError as elapsed:
                 reason = elapsed.reason
                 continue
-            return self._load(lease, asked_at, reason)
-        return None
+            lease.__enter__()  # Renews it from here on.
+            with self._open_lock:
+                self._open.add(lease)
+            return lease, reason
+        return None, reason
 
-    def close(self) -> None:
-        """See `BatchSource.close`; nothing is held."""
-
-    def _load(self, lease: Lease, asked_at: float, reason: str) -> FetchedBatch:
+    def _load(self, lease: Lease, reason: str) -> FetchedBatch:
         granted_at = time.monotonic()
-        lease.__enter__()
-        try:
-            batch = training_batch(load_batch(self._client.store, lease.references))
-        except BaseException as error:
-            lease.__exit__(type(error), error, error.__traceback__)
-            raise
-
-        def release(trained: bool) -> None:
-            lease.release(ReleaseMode.CONSUMED if trained else ReleaseMode.RETURNED)
-
+        batch = training_batch(self._client.load_batch(lease.references))
         return FetchedBatch(
-            batch=batch,
+            batch=batch.to(self._device),
             staleness=[reference.staleness for reference in lease.references],
             use_count=[reference.use_count for reference in lease.references],
-            wait_s=granted_at - asked_at,
             load_s=time.monotonic() - granted_at,
             waiting_reason=reason,
-            release=release,
+            release=lambda trained: self._hand_back(lease, trained),
         )
+
+    def _hand_back(self, lease: Lease, trained: bool) -> None:
+        with self._open_lock:
+            self._open.discard(lease)
+        self._release(lease, ReleaseMode.CONSUMED if trained else ReleaseMode.RETURNED)
+
+    def _release(self, lease: Lease, mode: ReleaseMode) -> None:
+        """End a lease. One that expired meanwhile costs a repeated use, not the run."""
+        try:
+            lease.release(mode)
+        except LeaseExpiredError as error:
+            _log.warning("%s; its chunks may be served again", error)
+        except ReplayBufferError as error:
+            if mode is ReleaseMode.CONSUMED:
+                raise
+            _log.warning("a lease could not be given back and will expire: %s", error)

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Protocol
 
 from breadbox.errors import ReplayBufferError
 from breadbox.policies import PolicyModule
 from breadbox_learner.ppo import PpoUpdater, UpdateStatistics
 from breadbox_learner.progress import Progress
+from breadbox_learner.ranks import Alone, Ranks
 from breadbox_learner.returns import EpisodeReturns
 from breadbox_learner.settings import LearnSettings
 from breadbox_learner.source import BatchSource, FetchedBatch
@@ -27,12 +28,23 @@ class Outcome(Enum):
     STOPPED = "stopped"
 
 
+class _Vote(IntEnum):
+    """What a rank says about the next update; the largest decides."""
+
+    GO_ON = 0
+    TARGET_REACHED = 1
+    UPDATES_DONE = 2
+    TIME_LIMIT = 3
+    STOPPED = 4
+    STARVED = 5
+
+
 class StarvedError(ReplayBufferError):
     """No batch came for as long as the learner was allowed to wait."""
 
-    def __init__(self, waited_s: float, reason: str) -> None:
+    def __init__(self, waited_s: float) -> None:
         super().__init__(
-            f"no batch for {waited_s:.0f} s{': ' + reason if reason else ''}; "
+            f"no batch for {waited_s:.0f} s (wait_limit_s); "
             "are rollout workers running against this buffer?"
         )
         self.waited_s = waited_s
@@ -55,13 +67,19 @@ class TrainerState:
 
     update: int = 0
     fragments: int = 0
+    """Trained on, by this rank."""
     steps: int = 0
+    """Trained on, by this rank."""
     trained_s: float = 0.0
-    """Seconds of earlier parts of the run."""
+    """Seconds of training."""
 
 
 class Trainer:
-    """Runs updates until there is a reason to end. Use `run` once."""
+    """Runs updates until there is a reason to end. Use `run` once.
+
+    With several ranks all of them run one; only rank 0's publisher, progress and checkpoint do
+    anything.
+    """
 
     def __init__(
         self,
@@ -75,7 +93,8 @@ class Trainer:
         returns: EpisodeReturns,
         state: TrainerState,
         stopped: Callable[[], bool],
-        checkpoint: Callable[[], None] | None = None,
+        checkpoint: Callable[[TrainerState], None],
+        ranks: Ranks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -88,52 +107,92 @@ class Trainer:
         self.state = state
         self._stopped = stopped
         self._checkpoint = checkpoint
+        self._ranks = ranks or Alone()
         self._clock = clock
-        self._started_at = clock()
+        self._started_at = clock() - state.trained_s
 
     def run(self) -> Outcome:
         """Train; the reason why it ended.
 
         Raises:
             StarvedError: No batch came for `wait_limit_s`.
+            RankLostError: Another rank is gone.
             ReplayBufferError: The server went away for good, or the session was taken over.
         """
-        outcome = self._outcome()
-        while outcome is None:
-            fetched = self._fetch()
-            if fetched is not None:
-                self._train_on(fetched)
-            outcome = self._outcome()
-        if self._checkpoint is not None:
-            self._checkpoint()
-        return outcome
+        while True:
+            fetched, vote, waited_s = self._fetch()
+            # Asked by every rank once per update, so that all end with the same one.
+            decision = _Vote(self._ranks.largest(vote))
+            if decision is not _Vote.GO_ON:
+                if fetched is not None:
+                    fetched.release(False)
+                self._save()
+                if decision is _Vote.STARVED:
+                    raise StarvedError(waited_s)
+                return Outcome[decision.name]
+            assert fetched is not None
+            self._train_on(fetched, waited_s)
 
     @property
     def elapsed_s(self) -> float:
         """Seconds of training, earlier parts of the run included."""
-        return self.state.trained_s + self._clock() - self._started_at
+        return self._clock() - self._started_at
 
-    def _fetch(self) -> FetchedBatch | None:
-        """Wait for a batch; None when there is a reason to end first."""
+    def _fetch(self) -> tuple[FetchedBatch | None, _Vote, float]:
+        """Wait for a batch, or a reason to end; also the seconds waited."""
         asked_at = self._clock()
-        starved = False
+        vote = self._reason_to_end()
+        if vote is not _Vote.GO_ON:
+            return None, vote, 0.0
 
-        def give_up() -> bool:
-            nonlocal starved
-            starved = self._clock() - asked_at > self._settings.wait_limit_s
-            return starved or self._stopped() or self._out_of_time()
+        def must_give_up() -> bool:
+            return self._waiting_vote(asked_at) is not _Vote.GO_ON
 
-        fetched = self._source.next(give_up)
-        if fetched is None and starved:
-            raise StarvedError(self._clock() - asked_at, "")
-        return fetched
+        fetched = self._source.next(must_give_up)
+        waited_s = self._clock() - asked_at
+        if fetched is not None:
+            return fetched, _Vote.GO_ON, waited_s
+        vote = self._waiting_vote(asked_at)
+        return None, vote if vote is not _Vote.GO_ON else _Vote.STOPPED, waited_s
 
-    def _train_on(self, fetched: FetchedBatch) -> None:
+    def _waiting_vote(self, asked_at: float) -> _Vote:
+        """What to say while there is no batch yet."""
+        if self._stopped():
+            return _Vote.STOPPED
+        if self._out_of_time():
+            return _Vote.TIME_LIMIT
+        waited_s = self._clock() - asked_at
+        return _Vote.STARVED if waited_s > self._settings.wait_limit_s else _Vote.GO_ON
+
+    def _reason_to_end(self) -> _Vote:
+        settings = self._settings
+        if self._stopped():
+            return _Vote.STOPPED
+        if settings.updates_max and self.state.update >= settings.updates_max:
+            return _Vote.UPDATES_DONE
+        mean = self._returns.mean
+        if (
+            settings.target_return is not None
+            and mean is not None
+            and self._returns.episode_count >= MEANINGFUL_EPISODES
+            and mean >= settings.target_return
+        ):
+            return _Vote.TARGET_REACHED
+        return _Vote.TIME_LIMIT if self._out_of_time() else _Vote.GO_ON
+
+    def _out_of_time(self) -> bool:
+        limit_s = self._settings.time_limit_s
+        return limit_s is not None and self.elapsed_s >= limit_s
+
+    def _train_on(self, fetched: FetchedBatch, waited_s: float) -> None:
         started_at = self._clock()
+        number = self.state.update
+        train_policy = number >= self._settings.value_warmup_updates
         trained = False
         try:
-            train_policy = self.state.update >= self._settings.value_warmup_updates
-            statistics = self._updater.update(fetched.batch, train_policy=train_policy)
+            statistics = self._updater.update(
+                fetched.batch, number=number, train_policy=train_policy
+            )
             trained = True
         finally:
             fetched.release(trained)
@@ -143,13 +202,22 @@ class Trainer:
         self._returns.observe(fetched.batch)
         if train_policy and self.state.update % self._settings.publish_every == 0:
             self._publisher.publish(self._policy)
-        self._progress.write(self._record(fetched, statistics, self._clock() - started_at))
+        update_s = self._clock() - started_at
+        self._progress.write(self._record(fetched, statistics, waited_s, update_s))
         every = self._settings.checkpoint_every
-        if self._checkpoint is not None and every and self.state.update % every == 0:
-            self._checkpoint()
+        if every and self.state.update % every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        self.state.trained_s = self.elapsed_s
+        self._checkpoint(self.state)
 
     def _record(
-        self, fetched: FetchedBatch, statistics: UpdateStatistics, update_s: float
+        self,
+        fetched: FetchedBatch,
+        statistics: UpdateStatistics,
+        waited_s: float,
+        update_s: float,
     ) -> dict[str, float | int | str | None]:
         count = max(1, len(fetched.batch))
         return {
@@ -161,7 +229,7 @@ class Trainer:
             "staleness_mean": sum(fetched.staleness) / count,
             "staleness_max": max(fetched.staleness, default=0),
             "use_count_mean": sum(fetched.use_count) / count,
-            "fetch_wait_s": fetched.wait_s,
+            "fetch_wait_s": waited_s,
             "load_s": fetched.load_s,
             "update_s": update_s,
             "fragments": self.state.fragments,
@@ -169,23 +237,3 @@ class Trainer:
             "waiting_reason": fetched.waiting_reason,
             **asdict(statistics),
         }
-
-    def _outcome(self) -> Outcome | None:
-        settings = self._settings
-        if self._stopped():
-            return Outcome.STOPPED
-        if settings.updates_max and self.state.update >= settings.updates_max:
-            return Outcome.UPDATES_DONE
-        mean = self._returns.mean
-        if (
-            settings.target_return is not None
-            and mean is not None
-            and self._returns.episode_count >= MEANINGFUL_EPISODES
-            and mean >= settings.target_return
-        ):
-            return Outcome.TARGET_REACHED
-        return Outcome.TIME_LIMIT if self._out_of_time() else None
-
-    def _out_of_time(self) -> bool:
-        limit_s = self._settings.time_limit_s
-        return limit_s is not None and self.elapsed_s >= limit_s

@@ -31,7 +31,7 @@ def updater(policy: PolicyModule, seed: int = 0, **config: Any) -> PpoUpdater:
     return PpoUpdater(
         policy,
         PpoConfig(**config),
-        generator=torch.Generator().manual_seed(seed),
+        seed=seed,
         reference=reference,
     )
 

@@ -38,6 +38,8 @@ class Bench:
         self.source = LocalSource(rollout, self.policy, rounds=2)
         self.publisher = LocalPublisher()
         self.now = 0.0
+        self.saved: list[int] = []
+        self.progress = Progress([])
 
     def trainer(
         self, stopped: Callable[[], bool] = lambda: False, source: Any = None, **settings: Any
@@ -47,13 +49,14 @@ class Bench:
         return Trainer(
             made,
             policy=self.policy,
-            updater=PpoUpdater(self.policy, made.ppo, generator=torch.Generator().manual_seed(0)),
+            updater=PpoUpdater(self.policy, made.ppo, seed=0),
             source=source or self.source,
             publisher=self.publisher,
             progress=self.progress,
             returns=EpisodeReturns(),
             state=TrainerState(),
             stopped=stopped,
+            checkpoint=lambda state: self.saved.append(state.update),
             clock=lambda: self.now,
         )
 
@@ -63,6 +66,7 @@ class Bench:
 
     def close(self) -> None:
         self.source.close()
+        self.progress.close()
 
 
 @pytest.fixture
@@ -91,6 +95,11 @@ def test_each_update_leaves_a_record_and_a_version(bench: Bench) -> None:
 def test_versions_are_published_every_so_many_updates(bench: Bench) -> None:
     bench.trainer(updates_max=4, publish_every=2).run()
     assert [1, 2, 2, 3] == [record["model_version"] for record in bench.records()]
+
+
+def test_checkpoints_are_written_every_so_many_updates_and_at_the_end(bench: Bench) -> None:
+    bench.trainer(updates_max=5, checkpoint_every=2).run()
+    assert [2, 4, 5] == bench.saved
 
 
 def test_nothing_is_published_while_only_the_value_is_trained(bench: Bench) -> None:
@@ -130,7 +139,6 @@ def test_a_learner_without_data_gives_up_after_its_limit(bench: Bench) -> None:
     source = EmptySource(bench.source.rollout, bench.policy)
     with pytest.raises(StarvedError, match="no batch for 31 s"):
         bench.trainer(source=source, wait_limit_s=30.0).run()
-    bench.progress.close()
 
 
 def test_a_batch_that_could_not_be_trained_on_is_given_back(
@@ -144,7 +152,6 @@ def test_a_batch_that_could_not_be_trained_on_is_given_back(
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.run()
     assert [False] == bench.source.released
-    bench.progress.close()
 
 
 def test_numbers_that_json_cannot_say_become_null(tmp_path: Path) -> None:

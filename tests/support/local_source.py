@@ -36,7 +36,6 @@ class LocalSource:
             batch=collate(fragments),
             staleness=[0] * len(fragments),
             use_count=[1] * len(fragments),
-            wait_s=0.0,
             load_s=0.0,
             waiting_reason="",
             release=self.released.append,

@@ -1,0 +1,181 @@
+"""A run on disk: one file, written whole or not at all, read without executing anything.
+
+The file is in safetensors format: tensors, and one JSON text in its metadata for everything else.
+Order of minibatches and step size follow from the seed and the number of the update, so a resumed
+run makes the same updates of the same batches as one that was never interrupted.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from breadbox.errors import ReplayBufferError
+from breadbox.policies import PolicyModule, WeightsMismatchError, set_policy_weights
+from breadbox_learner.ppo import PpoUpdater
+from breadbox_learner.returns import EpisodeReturns
+from breadbox_learner.trainer import TrainerState
+
+FORMAT_VERSION = 1
+FILE_NAME = "checkpoint.safetensors"
+_POLICY, _OPTIMIZER, _RANDOM = "policy.", "optimizer.", "random."
+
+
+class CheckpointError(ReplayBufferError):
+    """A checkpoint cannot be read, or is of another run; says which and why."""
+
+    def __init__(self, source: str, problem: str) -> None:
+        super().__init__(f"{source}: {problem}")
+
+
+@dataclass(slots=True)
+class SessionState:
+    """Where the run was published."""
+
+    session_id: str = ""
+    model_version: int = 0
+
+
+def encode(
+    *,
+    policy: PolicyModule,
+    updater: PpoUpdater,
+    state: TrainerState,
+    returns: EpisodeReturns,
+    session: SessionState,
+    identity: Mapping[str, Any],
+) -> bytes:
+    """Put everything that a run needs to go on into one checkpoint.
+
+    Args:
+        policy: Its weights are kept.
+        updater: Its optimiser and gradient scaler are kept.
+        state: Counters.
+        returns: The window of returns.
+        session: Where the run was published.
+        identity: What a run that goes on must have in common, such as environment and policy.
+    """
+    optimizer = updater.optimizer.state_dict()
+    tensors = {_POLICY + name: tensor for name, tensor in policy.state_dict().items()}
+    plain_state: dict[str, dict[str, Any]] = {}
+    for index, entries in optimizer["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{_OPTIMIZER}{index}.{name}"] = value
+            else:
+                plain_state.setdefault(str(index), {})[name] = value
+    tensors[_RANDOM + "cpu"] = torch.get_rng_state()
+    if updater.device.type == "cuda":
+        tensors[_RANDOM + "cuda"] = torch.cuda.get_rng_state(updater.device)
+    text = {
+        "format_version": FORMAT_VERSION,
+        "identity": dict(identity),
+        "state": asdict(state),
+        "returns": {"recent": returns.recent, "episode_count": returns.episode_count},
+        "session": asdict(session),
+        "optimizer": {"groups": optimizer["param_groups"], "state": plain_state},
+        "scaler": updater.scaler.state_dict(),
+    }
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return bytes(save(whole, metadata={"breadbox": json.dumps(text)}))
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replace the file at *path* in one step; a crash leaves the old one or the new one, whole."""
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    # The new name is only as safe as its folder's entry.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def restore(
+    data: bytes,
+    *,
+    policy: PolicyModule,
+    updater: PpoUpdater,
+    returns: EpisodeReturns,
+    identity: Mapping[str, Any],
+    source: str,
+) -> tuple[TrainerState, SessionState]:
+    """Put a checkpoint back.
+
+    Args:
+        data: As `encode` made it.
+        policy: Gets its weights.
+        updater: Gets optimiser and gradient scaler.
+        returns: Gets the window; new.
+        identity: Of this run.
+        source: Name of the checkpoint, for errors.
+
+    Returns:
+        Counters, and where the run was published.
+
+    Raises:
+        CheckpointError: The data are damaged, of another format version, or of a run with another
+            identity. Nothing was changed then, but for weights that turned out not to fit.
+    """
+    text = _text(data, source)
+    for name, wanted in identity.items():
+        held = text["identity"].get(name)
+        if held != wanted:
+            raise CheckpointError(source, f"is of a run with {name} {held!r}, not {wanted!r}")
+    tensors = load(data)
+    weights = {
+        name.removeprefix(_POLICY): tensor.numpy()
+        for name, tensor in tensors.items()
+        if name.startswith(_POLICY)
+    }
+    try:
+        set_policy_weights(policy, weights)
+    except WeightsMismatchError as error:
+        raise CheckpointError(source, str(error)) from error
+    updater.optimizer.load_state_dict(_optimizer_state(text["optimizer"], tensors))
+    updater.scaler.load_state_dict(text["scaler"])
+    torch.set_rng_state(tensors[_RANDOM + "cpu"])
+    if _RANDOM + "cuda" in tensors and updater.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors[_RANDOM + "cuda"], updater.device)
+    returns.restore(text["returns"]["recent"], text["returns"]["episode_count"])
+    return TrainerState(**text["state"]), SessionState(**text["session"])
+
+
+def _text(data: bytes, source: str) -> dict[str, Any]:
+    """The JSON in a checkpoint's metadata."""
+    try:
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        text: dict[str, Any] = json.loads(header["__metadata__"]["breadbox"])
+        load(data)
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(source, f"is damaged, or no checkpoint: {error}") from error
+    if text.get("format_version") != FORMAT_VERSION:
+        raise CheckpointError(
+            source, f"has format version {text.get('format_version')}, wanted {FORMAT_VERSION}"
+        )
+    return text
+
+
+def _optimizer_state(text: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The optimiser's `state_dict`."""
+    state: dict[int, dict[str, Any]] = {
+        int(index): dict(entries) for index, entries in text["state"].items()
+    }
+    for name, tensor in tensors.items():
+        if name.startswith(_OPTIMIZER):
+            index, _, entry = name.removeprefix(_OPTIMIZER).partition(".")
+            state.setdefault(int(index), {})[entry] = tensor
+    return {"state": state, "param_groups": text["groups"]}
