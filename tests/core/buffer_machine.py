@@ -1,7 +1,8 @@
 """The stateful test's machine: random inputs to a real buffer, with the naive model beside it."""
 
+import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -52,46 +53,44 @@ from breadbox_server.core.inputs import (
 from core.naive_model import NaiveBuffer, NaiveGrant
 from support.metadata import make_fragment
 
-SESSIONS = ("s0", "s1", "s2")
 WORKERS = ("a", "b", "c")
-DURATIONS_S = st.sampled_from([1.0, 2.0, 5.0])
-FRAGMENTS_PER_CHUNK_MAX = 3
+PICKS = st.integers(0, 999)
+"""Stands for a choice among things that exist only when the rule runs."""
+Choose = Callable[[Sequence[Any]], Any]
 
 
-def limiters(capacity_chunks: int) -> st.SearchStrategy[Any]:
-    counts = st.integers(1, capacity_chunks)
-    return st.one_of(
-        st.builds(MinimumChunksConfig, counts),
-        st.builds(
-            SampleToInsertRatioConfig,
-            ratio=st.sampled_from([0.5, 1.0, 2.0]),
-            error_chunks=st.sampled_from([2.0, 3.0]),
-            minimum_chunk_count=counts,
-        ),
+def make_config(choose: Choose, fragments_per_chunk: int | None = None) -> BufferConfig:
+    """Make small limits, so that every one of them is met soon."""
+    capacity_chunks = choose([3, 4, 6, 2, 1])
+    minimum_count = choose([1, 1, 1, capacity_chunks])
+    ratio = SampleToInsertRatioConfig(
+        ratio=choose([0.5, 1.0, 2.0]),
+        error_chunks=choose([2.0, 4.0]),
+        minimum_chunk_count=minimum_count,
+    )
+    return BufferConfig(
+        fragments_per_chunk=fragments_per_chunk or choose([1, 2, 3]),
+        capacity_chunks=capacity_chunks,
+        capacity_bytes=choose([1000, 24, 12, 1000]),
+        staleness_max=choose([2, 1, 0]),
+        uses_max=choose([1, 2, 3]),
+        full_policy=choose([FullPolicy.EVICT_OLDEST, FullPolicy.EVICT_OLDEST, FullPolicy.BLOCK]),
+        lease_expiry_policy=choose(list(LeaseExpiryPolicy)),
+        lease_s=choose([5.0, 2.0, 1.0]),
+        waiters_max=choose([3, 2, 1]),
+        leases_max=choose([4, 4, 2, 1]),
+        workers_max=choose([3, 3, 3, 2]),
+        outcomes_per_worker_max=choose([4, 2, 1]),
+        requests_remembered_max=choose([4, 2, 1]),
+        open_chunk_s=choose([5.0, 5.0, 1.0]),
+        sampler=choose(["uniform", "oldest_first", "freshest_first"]),
+        limiter=choose([MinimumChunksConfig(minimum_count)] * 3 + [ratio]),
     )
 
 
 @st.composite
-def configs(draw: st.DrawFn, fragments_per_chunk: int | None = None) -> BufferConfig:
-    capacity_chunks = draw(st.integers(1, 4))
-    return BufferConfig(
-        fragments_per_chunk=fragments_per_chunk or draw(st.integers(1, FRAGMENTS_PER_CHUNK_MAX)),
-        capacity_chunks=capacity_chunks,
-        capacity_bytes=draw(st.sampled_from([6, 12, 1000])),
-        staleness_max=draw(st.integers(0, 2)),
-        uses_max=draw(st.integers(1, 3)),
-        full_policy=draw(st.sampled_from(FullPolicy)),
-        lease_expiry_policy=draw(st.sampled_from(LeaseExpiryPolicy)),
-        lease_s=draw(DURATIONS_S),
-        waiters_max=draw(st.integers(1, 3)),
-        leases_max=draw(st.integers(1, 4)),
-        workers_max=draw(st.integers(2, 3)),
-        outcomes_per_worker_max=draw(st.integers(1, 4)),
-        requests_remembered_max=draw(st.integers(1, 4)),
-        open_chunk_s=draw(DURATIONS_S),
-        sampler=draw(st.sampled_from(["uniform", "oldest_first", "freshest_first"])),
-        limiter=draw(limiters(capacity_chunks)),
-    )
+def configs(draw: st.DrawFn) -> BufferConfig:
+    return make_config(lambda options: draw(st.sampled_from(options)))
 
 
 class BufferMachine(RuleBasedStateMachine):
@@ -102,39 +101,65 @@ class BufferMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.request_count = 0
         self.told_leases: list[str] = []
+        self.disposed: list[Payload] = []
+        self.callers_of_grant: set[int] = set()
 
     def make_buffers(self, config: BufferConfig) -> BufferSet:
         """Make what is under test; a broken variant overrides this."""
         return BufferSet(random.Random(7), config)
 
-    @initialize(config=configs(), starts=st.booleans())
-    def begin(self, config: BufferConfig, starts: bool) -> None:
+    @initialize(config=configs(), run_lengths=st.lists(st.integers(0, 7), min_size=3, max_size=3))
+    def begin(self, config: BufferConfig, run_lengths: list[int]) -> None:
         self.buffers = self.make_buffers(config)
         self.model = NaiveBuffer(config)
-        if starts:
-            self.start_session(SESSIONS[0], None)
+        self.start_session("s0", None)
+        for worker, length in zip(WORKERS, run_lengths, strict=True):
+            self.append_run(worker, length, 1)
 
     # Inputs
 
-    @rule(session=st.sampled_from(SESSIONS), version=st.sampled_from([None, 0, 3]))
+    @rule(action=st.sampled_from(["repeat", "repeat", "repeat", "end and new", "new", "ended", "end"]))
+    def change_session(self, action: str) -> None:
+        match action:
+            case "repeat":
+                if self.model.session:
+                    self.start_session(self.model.session, 9)
+            case "ended":
+                if self.model.ended_sessions:
+                    self.start_session(self.model.ended_sessions[-1], None)
+            case "end":
+                self.end_session()
+            case "end and new":
+                self.end_session()
+                self.start_session(self.new_session(), 1)
+            case "new":
+                self.start_session(self.new_session(), None)
+
+    def new_session(self) -> str:
+        return f"s{len(self.model.ended_sessions) + bool(self.model.session)}"
+
     def start_session(self, session: str, version: int | None) -> None:
         error = self.model.start(session, version)
         self.apply(StartSession(B, session, version), error)
 
-    @precondition(lambda self: self.model.session)
-    @rule()
     def end_session(self) -> None:
-        session = self.model.session
+        session = self.model.session or "s0"
         self.model.end(session)
         self.apply(EndSession(B, session))
 
+    @rule(worker=st.sampled_from(WORKERS), length=st.integers(1, 6), size=st.integers(1, 2))
+    def append_run(self, worker: str, length: int, size: int) -> None:
+        """What a healthy worker does."""
+        for _ in range(length):
+            self.append(worker, 0, 0, 0, size, False, None)
+
     @rule(
-        session=st.sampled_from([None, None, None, *SESSIONS]),
-        delta=st.integers(-1, 2),
+        session=st.sampled_from([None, None, None, None, "s0"]),
+        delta=st.sampled_from([0, 1, 1, 1, 2, -1]),
         has_weights=st.booleans(),
     )
     def publish(self, session: str | None, delta: int, has_weights: bool) -> None:
-        session = session or self.model.session or SESSIONS[0]
+        session = session or self.model.session or "s0"
         version = max(0, self.model.version + delta)
         weights = make_fragment().payload if has_weights else None
         held_before = len(self.model.held)
@@ -156,7 +181,7 @@ class BufferMachine(RuleBasedStateMachine):
         spread=st.integers(0, 1),
         size=st.integers(1, 4),
         discontinuity=st.sampled_from([False, False, False, True]),
-        session=st.sampled_from([None, None, None, None, *SESSIONS]),
+        session=st.sampled_from([None, None, None, None, None, None, "s0", "s1"]),
     )
     def append(
         self,
@@ -173,7 +198,7 @@ class BufferMachine(RuleBasedStateMachine):
         fragment = make_fragment(
             worker,
             max(0, (known.next_index if known else 0) + step),
-            session_id=session or self.model.session or SESSIONS[0],
+            session_id=session or self.model.session or "s0",
             version=version,
             version_max=min(version + spread, max(version, self.model.version)),
             size_bytes=size,
@@ -182,10 +207,10 @@ class BufferMachine(RuleBasedStateMachine):
         self.offer(fragment)
 
     @precondition(lambda self: self.model.payload_ids())
-    @rule(data=st.data())
-    def append_payload_in_use(self, data: st.DataObject) -> None:
-        payload_id = data.draw(st.sampled_from(self.model.payload_ids()))
-        session = self.model.session or SESSIONS[0]
+    @rule(pick=PICKS)
+    def append_payload_in_use(self, pick: int) -> None:
+        payload_id = self.pick(self.model.payload_ids(), pick)
+        session = self.model.session or "s0"
         self.offer(
             make_fragment("a", 10**6, session_id=session, payload=Payload(payload_id, 1))
         )
@@ -219,8 +244,8 @@ class BufferMachine(RuleBasedStateMachine):
         return AdmissionOutcome.ADMITTED if foreseen is None else foreseen.outcome
 
     @rule(
-        chunk_count=st.sampled_from([1, 1, 2, 2, 3, 4, 6]),
-        world_size=st.sampled_from([1, 1, 2]),
+        chunk_count=st.sampled_from([1, 1, 1, 1, 2, 2, 3, 4]),
+        world_size=st.sampled_from([1, 1, 1, 2]),
         max_wait_s=st.sampled_from([0.0, 1.0, 4.0]),
         lease_s=st.sampled_from([None, None, 3.0]),
     )
@@ -232,7 +257,7 @@ class BufferMachine(RuleBasedStateMachine):
             Fetch(
                 buffer=B,
                 request_id=f"r{self.request_count}",
-                fragment_count=chunk_count * self.model.config.fragments_per_chunk,
+                fragment_count=chunk_count * self.model.config.fragments_per_chunk * world_size,
                 deadline_at=self.now + max_wait_s,
                 rank=0,
                 world_size=world_size,
@@ -242,17 +267,17 @@ class BufferMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.request_count)
     @rule(
-        data=st.data(),
+        pick=PICKS,
         rank=st.integers(0, 1),
         max_wait_s=st.sampled_from([0.0, 2.0]),
         mismatch=st.sampled_from([0, 0, 0, 0, 1]),
     )
-    def fetch_again(self, data: st.DataObject, rank: int, max_wait_s: float, mismatch: int) -> None:
+    def fetch_again(self, pick: int, rank: int, max_wait_s: float, mismatch: int) -> None:
         """A retry, or another rank of the same request."""
         known = [*self.model.waiters, *self.model.grants, *self.model.ended]
         if not known:
             return
-        request = data.draw(st.sampled_from(known), label="request")
+        request = self.pick(known, pick)
         unit = self.model.config.fragments_per_chunk * request.world_size
         self.ask(
             Fetch(
@@ -291,10 +316,10 @@ class BufferMachine(RuleBasedStateMachine):
             self.follow(events)
 
     @precondition(lambda self: self.model.waiters)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
+    @rule(pick=PICKS)
+    def cancel(self, pick: int) -> None:
         callers = [c.caller_id for w in self.model.waiters for c in w.callers]
-        caller_id = data.draw(st.sampled_from(callers))
+        caller_id = self.pick(callers, pick)
         self.model.remove_caller(caller_id)
         self.apply(CancelFetch(B, caller_id))
 
@@ -303,38 +328,40 @@ class BufferMachine(RuleBasedStateMachine):
         self.apply(CancelFetch(B, 10**9))
 
     @precondition(lambda self: self.told_leases)
-    @rule(data=st.data(), mode=st.sampled_from(ReleaseMode))
-    def release(self, data: st.DataObject, mode: ReleaseMode) -> None:
-        lease_id = data.draw(st.sampled_from(self.told_leases[-4:]))
+    @rule(pick=PICKS, mode=st.sampled_from(ReleaseMode))
+    def release(self, pick: int, mode: ReleaseMode) -> None:
+        lease_id = self.pick(self.told_leases[-4:], pick)
         error = self.model.release(lease_id, mode)
         self.apply(ReleaseLease(B, lease_id, mode), error)
 
     @precondition(lambda self: self.told_leases)
-    @rule(data=st.data(), lease_s=st.sampled_from([None, 0.5, 6.0]))
-    def renew(self, data: st.DataObject, lease_s: float | None) -> None:
-        lease_id = data.draw(st.sampled_from(self.told_leases[-4:]))
+    @rule(pick=PICKS, lease_s=st.sampled_from([None, 0.5, 6.0]))
+    def renew(self, pick: int, lease_s: float | None) -> None:
+        lease_id = self.pick(self.told_leases[-4:], pick)
         error = self.model.renew(lease_id, lease_s, self.now)
         self.apply(RenewLease(B, lease_id, lease_s), error)
 
     @precondition(lambda self: self.told_leases)
-    @rule(data=st.data())
-    def report_undelivered(self, data: st.DataObject) -> None:
-        lease_id = data.draw(st.sampled_from(self.told_leases[-2:]))
+    @rule(pick=PICKS)
+    def report_undelivered(self, pick: int) -> None:
+        lease_id = self.pick(self.told_leases[-2:], pick)
         self.model.undo(lease_id)
         self.apply(UndeliveredGrant(B, lease_id))
 
     @precondition(lambda self: self.model.payload_ids())
-    @rule(data=st.data())
-    def drop_payloads(self, data: st.DataObject) -> None:
+    @rule(picks=st.lists(PICKS, max_size=3))
+    def drop_payloads(self, picks: list[int]) -> None:
         known = [*self.model.payload_ids(), "f" * 32]
-        lost = data.draw(st.lists(st.sampled_from(known), max_size=3))
+        lost = [self.pick(known, pick) for pick in picks]
         dropped = self.model.drop(lost)
         assert self.apply(DropPayloads(B, tuple(lost))) == dropped
 
-    @rule(data=st.data())
-    def update(self, data: st.DataObject) -> None:
-        config = data.draw(configs(self.model.config.fragments_per_chunk))
+    @rule(config=configs())
+    def update(self, config: BufferConfig) -> None:
+        fragments_per_chunk = self.model.config.fragments_per_chunk
+        config = dataclasses.replace(config, fragments_per_chunk=fragments_per_chunk)
         refused = self.model.update(config)
+        self.model.discard_silent(self.now)
         self.buffers.apply(UpdateBuffer(B, config), now=self.now)
         events = self.buffers.take_events()
         told = [event.caller_id for event in events if isinstance(event, FetchRefused)]
@@ -344,6 +371,9 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.25, 1.0, 3.0, 10.0]), is_late=st.booleans())
     def advance_time(self, seconds: float, is_late: bool) -> None:
         """Let time pass, either stopping at every timer or waking up late for all of them."""
+        self.advance(seconds, is_late=is_late)
+
+    def advance(self, seconds: float, *, is_late: bool) -> None:
         end_at = self.now + seconds
         while not is_late and (timer := self.buffers.next_timer()) is not None and timer < end_at:
             self.pass_to(timer)
@@ -359,6 +389,10 @@ class BufferMachine(RuleBasedStateMachine):
         assert timer is None or timer > instant, "I6"
         late = [c for w in self.model.waiters for c in w.callers if c.deadline_at <= instant]
         assert late == [], "a waiter waits beyond its deadline"
+
+    @staticmethod
+    def pick(options: Sequence[Any], pick: int) -> Any:
+        return options[pick % len(options)]
 
     # What must hold
 
@@ -400,7 +434,7 @@ class BufferMachine(RuleBasedStateMachine):
                 case FetchRefused():
                     raise AssertionError("refused for no reason")
                 case PayloadsDisposable(payloads=payloads):
-                    self.disposed = [*getattr(self, "disposed", []), *payloads]
+                    self.disposed.extend(payloads)
                 case _:
                     pass
         assert not self.model.may_grant_head(), "somebody waits beside grantable chunks"
@@ -441,10 +475,9 @@ class BufferMachine(RuleBasedStateMachine):
         """Every payload is referred to, or was told disposable exactly once."""
         if not hasattr(self, "model"):
             return
-        told = getattr(self, "disposed", [])
-        assert len({payload.payload_id for payload in told}) == len(told), "disposed twice"
-        expected = sorted(payload.payload_id for payload in self.model.disposed)
-        assert sorted(payload.payload_id for payload in told) == expected
+        told = [payload.payload_id for payload in self.disposed]
+        assert len(set(told)) == len(told), "disposed twice"
+        assert sorted(told) == sorted(payload.payload_id for payload in self.model.disposed)
 
     @invariant()
     def looks_like_the_model(self) -> None:
@@ -490,7 +523,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.model.end(self.model.session)
         if self.buffers.model(B).session_id:
             self.apply(EndSession(B, self.buffers.model(B).session_id))
-        self.advance_time(100.0, False)
+        self.advance(100.0, is_late=False)
         seen = self.buffers.describe(B, now=self.now)
         left = (seen.chunk_count, seen.payload_bytes, seen.weights_bytes, seen.worker_count)
         assert left == (0, 0, 0, 0)

@@ -462,8 +462,9 @@ class NaiveBuffer:
         grant, lease = found
         lease.told -= 1
         if grant.world_size == 1 and lease.told <= 0:
+            remembered = list(self.ended)
             self.end_lease(grant, lease, "returned", gives_back=True)
-            self.ended.remove(grant)
+            self.ended = remembered
 
     def end_lease(self, grant: NaiveGrant, lease: NaiveLease, end: str, gives_back: bool) -> None:
         lease.end = end
@@ -514,6 +515,9 @@ class NaiveBuffer:
         due = [(g, lease) for g, lease in due if lease.expires_at <= now]
         for grant, lease in sorted(due, key=lambda pair: (pair[1].expires_at, pair[1].lease_id)):
             self.end_lease(grant, lease, "expired", gives_back)
+        self.discard_silent(now)
+
+    def discard_silent(self, now: float) -> None:
         for worker in self.workers.values():
             if worker.open and worker.touched_at + self.config.open_chunk_s <= now:
                 self.dispose(worker.open)
