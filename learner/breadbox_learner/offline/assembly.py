@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from breadbox_learner.offline import trees
 from breadbox_learner.offline.columns import Columns
 from breadbox_learner.offline.episode import Episode, Info
+from breadbox_learner.offline.errors import SchemaError
 from breadbox_learner.offline.options import MappingOptions, RowGrouping
 from breadbox_learner.offline.report import FindingKind, FindingPolicy, ValidationReport
 from breadbox_learner.offline.row_table import RowTable, read_rows
@@ -99,15 +100,20 @@ class RowAssembler:
         """Rows that wait for the rest of their episode."""
         return 0 if self._held is None else len(self._held)
 
-    def add(self, columns: Columns) -> list[Episode]:
+    def add(self, columns: Columns, *, first_row: int = 0) -> list[Episode]:
         """Episodes that these rows complete; the rows of others wait.
+
+        Args:
+            columns: One row per step; the same columns in every call.
+            first_row: What reports call the first of these rows.
 
         Raises:
             OfflineDataError: the columns are malformed (then nothing of them is kept), or a
                 finding's policy is to raise.
         """
-        table = read_rows(columns, self._options)
+        table = read_rows(columns, self._options, first_row=first_row)
         if self._held is not None:
+            _demand_same_columns(self._held, table)
             table = self._held.append(table)
             self._held = None
         groups = _Groups.of(table)
@@ -131,6 +137,21 @@ class RowAssembler:
         if table is None:
             return []
         return _assemble(table, _Groups.of(table), self._options, self._report)
+
+
+def _demand_same_columns(held: RowTable, table: RowTable) -> None:
+    if held.extras.keys() != table.extras.keys():
+        raise SchemaError(
+            f"these rows have the extra columns {sorted(table.extras)}, those of an unfinished "
+            f"episode before them {sorted(held.extras)}"
+        )
+    for name, before, now in (
+        ("obs", held.obs, table.obs),
+        ("actions", held.actions, table.actions),
+        *((name, held.extras[name], extra) for name, extra in table.extras.items()),
+    ):
+        if not trees.same_structure(before, now):
+            raise SchemaError("has another shape than in the rows before", column=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +203,6 @@ class _Parts:
     table: RowTable
     groups: _Groups
     """Of the ordered rows."""
-    rows: NDArray[np.int64]
-    """int64[N]; row of the input, for reports."""
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
     skipped: set[int]
@@ -224,7 +243,7 @@ def _find_parts(
     skipped: set[int] = set()
     for kind, found, why in _discontinuities(table, follows & ~ended, options):
         for before in np.flatnonzero(found).tolist():
-            policy = _note(report, kind, why, table, groups, before + 1, int(order[before + 1]))
+            policy = _note(report, kind, why, table, groups, before + 1)
             if policy is FindingPolicy.SKIP:
                 skipped.add(int(codes[before]))
             elif policy is FindingPolicy.TRUNCATE:
@@ -233,7 +252,6 @@ def _find_parts(
     return _Parts(
         table=replace(table, truncated=truncated),
         groups=groups,
-        rows=order,
         starts=np.concatenate([np.zeros(1, dtype=np.int64), edges]),
         stops=np.concatenate([edges, np.full(1, len(table))]),
         skipped=skipped,
@@ -248,7 +266,7 @@ def _ordered_rows(table: RowTable, groups: _Groups, report: ValidationReport) ->
     repeats = (np.diff(groups.codes[order]) == 0) & (np.diff(table.t[order]) == 0)
     for row in order[1:][repeats].tolist():
         why = "a row of this timestep came before"
-        _note(report, FindingKind.REPEATED_STEP, why, table, groups, row, row)
+        _note(report, FindingKind.REPEATED_STEP, why, table, groups, row)
     return np.concatenate([order[:1], order[1:][~repeats]])
 
 
@@ -276,10 +294,10 @@ def _note(
     table: RowTable,
     groups: _Groups,
     position: int,
-    row: int,
 ) -> FindingPolicy:
     episode_id, agent_id = groups.keys[int(groups.codes[position])]
     t = None if table.t is None else int(table.t[position])
+    row = int(table.numbers[position])
     return report.note(kind, why, episode_id=episode_id, agent_id=agent_id, t=t, row=row)
 
 

@@ -13,6 +13,10 @@ class DataLimits:
     """Bytes of one decoded array."""
     episode_bytes_max: int = 1 << 31
     """Serialized bytes of one episode."""
+    row_group_bytes_max: int = 1 << 33
+    """Decompressed bytes that a row group of a Parquet file may state."""
+    json_block_bytes: int = 1 << 24
+    """Bytes of JSON lines read at a time; a line must fit."""
     opcodes_max: int = 1 << 20
     """Instructions of one packed value."""
 

@@ -46,6 +46,8 @@ class RowTable:
     t: NDArray[np.int64] | None
     infos: list[Any] | None
     extras: dict[str, Tree]
+    numbers: NDArray[np.int64]
+    """Where each row stood in what was read, for reports."""
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -70,6 +72,7 @@ class RowTable:
             t=None if self.t is None else self.t[rows],
             infos=pick(self.infos),
             extras={name: trees.take(extra, rows) for name, extra in self.extras.items()},
+            numbers=self.numbers[rows],
         )
 
     def append(self, later: "RowTable") -> "RowTable":
@@ -94,11 +97,17 @@ class RowTable:
                 name: trees.concat([extra, later.extras[name]])
                 for name, extra in self.extras.items()
             },
+            numbers=np.concatenate([self.numbers, later.numbers]),
         )
 
 
-def read_rows(columns: Columns, options: MappingOptions) -> RowTable:
+def read_rows(columns: Columns, options: MappingOptions, *, first_row: int = 0) -> RowTable:
     """Read column data; nothing is kept when this raises.
+
+    Args:
+        columns: One row per step.
+        options: How to read them.
+        first_row: What reports call the first row.
 
     Raises:
         MissingColumnError: a column that is needed is not there.
@@ -128,6 +137,7 @@ def read_rows(columns: Columns, options: MappingOptions) -> RowTable:
             name: read.samples_tree(columns[name], name, name, options)
             for name in schema.extra_columns(columns, used)
         },
+        numbers=np.arange(first_row, first_row + count),
     )
 
 

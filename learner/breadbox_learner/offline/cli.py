@@ -1,0 +1,191 @@
+"""`breadbox import` and `breadbox export`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from breadbox.client import Client, connect
+from breadbox_learner.offline.dataset import Dataset
+from breadbox_learner.offline.errors import OfflineDataError
+from breadbox_learner.offline.options import MappingOptions
+from breadbox_learner.offline.report import FindingKind, FindingPolicy, ValidationPolicy
+from breadbox_learner.offline.schema import OfflineSchema
+from breadbox_learner.offline.service import (
+    ImportCounts,
+    append_episodes,
+    ensure_demo_buffer,
+    join_session,
+    read_buffer,
+)
+from breadbox_learner.offline.writers import write_episodes
+
+_FINDINGS_SHOWN = 10
+
+
+_server_option = click.option(
+    "--server",
+    envvar="BREADBOX_SERVER",
+    default="localhost:50051",
+    show_default=True,
+    help="HOST:PORT of the server.",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@click.command("import")
+@click.argument("path")
+@_server_option
+@click.option(
+    "--buffer",
+    envvar="BREADBOX_BUFFER",
+    default="demo",
+    show_default=True,
+    help="Made if it is not there, without limits of uses and staleness.",
+)
+@click.option(
+    "--step-count",
+    envvar="BREADBOX_STEP_COUNT",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Steps of a fragment; the same as in the buffers that it will be mixed with.",
+)
+@click.option(
+    "--capacity-chunks",
+    envvar="BREADBOX_CAPACITY_CHUNKS",
+    type=click.IntRange(min=1),
+    default=65_536,
+    show_default=True,
+    help="Of the buffer, if it is made.",
+)
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="CANONICAL=PHYSICAL",
+    help="Name of a column in the data, such as obs=o_t. Repeatable.",
+)
+@click.option(
+    "--unfinished",
+    envvar="BREADBOX_UNFINISHED",
+    type=click.Choice(["truncate", "skip", "raise"]),
+    default="truncate",
+    show_default=True,
+    help="What to do with an episode that nothing ended.",
+)
+@click.option("--multi-agent", is_flag=True, help="Rows belong to several agents (agent_id).")
+@_json_option
+def import_episodes(
+    path: str,
+    server: str,
+    buffer: str,
+    step_count: int,
+    capacity_chunks: int,
+    columns: tuple[str, ...],
+    unfinished: str,
+    multi_agent: bool,
+    as_json: bool,
+) -> None:
+    """Put the episodes at PATH into a buffer.
+
+    PATH is a Parquet, JSON lines or msgpack file, a directory of them, or minari:NAME.
+    """
+    dataset = Dataset(
+        path,
+        mapping=MappingOptions(schema=_parse_schema(columns), multi_agent=multi_agent),
+        policy=ValidationPolicy({FindingKind.UNFINISHED: FindingPolicy(unfinished)}),
+    )
+    with connect(server, buffer=buffer) as client:
+        description = ensure_demo_buffer(client, buffer, capacity_chunks=capacity_chunks)
+        counts = append_episodes(
+            client, dataset.episodes(), join_session(client, description), step_count=step_count
+        )
+    if as_json:
+        click.echo(json.dumps(_as_json(counts, dataset)))
+    else:
+        _print(counts, dataset, buffer)
+
+
+def _as_json(counts: ImportCounts, dataset: Dataset) -> dict[str, Any]:
+    return {
+        "episodes": counts.episode_count,
+        "steps": counts.step_count,
+        "fragments": counts.fragment_count,
+        "dropped_steps": counts.dropped_step_count,
+        "findings": {kind.value: count for kind, count in dataset.report.counts.items()},
+    }
+
+
+def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
+    click.echo(
+        f"{counts.episode_count} episodes with {counts.step_count} steps: "
+        f"{counts.fragment_count} fragments are in buffer {buffer!r}"
+    )
+    if counts.dropped_step_count:
+        click.echo(f"{counts.dropped_step_count} steps at the end did not fill a fragment")
+    for finding in dataset.report.findings[:_FINDINGS_SHOWN]:
+        click.echo(f"  {finding}")
+    if dataset.report.counts:
+        click.echo(dataset.report.summary())
+
+
+@click.command("export")
+@_server_option
+@click.option(
+    "--buffer", envvar="BREADBOX_BUFFER", default="default", show_default=True, help="To read."
+)
+@click.option(
+    "--out",
+    envvar="BREADBOX_OUT",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="File to write: .parquet or .msgpack.",
+)
+@click.option(
+    "--layout",
+    envvar="BREADBOX_LAYOUT",
+    type=click.Choice(["steps", "episodes"]),
+    default="steps",
+    show_default=True,
+    help="Rows of a Parquet file: steps, or whole serialized episodes.",
+)
+@click.option(
+    "--max-wait-s",
+    envvar="BREADBOX_MAX_WAIT_S",
+    type=click.FloatRange(min=0.0),
+    default=10.0,
+    show_default=True,
+    help="How long to wait for chunks that learners hold.",
+)
+@_json_option
+def export_episodes(
+    server: str, buffer: str, out: Path, layout: str, max_wait_s: float, as_json: bool
+) -> None:
+    """Write the episodes that a buffer holds to a file, without using anything up."""
+    with connect(server, buffer=buffer) as client:
+        counts = _export(client, buffer, out, layout, max_wait_s)
+    if as_json:
+        click.echo(json.dumps({"out": str(out), **counts}))
+    else:
+        click.echo(f"{counts['episodes']} episodes, {counts['steps']} steps are in {out}")
+
+
+def _export(
+    client: Client, buffer: str, out: Path, layout: str, max_wait_s: float
+) -> dict[str, int]:
+    episodes = read_buffer(client, buffer, max_wait_s=max_wait_s)
+    counts = write_episodes(episodes, out, layout=layout)
+    return {"episodes": counts.episode_count, "steps": counts.step_count}
+
+
+def _parse_schema(columns: tuple[str, ...]) -> OfflineSchema:
+    pairs = [column.partition("=") for column in columns]
+    for canonical, _, physical in pairs:
+        if not canonical or not physical:
+            raise OfflineDataError(f"--column wants CANONICAL=PHYSICAL, got {canonical!r}")
+    try:
+        return OfflineSchema(columns={canonical: physical for canonical, _, physical in pairs})
+    except ValueError as error:
+        raise OfflineDataError(f"--column: {error}".replace("\n", " ")) from error

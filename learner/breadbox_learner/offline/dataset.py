@@ -1,0 +1,93 @@
+"""`Dataset`: episodes of a file or a directory of files, read as a stream."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from breadbox_learner.offline.assembly import RowAssembler, map_rows
+from breadbox_learner.offline.episode import Episode
+from breadbox_learner.offline.errors import OfflineDataError, UnsupportedDatasetError
+from breadbox_learner.offline.files import RowBatch, is_readable, read_file
+from breadbox_learner.offline.minari_dataset import MINARI_SCHEME, read_minari
+from breadbox_learner.offline.options import MappingOptions, RowGrouping
+from breadbox_learner.offline.prelearner import ITEM, InputMode, detect_mode
+from breadbox_learner.offline.report import ValidationPolicy, ValidationReport
+from breadbox_learner.offline.sample_batches import map_sample_batches
+from breadbox_learner.offline.serialized import map_serialized
+from breadbox_learner.offline.validation import validate_episodes
+
+
+@dataclass(slots=True)
+class Dataset:
+    """Recorded episodes at a path.
+
+    The path is a file (Parquet, JSON lines, msgpack), a directory of such files (read in the order
+    of their names), or `minari:NAME` for a local Minari dataset. What the rows hold is found out
+    from their columns, file by file.
+
+    Attributes:
+        report: Everything found so far; grows while episodes are read.
+    """
+
+    path: str
+    mapping: MappingOptions = field(default_factory=MappingOptions)
+    policy: ValidationPolicy = field(default_factory=ValidationPolicy)
+    batch_rows: int = 4096
+    """Rows read at a time."""
+    report: ValidationReport = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.report = ValidationReport(self.policy)
+
+    def episodes(self) -> Iterator[Episode]:
+        """Every episode that passes validation, in order; rows of one may span files.
+
+        Raises:
+            UnsupportedDatasetError: nothing readable is there.
+            OfflineDataError: a file is malformed; names file, row and column. Episodes before it
+                have been handed out.
+        """
+        for found in self._mapped():
+            yield from validate_episodes(found, self.report)
+
+    def _mapped(self) -> Iterator[list[Episode]]:
+        if self.path.startswith(MINARI_SCHEME):
+            yield from ([episode] for episode in read_minari(self.path))
+            return
+        path = Path(self.path)
+        assembler = RowAssembler(self.mapping, self.report)
+        for file in self._files(path):
+            self.report.file = str(file)
+            for batch in read_file(file, batch_rows=self.batch_rows, limits=self.mapping.limits):
+                with _placed(batch):
+                    yield self._map(batch, assembler)
+        self.report.file = None
+        yield assembler.finish()
+
+    def _files(self, path: Path) -> list[Path]:
+        if not path.exists():
+            raise UnsupportedDatasetError("does not exist", file=str(path))
+        files = [path] if path.is_file() else sorted(filter(is_readable, path.rglob("*")))
+        if not files:
+            raise UnsupportedDatasetError("holds no file that can be read", file=str(path))
+        return files
+
+    def _map(self, batch: RowBatch, assembler: RowAssembler) -> list[Episode]:
+        mode = detect_mode(batch.columns, self.mapping)
+        if mode is InputMode.EPISODES:
+            return map_serialized(batch.columns[ITEM], self.report, limits=self.mapping.limits)
+        if mode is InputMode.SAMPLE_BATCHES:
+            return map_sample_batches(batch.columns, self.mapping, self.report)
+        if self.mapping.grouping == RowGrouping.ONE_STEP:
+            return map_rows(batch.columns, self.mapping, self.report)
+        return assembler.add(batch.columns, first_row=batch.first_row)
+
+
+@contextmanager
+def _placed(batch: RowBatch) -> Iterator[None]:
+    try:
+        yield
+    except OfflineDataError as error:
+        error.add_place(file=batch.file, row_offset=batch.first_row)
+        raise

@@ -1,0 +1,138 @@
+"""Batches that mix several buffers by ratio, such as demonstrations and online experience."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from breadbox.batches import Batch
+from breadbox.client import Client
+from breadbox.fragment import Fragment
+from breadbox.lease import Lease
+from breadbox.types import FragmentReference
+
+
+@dataclass(slots=True)
+class Apportioner:
+    """Splits batches by shares; what whole chunks do not allow is owed to later batches.
+
+    Raises:
+        ValueError: on construction, if the shares are negative or do not sum to 1.
+    """
+
+    shares: Mapping[str, float]
+    """Per buffer, its part of every batch."""
+    fragments_per_chunk: Mapping[str, int]
+    _owed: dict[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        total = sum(self.shares.values())
+        if min(self.shares.values(), default=0.0) < 0 or not math.isclose(total, 1.0):
+            raise ValueError(f"shares must not be negative and sum to 1, got {dict(self.shares)}")
+        self._owed = dict.fromkeys(self.shares, 0.0)
+
+    def split(self, fragment_count: int) -> dict[str, int]:
+        """Fragments to take from each buffer, in whole chunks, about `fragment_count` together."""
+        counts = {}
+        for buffer, share in self.shares.items():
+            self._owed[buffer] += share * fragment_count
+            chunk = self.fragments_per_chunk[buffer]
+            counts[buffer] = max(0, chunk * math.floor(self._owed[buffer] / chunk + 0.5))
+            self._owed[buffer] -= counts[buffer]
+        return counts
+
+
+class MixedLease:
+    """Leases of several buffers that begin and end together.
+
+    A context manager: left in peace all are consumed, left by an exception all are returned.
+    """
+
+    def __init__(self, client: Client, leases: Mapping[str, Lease], stack: ExitStack) -> None:
+        """Made by `BufferMixer.fetch`."""
+        self._client = client
+        self._leases = dict(leases)
+        self._stack = stack
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(exc_type, exc, traceback)
+
+    @property
+    def references(self) -> list[FragmentReference]:
+        """All granted fragments, buffer by buffer."""
+        return [reference for lease in self._leases.values() for reference in lease.references]
+
+    @property
+    def sources(self) -> list[str]:
+        """The buffer that each of `references` came from."""
+        return [buffer for buffer, lease in self._leases.items() for _ in lease.references]
+
+    def fragments(self) -> Iterator[Fragment]:
+        """Load the fragments, in the order of `references`."""
+        for lease in self._leases.values():
+            yield from lease.fragments()
+
+    def load_batch(
+        self, *, device: Any = "cpu", seed: int | None = None
+    ) -> tuple[Batch, list[str]]:
+        """One stacked batch of all fragments, shuffled together, and where each came from.
+
+        Raises:
+            TreeMismatchError: the buffers hold fragments of different structure.
+            ReplayBufferError: as `Client.load_batch`.
+        """
+        references, sources = self.references, self.sources
+        order = np.random.default_rng(seed).permutation(len(references)).tolist()
+        batch = self._client.load_batch([references[i] for i in order], device=device)
+        return batch, [sources[i] for i in order]
+
+
+class BufferMixer:
+    """Fetches from several buffers by shares."""
+
+    def __init__(self, client: Client, shares: Mapping[str, float]) -> None:
+        """Ask the service how the buffers are chunked.
+
+        Args:
+            client: Connected to the service that has them all.
+            shares: Per buffer, its part of every batch; they sum to 1.
+
+        Raises:
+            BufferNotFoundError: there is no such buffer.
+            ValueError: the shares are negative or do not sum to 1.
+        """
+        self._client = client
+        self._apportioner = Apportioner(
+            shares,
+            {name: client.get_buffer(name).config.fragments_per_chunk or 1 for name in shares},
+        )
+
+    def fetch(self, fragment_count: int, max_wait_s: float) -> MixedLease:
+        """Lease about `fragment_count` fragments; over many batches the shares are exact.
+
+        The buffers are asked one after the other, each for at most `max_wait_s`. If one has
+        nothing to give, what others gave is returned to them.
+
+        Raises:
+            WaitElapsedError: a buffer had too little for all of `max_wait_s`.
+            ReplayBufferError: as `Client.fetch`.
+        """
+        leases: dict[str, Lease] = {}
+        with ExitStack() as stack:
+            for buffer, count in self._apportioner.split(fragment_count).items():
+                if count:
+                    lease = self._client.fetch(count, max_wait_s, buffer=buffer)
+                    leases[buffer] = stack.enter_context(lease)
+            return MixedLease(self._client, leases, stack.pop_all())

@@ -1,0 +1,194 @@
+"""Writers of files that every reader here, and RLlib, can read back."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from breadbox_learner.offline import trees
+from breadbox_learner.offline.arrow import to_arrow
+from breadbox_learner.offline.episode import Episode
+from breadbox_learner.offline.errors import SchemaError, UnsupportedDatasetError
+from breadbox_learner.offline.files import MSGPACK, PARQUET
+from breadbox_learner.offline.prelearner import ITEM
+from breadbox_learner.offline.schema import (
+    ACTIONS,
+    AGENT_ID,
+    EPS_ID,
+    MODULE_ID,
+    NEW_OBS,
+    OBS,
+    REWARDS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    T,
+)
+from breadbox_learner.offline.serialized import pack_episode
+
+
+class EpisodeWriter(Protocol):
+    """Writes episodes to a file; a context manager. The file is complete when it is left."""
+
+    def write(self, episode: Episode) -> None:
+        """Add an episode."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCounts:
+    """What was written."""
+
+    episode_count: int
+    step_count: int
+
+
+def write_episodes(
+    episodes: Iterable[Episode], path: Path, *, layout: str = "steps"
+) -> WrittenCounts:
+    """Write episodes to one file, which appears under its name when it is complete.
+
+    Args:
+        episodes: In any number; one is held at a time.
+        path: Ends `.parquet` or `.msgpack`.
+        layout: In a Parquet file, `steps` (a row is a step, readable by everything) or `episodes`
+            (a row is a serialized episode, readable by RLlib 2.60 and by this package).
+
+    Raises:
+        UnsupportedDatasetError: the suffix or the layout is unknown.
+        SchemaError: an episode has other columns than the first.
+    """
+    open_writer = _writer_of(path, layout)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    episode_count = step_count = 0
+    try:
+        with open_writer(unfinished) as writer:
+            for episode in episodes:
+                writer.write(episode)
+                episode_count += 1
+                step_count += len(episode)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return WrittenCounts(episode_count, step_count)
+
+
+def _writer_of(path: Path, layout: str) -> Callable[[Path], EpisodeWriter]:
+    if path.suffix == PARQUET and layout == "steps":
+        return ParquetStepWriter
+    if path.suffix == PARQUET and layout == "episodes":
+        return ParquetEpisodeWriter
+    if path.suffix in MSGPACK:
+        return MsgpackWriter
+    raise UnsupportedDatasetError(
+        f"cannot be written with layout {layout!r}: wanted .parquet (steps, episodes) or .msgpack",
+        file=str(path),
+    )
+
+
+class _ParquetWriter:
+    """Rows of a Parquet file; the first decides the columns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: parquet.ParquetWriter | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._writer is None and exc_type is None:
+            self._append(pa.table({ITEM: pa.array([], pa.binary())}))
+        if self._writer is not None:
+            self._writer.close()
+
+    def _append(self, table: pa.Table) -> None:
+        if self._writer is None:
+            self._writer = parquet.ParquetWriter(self._path, table.schema, compression="zstd")
+        if table.schema != self._writer.schema:
+            raise SchemaError(
+                f"an episode has the columns {table.schema.names} of types {table.schema.types}; "
+                f"the first had {self._writer.schema.names} of {self._writer.schema.types}"
+            )
+        self._writer.write_table(table)
+
+
+class ParquetStepWriter(_ParquetWriter):
+    """A row is a step."""
+
+    def write(self, episode: Episode) -> None:
+        """Add an episode."""
+        columns = step_columns(episode)
+        arrays = {name: to_arrow(tree) for name, tree in columns.items()}
+        self._append(pa.table(arrays))
+
+
+class ParquetEpisodeWriter(_ParquetWriter):
+    """A row is a serialized episode, in the column `item`."""
+
+    def write(self, episode: Episode) -> None:
+        """Add an episode."""
+        self._append(pa.table({ITEM: pa.array([pack_episode(episode)], pa.large_binary())}))
+
+
+class MsgpackWriter:
+    """Serialized episodes one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def write(self, episode: Episode) -> None:
+        """Add an episode."""
+        self._file.write(pack_episode(episode))
+
+
+def step_columns(episode: Episode) -> dict[str, Any]:
+    """An episode as columns with one row per step, as `map_rows` reads them."""
+    count = len(episode)
+    observations = episode.own_observations()
+    last = np.arange(count) == count - 1
+    columns: dict[str, Any] = {
+        EPS_ID: np.full(count, episode.id),
+        T: np.arange(episode.t_started, episode.t),
+        OBS: trees.slice_tree(observations, 0, -1),
+        NEW_OBS: trees.slice_tree(observations, 1, None),
+        ACTIONS: episode.own_actions(),
+        REWARDS: episode.own_rewards(),
+        TERMINATEDS: last & episode.terminated,
+        TRUNCATEDS: last & episode.truncated,
+        **episode.own_extra_model_outputs(),
+    }
+    for name, value in ((AGENT_ID, episode.agent_id), (MODULE_ID, episode.module_id)):
+        if value is not None:
+            columns[name] = np.full(count, value)
+    return columns
