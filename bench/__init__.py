@@ -1,0 +1,1 @@
+"""Benchmarks of Breadbox. `python -m bench --help` says what there is."""

@@ -1,0 +1,77 @@
+"""`python -m bench`: every figure beside its limit, in one run."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from bench import report
+from bench.measure import Figure
+from bench.payload_rows import payload_rows
+from bench.service_rows import service_rows
+
+_HERE = Path(__file__).parent
+_SECTIONS = ("payload", "service", "core")
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="The same rows in two minutes, with fewer rounds.")
+@click.option("--only", type=click.Choice(_SECTIONS), help="One section only.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=_HERE / "out",
+    show_default="bench/out",
+    help="Where results.json and results.png go.",
+)
+def main(quick: bool, only: str | None, out: Path) -> None:
+    """Measure Breadbox on this machine, side by side with what bounds it."""
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    figures = []
+    for figure in _figures(quick, only):
+        console.print(f"{figure.workload}: {figure.name}: {figure.value:,.2f} {figure.unit}")
+        figures.append(figure)
+    report.show(figures, console)
+    report.write(figures, out)
+    console.print(f"written: {out / 'results.json'}, {out / 'results.png'}")
+
+
+def _figures(quick: bool, only: str | None) -> Iterator[Figure]:
+    if only in (None, "payload"):
+        yield from payload_rows(rounds=5 if quick else 25)
+    if only in (None, "service"):
+        yield from service_rows(
+            rounds=3 if quick else 10,
+            chunk_count=20_000 if quick else 100_000,
+            wake_count=100 if quick else 500,
+        )
+    if only in (None, "core"):
+        yield from _core_figures(quick)
+
+
+def _core_figures(quick: bool) -> Iterator[Figure]:
+    """The core alone, by bench/core.py: cost at the largest size against 1,000 chunks."""
+    command = [sys.executable, str(_HERE / "core.py"), *(["--quick"] if quick else [])]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    rows = json.loads((_HERE / "out" / "core.json").read_text())
+    sizes = [row["size"] for row in rows if row.get("ratio") is not None]
+    for row in rows:
+        if row.get("ratio") is not None and row["size"] == max(sizes):
+            yield Figure(
+                name=f"core: {row['name']} at {row['size']:,} chunks",
+                workload="core",
+                value=row["value"],
+                unit=row["unit"],
+                limit=row["value"] / row["ratio"],
+                limit_is="at 1,000 chunks",
+                reach=2.0,
+                is_lower_better=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
