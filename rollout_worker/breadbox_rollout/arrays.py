@@ -4,7 +4,7 @@ One anonymous memory file per process, which goes when both have let go of it: n
 behind in /dev/shm, whoever is killed. Who writes what:
 
     environment process   obs, final_obs, reward, flags, first, counts, clock
-    worker                action, value
+    worker                action, value, model_version
 
 Both sides take turns (a message says whose turn it is), except that the worker reads the clock and
 the counts at any time, to find a process that hangs and to save what it had answered.
@@ -48,6 +48,8 @@ class GroupArrays:
     """What the policy did."""
     value: NDArray[np.float32]
     """float32[N]; what the policy expects, for overlays."""
+    model_version: NDArray[np.int64]
+    """int64[1]; version that chose the action."""
     reward: NDArray[np.float64]
     """float64[N]; of the last answer."""
     terminated: NDArray[np.bool_]
@@ -102,6 +104,7 @@ class _Layout:
             final_obs=self.tree(observation_space, count),
             action=self.tree(action_space, count),
             value=self.array((count,), np.float32),
+            model_version=self.array((1,), np.int64),
             reward=self.array((count,), np.float64),
             terminated=self.array((count,), np.bool_),
             truncated=self.array((count,), np.bool_),

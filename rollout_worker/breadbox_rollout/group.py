@@ -36,6 +36,10 @@ class FailureKind(Enum):
     STEP_HUNG = "step_hung"
     DIED = "died"
     MEMORY_LIMIT = "memory_limit"
+    CLOSE_RAISED = "close_raised"
+    """Costs nothing: the environment was going anyway."""
+    RECORDING_FAILED = "recording_failed"
+    """Costs the recording, not the episode."""
 
 
 class EnvironmentFailedError(Exception):
@@ -143,6 +147,7 @@ class EnvGroup:
         self._built_at = [0.0] * count
         self._step_counts = [0] * count
         self._episode_counts = [0] * count
+        self._last_seeds: list[int | None] = [None] * count
         self.notes = Notes()
 
     def adopt(self, index: int, env: Environment) -> None:
@@ -232,6 +237,7 @@ class EnvGroup:
         env = self._envs[index]
         if self._recorders is None or env is None:
             return
+        recorder = self._recorders[index]
         record = StepRecord(
             obs=obs,
             action=action,
@@ -241,11 +247,28 @@ class EnvGroup:
             truncated=truncated,
             info=dict(info),
         )
-        self._recorders[index].step(env, record)
-        if terminated or truncated:
-            finished = self._recorders[index].end()
-            if finished is not None:
-                self.notes.episodes.append({"env": index, **finished})
+        try:
+            recorder.step(env, record)
+            finished = recorder.end() if terminated or truncated else None
+        except Exception as error:  # noqa: BLE001 - disks and codecs fail in many ways
+            self._recording_failed(index, error)
+            return
+        if finished is not None:
+            self.notes.episodes.append({"env": index, **finished})
+
+    def _record_begin(self, index: int, env: Environment, obs: Tree, info: Any) -> None:
+        if self._recorders is None:
+            return
+        try:
+            self._recorders[index].begin(env, obs, dict(info), self._last_seeds[index])
+        except Exception as error:  # noqa: BLE001 - disks and codecs fail in many ways
+            self._recording_failed(index, error)
+
+    def _recording_failed(self, index: int, error: Exception) -> None:
+        """Give up the recording; the episode itself goes on, since its answers are out."""
+        assert self._recorders is not None
+        self._recorders[index].discard()
+        self._note_failure(index, EnvironmentFailedError(FailureKind.RECORDING_FAILED, repr(error)))
 
     def _abort(self, index: int, failure: EnvironmentFailedError) -> None:
         self._note_failure(index, failure)
@@ -290,8 +313,8 @@ class EnvGroup:
         task = info.get("task") if isinstance(info, dict) else None
         if isinstance(task, str) and task:
             self.notes.tasks.append({"env": index, "task": task[:64]})
-        if self._recorders is not None:
-            self._recorders[index].begin(env, obs, dict(info), seed)
+        self._last_seeds[index] = seed
+        self._record_begin(index, env, obs, info)
 
     def _seed(self, index: int) -> int | None:
         """Return the seed of the next episode; None lets the environment go on by itself."""
@@ -316,9 +339,7 @@ class EnvGroup:
         try:
             env.close()
         except Exception as error:  # noqa: BLE001 - an environment that is going may say anything
-            self.notes.failures.append(
-                {"env": index, "kind": FailureKind.STEP_RAISED.value, "detail": f"close: {error!r}"}
-            )
+            self._note_failure(index, EnvironmentFailedError(FailureKind.CLOSE_RAISED, repr(error)))
 
 
 def _write_checked(arrays: Tree, index: int, obs: Tree, space: Space, path: str) -> None:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from breadbox_rollout.arrays import create_arrays
+from breadbox_rollout.arrays import GroupArrays, create_arrays
 from breadbox_rollout.environments import EnvSpec, make_environment
 from breadbox_rollout.group import (
     EnvGroup,
@@ -65,7 +65,8 @@ class Host:
         options = config["group"]
         self._options = GroupOptions(**{**options, "seeds": tuple(options["seeds"])})
         self._memory_bytes_max = int(config["memory_bytes_max"])
-        self._recording = config.get("recording")
+        self._recording = config["recording"]
+        self._env_indices = config["env_indices"]
 
     def run(self) -> None:
         """Serve the worker until it hangs up.
@@ -93,7 +94,7 @@ class Host:
             env.observation_space,
             self._options,
             time.monotonic,
-            self._recorders(count),
+            self._recorders(arrays),
         )
         group.adopt(0, env)
         # Introduced before the first reset, so that the worker can tell which phase takes long.
@@ -104,8 +105,17 @@ class Host:
         self._send_done(group)
         return group
 
-    def _recorders(self, count: int) -> list[Recorder] | None:
-        return None
+    def _recorders(self, arrays: GroupArrays) -> list[Recorder] | None:
+        if self._recording is None:
+            return None
+        # Imported here: it brings codecs, which most processes do not need.
+        from breadbox_rollout.recording import EpisodeRecorder, RecordingOptions
+
+        options = RecordingOptions(**self._recording)
+        return [
+            EpisodeRecorder(options, env_index, arrays, row)
+            for row, env_index in enumerate(self._env_indices)
+        ]
 
     def _send_done(self, group: EnvGroup) -> None:
         send(self._connection, b"D", group.notes.as_dict() if group.notes else None)

@@ -15,22 +15,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from breadbox.fragment import Fragment, Tree
+from breadbox.fragment import Fragment
 from breadbox.heartbeat import Heartbeat
-from breadbox.policies import PolicyModule, set_policy_weights
+from breadbox.policies import PolicyModule, State, set_policy_weights
 from breadbox.types import EpisodeReport
-from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.batching import ReadyQueue
 from breadbox_rollout.columns import tree_row
 from breadbox_rollout.episodes import EpisodeReporter, EpisodeTracker
 from breadbox_rollout.fragmenter import Fragmenter, Step
-from breadbox_rollout.inference import Decision, Inference, state_arrays
+from breadbox_rollout.inference import Inference, state_arrays
 from breadbox_rollout.models import NO_MODEL, Model, ModelWatcher
 from breadbox_rollout.pool import EnvPool, GroupFailed, GroupReady
 from breadbox_rollout.sender import Sender
 from breadbox_rollout.slots import Reader, Slot
+from breadbox_rollout.turns import Turn, take_turn
 
 logger = logging.getLogger(__name__)
 
@@ -259,53 +258,31 @@ class RolloutWorker:
         """Run the policy once, send its actions, then cut fragments while environments step."""
         assert self._inference is not None
         groups = self._ready.take()
-        arrays = [self._pool.arrays(group) for group in groups]
         slots = [slot for group in groups for slot in self._slots[group]]
-        # Copied: environments overwrite theirs as soon as they are told to step.
-        obs = _joined([entry.obs for entry in arrays])
-        first = np.concatenate([entry.first for entry in arrays])
         states_before = [slot.state for slot in slots]
-        decision = self._inference.act(obs, states_before, first)
-        self._send_actions(groups, arrays, decision)
+        turn = take_turn(
+            self._pool, groups, self._inference, states_before, self._model.model_version
+        )
         for index, slot in enumerate(slots):
-            slot.state = decision.states[index]
-            self._push(slot, index, obs, first, states_before[index], decision)
+            slot.state = turn.decision.states[index]
+            self._push(slot, index, turn, states_before[index])
         self.stats.batch_count += 1
         self.stats.batch_env_count += len(slots)
 
-    def _send_actions(
-        self, groups: list[int], arrays: list[GroupArrays], decision: Decision
-    ) -> None:
-        start = 0
-        for group, entry in zip(groups, arrays, strict=True):
-            end = start + len(entry.first)
-            _copy_rows(entry.action, decision.action, start, end)
-            entry.value[:] = decision.value[start:end]
-            self._pool.step(group)
-            start = end
-
-    def _push(
-        self,
-        slot: Slot,
-        index: int,
-        obs: Tree,
-        first: NDArray[np.bool_],
-        state_before: Any,
-        decision: Decision,
-    ) -> None:
+    def _push(self, slot: Slot, index: int, turn: Turn, state_before: State) -> None:
         wants_state = slot.fragmenter.wants_state and state_before is not None
         slot.awaits_answer = True
         fragment = slot.fragmenter.push(
             Step(
                 session_id=self._model.session_id,
                 model_version=self._model.model_version,
-                obs=tree_row(obs, index),
-                action=tree_row(decision.action, index),
-                first=bool(first[index]),
+                obs=tree_row(turn.obs, index),
+                action=tree_row(turn.decision.action, index),
+                first=bool(turn.first[index]),
                 episode_id=slot.episode_id,
                 state=state_arrays(state_before) if wants_state else None,
-                log_prob=float(decision.log_prob[index]),
-                value=float(decision.value[index]),
+                log_prob=float(turn.decision.log_prob[index]),
+                value=float(turn.decision.value[index]),
             )
         )
         if fragment is not None:
@@ -348,24 +325,3 @@ class RolloutWorker:
             self._sender.counts(),
         )
         self._logged_steps = steps
-
-
-def _joined(trees: list[Tree]) -> Tree:
-    """Concatenate trees of arrays along their first axis; always a copy."""
-    example = trees[0]
-    if isinstance(example, dict):
-        return {key: _joined([tree[key] for tree in trees]) for key in example}
-    if isinstance(example, tuple):
-        return tuple(_joined(list(parts)) for parts in zip(*trees, strict=True))
-    return np.concatenate(trees)
-
-
-def _copy_rows(into: Tree, rows: Tree, start: int, end: int) -> None:
-    if isinstance(into, dict):
-        for key, array in into.items():
-            _copy_rows(array, rows[key], start, end)
-    elif isinstance(into, tuple):
-        for array, part in zip(into, rows, strict=True):
-            _copy_rows(array, part, start, end)
-    else:
-        into[:] = rows[start:end]

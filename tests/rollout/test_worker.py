@@ -196,6 +196,19 @@ def test_weights_of_another_policy_end_the_worker_by_name() -> None:
     assert ["head.weight"] == caught.value.unexpected
 
 
+def test_what_was_answered_before_a_shared_process_died_is_kept() -> None:
+    """The second environment kills the process after the first one has answered."""
+    service = FakeService()
+    service.publish("s", 0)
+    with running_worker(service, "...x", envs_per_process=2, fragment_steps=2) as rollout:
+        rollout.wait_for_fragments(6)
+    check_all(rollout)
+    # Two steps of the first environment were answered in each life of the process, one of the
+    # second; an answer that got lost would leave the first with one, too.
+    assert [0, 1] == rollout.by_worker()["w-0"][0].obs["clock"][:, 1].tolist()
+    assert [0, 0] == rollout.by_worker()["w-1"][0].obs["clock"][:, 1].tolist()
+
+
 @pytest.mark.parametrize(
     ("script", "kind"),
     [

@@ -1,0 +1,66 @@
+"""One turn: the policy acts for the environments of some groups, and they are told to step."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.fragment import Tree
+from breadbox.policies import State
+from breadbox_rollout.inference import Decision, Inference
+from breadbox_rollout.pool import EnvPool
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the policy saw and did; rows in the order of the groups."""
+
+    obs: Tree
+    """Leaves [B, ...]; the turn's own memory."""
+    first: NDArray[np.bool_]
+    decision: Decision
+
+
+def take_turn(
+    pool: EnvPool,
+    groups: list[int],
+    inference: Inference,
+    states: list[State],
+    model_version: int,
+) -> Turn:
+    """Run the policy once for all environments of *groups*, and let them step."""
+    arrays = [pool.arrays(group) for group in groups]
+    # Copied: environments overwrite theirs as soon as they are told to step.
+    obs = _joined([entry.obs for entry in arrays])
+    first = np.concatenate([entry.first for entry in arrays])
+    decision = inference.act(obs, states, first)
+    start = 0
+    for group, entry in zip(groups, arrays, strict=True):
+        end = start + len(entry.first)
+        _copy_rows(entry.action, decision.action, start, end)
+        entry.value[:] = decision.value[start:end]
+        entry.model_version[0] = model_version
+        pool.step(group)
+        start = end
+    return Turn(obs, first, decision)
+
+
+def _joined(trees: list[Tree]) -> Tree:
+    """Concatenate trees of arrays along their first axis; always a copy."""
+    example = trees[0]
+    if isinstance(example, dict):
+        return {key: _joined([tree[key] for tree in trees]) for key in example}
+    if isinstance(example, tuple):
+        return tuple(_joined(list(parts)) for parts in zip(*trees, strict=True))
+    return np.concatenate(trees)
+
+
+def _copy_rows(into: Tree, rows: Tree, start: int, end: int) -> None:
+    if isinstance(into, dict):
+        for key, array in into.items():
+            _copy_rows(array, rows[key], start, end)
+    elif isinstance(into, tuple):
+        for array, part in zip(into, rows, strict=True):
+            _copy_rows(array, part, start, end)
+    else:
+        into[:] = rows[start:end]
