@@ -12,6 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,8 @@ from breadbox.stores import open_custodian
 from breadbox.stores.base import PayloadCustodian
 from breadbox.stores.urls import parse_store_url
 from breadbox.v1 import replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
+from breadbox_server.authorization import Gate, Role
+from breadbox_server.clients import ClientCensus
 from breadbox_server.clock import Clock, LoopClock
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.driver import Driver, DriverLimits
@@ -34,6 +37,8 @@ from breadbox_server.interceptors import CallInterceptor
 from breadbox_server.metrics import Metrics
 from breadbox_server.service import ReplayBufferService, StoreAdvice
 from breadbox_server.settings import Settings, parse_address
+from breadbox_server.tokens import TokenFile
+from breadbox_server.transport import check_plaintext, server_credentials
 
 log = logging.getLogger(__name__)
 
@@ -111,10 +116,16 @@ async def serving(
             metrics=metrics,
             limits=DriverLimits(unowned_s=settings.unannounced_s),
         )
-        server, health_servicer = _build_server(settings, driver, metrics)
-        address = _bind(server, settings.listen)
+        tokens = _read_tokens(settings, metrics)
+        census = ClientCensus(clock.now)
+        for role in Role:
+            metrics.clients.labels(role.value).set_function(partial(census.count, role))
+        interceptor = CallInterceptor(metrics, Gate(tokens), census)
+        server, health_servicer = _build_server(settings, driver, metrics, interceptor)
+        address = _bind(server, settings, metrics)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(driver.run())
+            following = group.create_task(tokens.keep_fresh()) if tokens else None
             try:
                 await server.start()
                 await _set_health(health_servicer, health_pb2.HealthCheckResponse.SERVING)
@@ -123,6 +134,8 @@ async def serving(
             finally:
                 await _drain(server, health_servicer, driver, settings.drain_grace_s)
                 running.cancel()
+                if following is not None:
+                    following.cancel()
 
 
 async def _drain(
@@ -144,11 +157,18 @@ async def _drain(
     log.info("stopped")
 
 
+def _read_tokens(settings: Settings, metrics: Metrics) -> TokenFile | None:
+    """The tokens that are known; None: nobody is asked for one."""
+    if settings.tokens is None:
+        return None
+    return TokenFile(settings.tokens, on_failure=metrics.credential_failures.inc)
+
+
 def _build_server(
-    settings: Settings, driver: Driver, metrics: Metrics
+    settings: Settings, driver: Driver, metrics: Metrics, interceptor: CallInterceptor
 ) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     server = grpc.aio.server(
-        interceptors=[CallInterceptor(metrics)],
+        interceptors=[interceptor],
         options=SERVER_OPTIONS,
         maximum_concurrent_rpcs=CALLS_MAX,
     )
@@ -156,7 +176,7 @@ def _build_server(
         driver,
         metrics=metrics,
         store_advice=StoreAdvice(
-            url=settings.store,
+            url=settings.client_store or settings.store,
             unannounced_s=settings.unannounced_s,
             piece_size_bytes=settings.piece_size_bytes,
             server_version=metadata.version("breadbox"),
@@ -179,28 +199,56 @@ async def _set_health(
         await servicer.set(name, state)
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> str:
-    """Take the address to listen on.
+def _bind(server: grpc.aio.Server, settings: Settings, metrics: Metrics) -> str:
+    """Take the addresses to listen on; gives the one that is told.
 
     Raises:
-        StartError: It is taken, not ours, or malformed.
+        StartError: One is taken, not ours, or malformed; or others could listen in.
     """
+    if settings.local_socket is not None:
+        _bind_socket(server, f"unix:{settings.local_socket}", "--local-socket")
+    listen = settings.listen
     address = parse_address(listen, "--listen")
+    check_plaintext(
+        address and address[0],
+        has_tls=settings.tls is not None,
+        is_allowed=settings.allow_plaintext,
+    )
     if address is None:
-        with contextlib.suppress(RuntimeError):
-            if server.add_insecure_port(listen):
-                return listen
-        raise StartError(f"--listen {listen} cannot be used; is its folder there and writable?")
+        _bind_socket(server, listen, "--listen")
+        return listen
     host, port = address
     _check_free(host, port, "--listen")
     try:
-        bound_port = server.add_insecure_port(listen)
+        if settings.tls is None:
+            bound_port = server.add_insecure_port(listen)
+        else:
+            on_failure = metrics.credential_failures.inc
+            bound_port = server.add_secure_port(
+                listen, server_credentials(settings.tls, on_failure)
+            )
     except RuntimeError:
         bound_port = 0
     if bound_port == 0:
         raise StartError(f"--listen {listen} cannot be used; choose another address")
     shown_host = f"[{host}]" if ":" in host else host
     return f"{shown_host}:{bound_port}"
+
+
+def _bind_socket(server: grpc.aio.Server, listen: str, option: str) -> None:
+    """Listen on a unix socket that only this user may open; it needs no encryption.
+
+    Raises:
+        StartError: It cannot be made.
+    """
+    mask = os.umask(0o077)
+    try:
+        with contextlib.suppress(RuntimeError):
+            if server.add_insecure_port(listen):
+                return
+    finally:
+        os.umask(mask)
+    raise StartError(f"{option} {listen} cannot be used; is its folder there and writable?")
 
 
 def _check_free(host: str, port: int, option: str) -> None:

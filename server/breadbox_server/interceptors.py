@@ -1,4 +1,4 @@
-"""What stands around every call: errors told by the one table, calls counted and logged."""
+"""What stands around every call: who may make it, how errors are told, what is counted."""
 
 import asyncio
 import logging
@@ -11,6 +11,9 @@ import grpc
 from grpc_status import rpc_status
 
 from breadbox_server import status
+from breadbox_server.authorization import Gate
+from breadbox_server.clients import ClientCensus, role_of_method
+from breadbox_server.core.errors import DomainError
 from breadbox_server.errors import InternalError
 from breadbox_server.metrics import Metrics
 
@@ -30,10 +33,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     Args:
         metrics: Takes count and latency of calls, by method and code.
+        gate: Asked about every call before its request is even read; None: all may pass.
+        census: Told of every caller whose call says what it is here for.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(
+        self, metrics: Metrics, gate: Gate | None = None, census: ClientCensus | None = None
+    ) -> None:
         self._metrics = metrics
+        self._gate = gate or Gate(None)
+        self._census = census or ClientCensus(perf_counter)
         self._known: dict[str, MaybeHandler] = {}
 
     async def intercept_service(
@@ -41,16 +50,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MaybeHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> MaybeHandler:
-        """Wrap unary methods; the streams of health and reflection pass as they are."""
+        """Wrap unary methods; streams (health, reflection), once let in, pass as they are."""
         method = handler_call_details.method
         known = self._known.get(method)
-        if known is not None:
-            return known
-        handler = await continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None:
+        handler = known or await continuation(handler_call_details)
+        if handler is None:
+            return None
+        try:
+            self._gate.admit(method, handler_call_details.invocation_metadata or ())
+        except DomainError as error:
+            return self._refusal(method, handler, error)
+        if known is not None or handler.unary_unary is None:
             return handler
         wrapped = grpc.unary_unary_rpc_method_handler(
-            self._wrap(method.rpartition("/")[2], handler.unary_unary),  # type: ignore[arg-type]
+            self._wrap(method, handler.unary_unary),  # type: ignore[arg-type]
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
@@ -58,7 +71,24 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._known[method] = wrapped
         return wrapped
 
-    def _wrap(self, method: str, behaviour: Behaviour) -> Behaviour:
+    def _refusal(self, method: str, handler: Any, error: DomainError) -> MaybeHandler:
+        """A handler that refuses one call, in the method's own form; its request stays unread."""
+
+        async def refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            raise error
+
+        async def refuse_stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            await context.abort_with_status(rpc_status.to_status(status.to_status(error)))
+
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(self._wrap(method, refuse))
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(refuse_stream)
+        return grpc.stream_stream_rpc_method_handler(refuse_stream)
+
+    def _wrap(self, path: str, behaviour: Behaviour) -> Behaviour:
+        method = path.rpartition("/")[2]
+        role = role_of_method(path)
         seconds = self._metrics.rpc_seconds.labels(method)
         answered = {
             code: self._metrics.rpcs.labels(method, code.name)
@@ -68,6 +98,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             started = perf_counter()
             code = grpc.StatusCode.OK
+            if role is not None:
+                self._census.seen(context.peer(), role)
             try:
                 return await behaviour(request, context)
             except asyncio.CancelledError:

@@ -26,6 +26,7 @@ from breadbox_server.settings import (
     parse_size_bytes,
     read_config_file,
 )
+from breadbox_server.transport import tls_files
 
 _DEFAULTS = BufferConfig()
 
@@ -102,6 +103,41 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     metavar="URL",
     show_default="a directory in /dev/shm",
     help="Payload store: file:///DIR, redis://..., rediss://..., unix:///SOCKET, redis+cluster://...",
+)
+@_option(
+    "--client-store",
+    default="",
+    metavar="URL",
+    show_envvar=True,
+    help="Payload store as clients are told it, with their own credentials; default: --store.",
+)
+@_option(
+    "--tls-cert",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="PEM with the server's certificate chain; turns TLS on. Read again when it changes.",
+)
+@_option(
+    "--tls-key", type=click.Path(path_type=Path, dir_okay=False), help="PEM with its private key."
+)
+@_option(
+    "--tls-client-ca",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="PEM; every client must show a certificate that this authority has signed.",
+)
+@_option(
+    "--allow-plaintext",
+    is_flag=True,
+    help="Talk to other machines without encryption; for networks that are trusted.",
+)
+@_option(
+    "--tokens",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of known bearer tokens (breadbox token makes them). Read again when it changes.",
+)
+@_option(
+    "--local-socket",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Unix socket for this user alone that answers too, unencrypted; for probes and tools.",
 )
 @_option(
     "--metrics-listen",
@@ -209,7 +245,10 @@ def _settings(options: dict[str, Any]) -> Settings:
     except InvalidArgumentError as error:
         option = "--" + error.field.replace("_", "-")
         raise StartError(f"{option} {error.problem}; see breadbox serve --help") from error
-    return Settings(default_config=config, piece_size_bytes=options.pop("piece_size"), **options)
+    tls = tls_files(options.pop("tls_cert"), options.pop("tls_key"), options.pop("tls_client_ca"))
+    return Settings(
+        default_config=config, piece_size_bytes=options.pop("piece_size"), tls=tls, **options
+    )
 
 
 _CONFIG_OPTIONS = (

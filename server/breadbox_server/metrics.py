@@ -151,6 +151,17 @@ class Metrics:
         self.watchers = Gauge(
             "breadbox_watchers", "Callers that watch the model", registry=registry
         )
+        self.clients = Gauge(
+            "breadbox_clients",
+            "Connections that called within the last minute, by what they called",
+            ["role"],
+            registry=registry,
+        )
+        self.credential_failures = Counter(
+            "breadbox_credential_reload_failures",
+            "Changed token or certificate files that could not be used; the old ones stay",
+            registry=registry,
+        )
         self.episodes = Counter(
             "breadbox_episodes", "Episodes reported", ["task", "end"], registry=registry
         )

@@ -17,6 +17,7 @@ import yaml
 from breadbox.stores import redact
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.errors import StartError
+from breadbox_server.transport import TlsFiles
 
 _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _UNITS_BYTES: Final = {
@@ -41,6 +42,16 @@ class Settings:
     """HOST:PORT, [IPV6]:PORT or unix:PATH; port 0 takes a free one."""
     store: str = field(repr=False)
     """URL of the payload store, as the server and its clients open it."""
+    local_socket: Path | None = None
+    """Unix socket, for this user alone, that is listened on too; for probes and tools beside it."""
+    client_store: str = field(default="", repr=False)
+    """URL of the payload store as clients are told it; empty: the same as the server's."""
+    tls: TlsFiles | None = None
+    """Certificates; None: calls are not encrypted."""
+    allow_plaintext: bool = False
+    """Whether other machines may be talked to in the clear."""
+    tokens: Path | None = None
+    """File of the tokens that are known; None: nobody is asked for one."""
     metrics_listen: str = ""
     """HOST:PORT of the metrics; empty: none."""
     default_config: BufferConfig = field(default_factory=BufferConfig)
