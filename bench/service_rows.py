@@ -42,15 +42,17 @@ def _vector_row(*, rounds: int) -> Figure:
         piece = memoryview(b"".join(encode_fragment(fragment)))
         keys: list[bytes] = []
 
-        def append() -> None:
-            client.append_many(list(islice(successive, _BATCH)))
+        batch: list[breadbox.Fragment] = []
+
+        def fresh_batch() -> None:
+            batch[:] = islice(successive, _BATCH)
 
         def fresh_keys() -> None:
             keys[:] = [piece_key(secrets.token_hex(16), 0) for _ in range(_BATCH)]
 
         got = rates(
             {
-                "ours": Contender(append, _BATCH),
+                "ours": Contender(lambda: _append(client, batch), _BATCH, before=fresh_batch),
                 "limit": Contender(
                     lambda: bare.set_pieces(keys, [piece] * _BATCH),
                     _BATCH,
@@ -69,6 +71,11 @@ def _vector_row(*, rounds: int) -> Figure:
         reach=10_000.0,
         peers={"bare socket loop, payload only": got["limit"]},
     )
+
+
+def _append(client: breadbox.Client, fragments: list[breadbox.Fragment]) -> None:
+    results = client.append_many(fragments)
+    assert all(each.outcome is breadbox.AdmissionOutcome.ADMITTED for each in results)
 
 
 def _fetch_rows(*, chunk_count: int, fetch_count: int) -> Iterator[Figure]:

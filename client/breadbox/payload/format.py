@@ -126,11 +126,14 @@ def encode_with_layout(
         arrays.append(array)
         key.append((type_name, array.shape))
     template = _template_for(tuple(key), structure, arrays, leaves)
+    layout = template.layout
+    # A copy of a small array costs less than a view of it.
     buffers = [
-        byte_view(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+        array.tobytes()
+        if array.nbytes <= _JOIN_BYTES
+        else byte_view(array if array.flags.c_contiguous else np.ascontiguousarray(array))
         for array in arrays
     ]
-    layout = template.layout
     block_checksums = [checksums(buffer, layout.block_bytes) for buffer in buffers]
     raw_header = template.render(block_checksums, attributes)
     return layout, _assemble(layout, raw_header, buffers)
@@ -207,7 +210,7 @@ def decode_tree(payload: bytes | bytearray | memoryview) -> tuple[Tree, dict[str
     return unflatten(head.layout.structure, leaves), dict(head.attributes)
 
 
-def checksums(buffer: memoryview, block_bytes: int) -> list[int]:
+def checksums(buffer: bytes | memoryview, block_bytes: int) -> list[int]:
     """XXH3-64 of each block of a buffer, in order; none of an empty one."""
     digest = xxhash.xxh3_64_intdigest
     if len(buffer) <= block_bytes:
@@ -328,7 +331,9 @@ def _require_within_limits(path: str, array: NDArray[Any]) -> None:
         raise UnsupportedArrayError(path, f"shape {array.shape} is beyond {PAYLOAD_BYTES_MAX}")
 
 
-def _assemble(layout: Layout, raw_header: bytes, buffers: Sequence[memoryview]) -> list[memoryview]:
+def _assemble(
+    layout: Layout, raw_header: bytes, buffers: Sequence[bytes | memoryview]
+) -> list[memoryview]:
     """Return head and arrays with the padding between them, small neighbours joined."""
     if len(raw_header) > HEADER_BYTES_MAX:
         raise UnsupportedArrayError("", f"the header has {len(raw_header)} bytes")
@@ -347,6 +352,7 @@ def _assemble(layout: Layout, raw_header: bytes, buffers: Sequence[memoryview]) 
         if len(buffer) <= _JOIN_BYTES:
             small.append(buffer)
         else:
+            buffer = memoryview(buffer)
             if small:
                 payload.append(memoryview(b"".join(small)))
                 small = []

@@ -75,15 +75,17 @@ def serialize_header(
 
 def serialize_attributes(attributes: Mapping[str, str]) -> bytes:
     """Return the attributes' part of a header, which stands at its end."""
-    if len(attributes) > ATTRIBUTES_MAX:
-        raise UnsupportedArrayError("", f"more than {ATTRIBUTES_MAX} attributes")
-    for name, text in attributes.items():
-        if max(len(name), len(text)) > ATTRIBUTE_CHARACTERS_MAX:
-            raise UnsupportedArrayError("", f"attribute {name[:40]!r} is too long")
     try:
-        return payload_pb2.PayloadHeader(attributes=attributes).SerializeToString()
+        raw = payload_pb2.PayloadHeader(attributes=attributes).SerializeToString()
     except (UnicodeEncodeError, ValueError) as error:
         raise UnsupportedArrayError("", "an attribute is not UTF-8 text") from error
+    if len(attributes) > ATTRIBUTES_MAX:
+        raise UnsupportedArrayError("", f"more than {ATTRIBUTES_MAX} attributes")
+    if len(raw) > ATTRIBUTE_CHARACTERS_MAX:  # Else no single one can be too long.
+        for name, text in attributes.items():
+            if max(len(name), len(text)) > ATTRIBUTE_CHARACTERS_MAX:
+                raise UnsupportedArrayError("", f"attribute {name[:40]!r} is too long")
+    return raw
 
 
 class HeaderTemplate:

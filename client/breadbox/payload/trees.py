@@ -7,6 +7,8 @@ are alike when their structures are equal.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from breadbox.errors import TreeMismatchError, UnsupportedArrayError
 from breadbox.payload.limits import NODES_MAX, TREE_DEPTH_MAX
 
@@ -40,27 +42,31 @@ def flatten_leaves(tree: Tree) -> tuple[Structure, list[Any]]:
         UnsupportedArrayError: A key is not a string, or the tree is too deep or too large.
     """
     leaves: list[Any] = []
-    node_count = 0
+    node_count = 1
 
     def visit(node: Tree, depth: int) -> Structure:
         nonlocal node_count
-        node_count += 1
-        if depth > TREE_DEPTH_MAX or node_count > NODES_MAX:
+        if type(node) is np.ndarray:  # First, because most are.
+            leaves.append(node)
+            return len(leaves) - 1
+        if node is None:
+            return None
+        if not isinstance(node, (dict, list, tuple)):
+            leaves.append(node)
+            return len(leaves) - 1
+        node_count += len(node)
+        if depth >= TREE_DEPTH_MAX or node_count > NODES_MAX:
             raise UnsupportedArrayError(
                 "", f"the tree is deeper than {TREE_DEPTH_MAX} or has more than {NODES_MAX} nodes"
             )
-        if node is None:
-            return None
+        depth += 1
         if isinstance(node, dict):
             for key in node:
                 if not isinstance(key, str):
                     raise UnsupportedArrayError("", f"key {key!r} is not a string")
-            return {key: visit(child, depth + 1) for key, child in node.items()}
-        if isinstance(node, (list, tuple)):
-            items = [visit(child, depth + 1) for child in node]
-            return tuple(items) if isinstance(node, tuple) else items
-        leaves.append(node)
-        return len(leaves) - 1
+            return {key: visit(child, depth) for key, child in node.items()}
+        items = [visit(child, depth) for child in node]
+        return tuple(items) if isinstance(node, tuple) else items
 
     return visit(tree, 0), leaves
 

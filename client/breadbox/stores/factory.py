@@ -79,14 +79,51 @@ def open_custodian(
     parsed = parse_store_url(url)
     if parsed.kind == "file":
         return FileCustodian(parsed.directory, unannounced_s=unannounced_s)
+    client = open_redis_async(url, answer_s=answer_s)
+    return RedisCustodian(client, is_cluster=parsed.kind == "cluster")
+
+
+def open_redis(url: str) -> Any:
+    """Open a plain, blocking redis-py client for `url`, for what is kept beside payloads.
+
+    Raises:
+        StoreUrlError: The URL, or its options, cannot be used, or it is no Redis.
+    """
+    parsed = _parse_redis_url(url)
+    if parsed.kind == "cluster":
+        options = _options(parsed)
+        options.pop("max_connections")
+        with _url_errors(parsed):
+            return redis.RedisCluster.from_url(parsed.url, **options)
+    return _sentinel_client(redis, parsed) if parsed.kind == "sentinel" else _client(parsed)
+
+
+def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
+    """Open a plain asyncio redis-py client for `url`. Redis is connected to on use.
+
+    Args:
+        url: See the package's docstring.
+        answer_s: Seconds that Redis may take for one answer.
+
+    Raises:
+        StoreUrlError: The URL, or its options, cannot be used, or it is no Redis.
+    """
+    parsed = _parse_redis_url(url)
     options = _options(parsed) | {"socket_timeout": answer_s}
     with _url_errors(parsed):
         if parsed.kind == "cluster":
             options.pop("max_connections")
-            return RedisCustodian(redis.asyncio.RedisCluster.from_url(parsed.url, **options))
+            return redis.asyncio.RedisCluster.from_url(parsed.url, **options)
         if parsed.kind == "sentinel":
-            return RedisCustodian(_sentinel_client(redis.asyncio, parsed))
-        return RedisCustodian(redis.asyncio.Redis.from_url(parsed.url, **options))
+            return _sentinel_client(redis.asyncio, parsed)
+        return redis.asyncio.Redis.from_url(parsed.url, **options)
+
+
+def _parse_redis_url(url: str) -> StoreUrl:
+    parsed = parse_store_url(url)
+    if parsed.kind == "file":
+        raise StoreUrlError(f"{redact(url)!r} is a directory where a Redis is wanted")
+    return parsed
 
 
 class _url_errors:  # noqa: N801 - a context manager that reads as a function

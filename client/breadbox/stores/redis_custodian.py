@@ -1,6 +1,7 @@
 """Payloads in Redis, as the server sees them: confirm, delete and count, on the event loop."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 from breadbox.stores.keys import (
@@ -17,13 +18,32 @@ from breadbox.types import PayloadReference
 _SCAN_COUNT: Final = 1000
 """Keys that Redis looks at per SCAN call: short enough not to hold up other clients."""
 
+_KEYS_PER_SCRIPT: Final = 1000
+"""Keys that one script call works on, for the same reason: well under a millisecond."""
+
+_LOOP: Final = """
+local flags = {}
+for i, key in ipairs(KEYS) do flags[i] = %s end
+return table.concat(flags)
+"""
+_CONFIRM: Final = _LOOP % "math.max(redis.call('PERSIST', key), redis.call('EXISTS', key))"
+_EXISTS: Final = _LOOP % "redis.call('EXISTS', key)"
+_UNLINK: Final = _LOOP % "redis.call('UNLINK', key)"
+"""A "1" or "0" per key in one reply: parsing a reply per key would cost the server's loop most."""
+
 
 class RedisCustodian:
     """A `PayloadCustodian` in Redis. See `breadbox.stores.base` for the contract."""
 
-    def __init__(self, client: Any) -> None:
-        """Use `client`, an asyncio redis-py client (Redis or RedisCluster); closed with this."""
+    def __init__(self, client: Any, *, is_cluster: bool = False) -> None:
+        """Use an asyncio redis-py client; it is closed with this.
+
+        Args:
+            client: Redis or RedisCluster.
+            is_cluster: Keys may live on different nodes: one script call per payload, not for all.
+        """
         self._client = client
+        self._is_cluster = is_cluster
 
     async def ping(self) -> None:
         """See PayloadCustodian."""
@@ -31,39 +51,17 @@ class RedisCustodian:
             await self._client.ping()
 
     async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
-        """See PayloadCustodian.
-
-        PERSIST answers 1 where it removed an expiry, and 0 both for a key that has none and for one
-        that is not there. Zeros are looked up in a second round trip, which only repeated confirms
-        and lost payloads pay for.
-        """
-        keys = [piece_keys(reference) if is_sound(reference) else [] for reference in references]
-        with translated_errors():
-            persisted = await self._ask("persist", [key for each in keys for key in each])
-            confirmed, position = [], 0
-            for each in keys:
-                confirmed.append(all(persisted[position : position + len(each)]) and bool(each))
-                position += len(each)
-        doubtful = [position for position, is_there in enumerate(confirmed) if not is_there]
-        if doubtful:
-            present = await self.present([references[position] for position in doubtful])
-            for position, is_there in zip(doubtful, present, strict=True):
-                confirmed[position] = is_there
-        return confirmed
+        """See PayloadCustodian."""
+        return await self._are_all(_CONFIRM, references)
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadCustodian."""
-        keys = [key for each in references if is_sound(each) for key in piece_keys(each)]
         with translated_errors():
-            await self._ask("unlink", keys)
+            await self._ask(_UNLINK, [piece_keys(each) for each in references if is_sound(each)])
 
     async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
         """See PayloadCustodian."""
-        keys = [piece_keys(reference) if is_sound(reference) else [] for reference in references]
-        with translated_errors():
-            found = iter(await self._ask("exists", [key for each in keys for key in each]))
-        # A list, not a generator: all() must not leave answers behind for the next payload.
-        return [bool(each) and all([next(found) for _ in each]) for each in keys]
+        return await self._are_all(_EXISTS, references)
 
     async def confirmed(self) -> AsyncIterator[str]:
         """See PayloadCustodian."""
@@ -85,10 +83,10 @@ class RedisCustodian:
         with translated_errors():
             while payload_ids:
                 # A payload of n pieces takes n round trips, shared by all: this is for sweeping.
-                keys = [piece_key(payload_id, piece) for payload_id in payload_ids]
-                deleted = await self._ask("unlink", keys)
+                keys = [[piece_key(payload_id, piece)] for payload_id in payload_ids]
+                deleted = await self._ask(_UNLINK, keys)
                 payload_ids = [
-                    each for each, count in zip(payload_ids, deleted, strict=True) if count
+                    each for each, flags in zip(payload_ids, deleted, strict=True) if flags == b"1"
                 ]
                 piece += 1
 
@@ -100,18 +98,37 @@ class RedisCustodian:
         """See PayloadCustodian."""
         await self._client.aclose()
 
-    async def _ask(self, command: str, keys: Sequence[bytes]) -> list[int]:
-        """Send one command per key in one round trip; the integer replies, in order."""
-        if not keys:
-            return []
-        pipeline = self._client.pipeline(transaction=False)
-        method = getattr(pipeline, command)
-        for key in keys:
-            method(key)
-        return [int(reply) for reply in await pipeline.execute()]
+    async def _are_all(self, script: str, references: Sequence[PayloadReference]) -> list[bool]:
+        """Run a script on the pieces of payloads; whether it answers 1 for all of each."""
+        keys = [piece_keys(each) if is_sound(each) else [] for each in references]
+        with translated_errors():
+            flags = await self._ask(script, keys)
+        return [bool(each) and b"0" not in each for each in flags]
+
+    async def _ask(self, script: str, groups: Sequence[Sequence[bytes]]) -> list[bytes]:
+        """Run a script on groups of keys, each of one payload; a flag per key, by group."""
+        if self._is_cluster:
+            return [
+                await self._client.eval(script, len(keys), *keys) if keys else b""
+                for keys in groups
+            ]
+        keys = [key for group in groups for key in group]
+        calls = [keys[at : at + _KEYS_PER_SCRIPT] for at in range(0, len(keys), _KEYS_PER_SCRIPT)]
+        if len(calls) <= 1:
+            flags = await self._client.eval(script, len(keys), *keys) if keys else b""
+        else:
+            pipeline = self._client.pipeline(transaction=False)
+            for each in calls:
+                pipeline.eval(script, len(each), *each)
+            flags = b"".join(await pipeline.execute())
+        ends = list(accumulate(len(group) for group in groups))
+        return [flags[end - len(group) : end] for group, end in zip(groups, ends, strict=True)]
 
     async def _without_expiry(self, keys: Sequence[bytes]) -> list[str]:
-        ttls = await self._ask("pttl", keys)
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.pttl(key)
+        ttls = await pipeline.execute() if keys else []
         found = [
             payload_id_of_key(key) for key, ttl_ms in zip(keys, ttls, strict=True) if ttl_ms == -1
         ]
