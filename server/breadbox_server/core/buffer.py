@@ -254,6 +254,7 @@ class ReplayBuffer:
         state.holdings.evict_to_count(new.capacity_chunks)
         state.holdings.evict_to_bytes(new.capacity_bytes)
         state.leases.trim(new.requests_remembered_max)
+        self._intake.discard_silent(now=now)
         self._fetching.refuse_impossible()
         self._finish()
         self._fetching.serve(now=now)
