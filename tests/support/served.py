@@ -111,12 +111,11 @@ async def served(
     custodian = custodian or FakeCustodian()
     clock = clock or ManualTimers()
     chosen = Settings(
-        listen="127.0.0.1:0",
         store="redis://:secret@fake.invalid:6379/0",
         default_config=config or BufferConfig(),
         seed=7,
         drain_grace_s=2.0,
-        **settings,
+        **{"listen": "127.0.0.1:0", **settings},
     )
     async with (
         serving(chosen, custodian=custodian, clock=clock) as server,

@@ -1,17 +1,23 @@
 """The frame of the command line: a group that imports a command only when it is used.
 
 Every option can also be set as an environment variable: `--lease-s` is `BREADBOX_LEASE_S`. What
-goes wrong for a reason that the user can mend (`ReplayBufferError`) ends with one line on stderr
-and exit code 2, never with a traceback.
+goes wrong for a reason that the user can mend ends with one line on stderr and exit code 2, never
+with a traceback.
 """
 
+import errno
 import sys
+from collections.abc import MutableMapping, Sequence
 from importlib import import_module
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-_VERSION = "0.1.0"
+import breadbox
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as of a process that SIGINT ended."""
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("breadbox_server.main:serve", "server", "Run the replay-buffer server."),
@@ -25,16 +31,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "buffers": ("breadbox.cli.buffers:buffers", "", "List, create, change and delete buffers."),
     "fsck": ("breadbox.cli.fsck:fsck", "server", "Check a payload store for orphans and losses."),
     "doctor": ("breadbox.cli.doctor:doctor", "", "Check address, store, clock, rights and speed."),
-    "import": (
-        "breadbox_learner.offline.cli:import_episodes",
-        "offline",
-        "Put episodes in.",
-    ),
-    "export": (
-        "breadbox_learner.offline.cli:export_episodes",
-        "offline",
-        "Write episodes out.",
-    ),
+    "token": ("breadbox_server.tokens:token", "server", "Make a bearer token."),
+    "import": ("breadbox_learner.offline.cli:import_episodes", "offline", "Put episodes in."),
+    "export": ("breadbox_learner.offline.cli:export_episodes", "offline", "Write episodes out."),
     "completion": ("breadbox.cli.completion:completion", "", "Print shell completion."),
 }
 """Command to where it is ("module:attribute"), the extra it needs, and its line in the help."""
@@ -47,7 +46,7 @@ class Unusable(click.ClickException):
 
 
 class LazyGroup(click.Group):
-    """Imports the module of a command when the command is used."""
+    """Imports the module of a command when the command is used, and tells errors in one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Every command, in the order of the table."""
@@ -65,12 +64,67 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry[2]) for name, entry in COMMANDS.items()])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names of commands from the table, importing none."""
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=COMMANDS[name][2]) for name in names]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command and exit with its code; what the user can mend is one line on stderr."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.UsageError as error:
+            where = error.ctx.command_path if error.ctx else "breadbox"
+            _fail(f"{error.format_message()} See '{where} --help'.", error.exit_code)
+        except click.ClickException as error:
+            _fail(error.format_message(), error.exit_code)
+        except click.Abort:
+            _fail("interrupted", INTERRUPTED)
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            sys.exit(1)  # Whoever read the output, such as `head`, has seen enough.
+        except Exception as error:
+            if not _can_be_mended(error):
+                raise
+            _fail(_text(error), Unusable.exit_code)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(text: str, code: int) -> None:
+    click.echo(f"Error: {' '.join(text.split())}", err=True)
+    sys.exit(code)
+
+
+def _can_be_mended(error: Exception) -> bool:
+    from breadbox.errors import ReplayBufferError
+
+    return isinstance(error, ReplayBufferError)
+
+
+def _text(error: Exception) -> str:
+    notes: Sequence[str] = getattr(error, "__notes__", ())
+    return " ".join([str(error), *(f"({note})" for note in notes)])
+
 
 def load_command(name: str) -> click.Command:
     """Import the command `name`.
 
     Raises:
-        click.ClickException: What it needs is not installed; says how to install it.
+        Unusable: What it needs is not installed; says how to install it.
     """
     target, extra, _ = COMMANDS[name]
     module_name, attribute = target.split(":")
@@ -83,7 +137,7 @@ def load_command(name: str) -> click.Command:
     return command
 
 
-def _needs_extra(name: str, extra: str, error: ModuleNotFoundError) -> click.ClickException:
+def _needs_extra(name: str, extra: str, error: ModuleNotFoundError) -> Unusable:
     wanted = f"breadbox[{extra}]" if extra else "breadbox"
     return Unusable(
         f"'breadbox {name}' needs the module {error.name!r}, which is not installed: "
@@ -91,39 +145,21 @@ def _needs_extra(name: str, extra: str, error: ModuleNotFoundError) -> click.Cli
     )
 
 
-@click.group(
-    cls=LazyGroup,
-    context_settings={
-        "auto_envvar_prefix": None,
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 100,
-    },
-)
-@click.version_option(_VERSION, prog_name="breadbox")
+CONTEXT: MutableMapping[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+}
+
+
+@click.group(cls=LazyGroup, context_settings=CONTEXT)
+@click.version_option(breadbox.__version__, prog_name="breadbox")
 def cli() -> None:
     """Breadbox: a replay-buffer service for online reinforcement learning."""
 
 
 def main() -> None:
     """Entry point of the console script."""
-    try:
-        cli(prog_name="breadbox", standalone_mode=True)
-    except Exception as error:
-        if not _is_expected(error):
-            raise
-        click.echo(f"Error: {_one_line(error)}", err=True)
-        sys.exit(2)
-
-
-def _is_expected(error: Exception) -> bool:
-    from breadbox.errors import ReplayBufferError
-
-    return isinstance(error, ReplayBufferError)
-
-
-def _one_line(error: Exception) -> str:
-    notes = getattr(error, "__notes__", [])
-    return " ".join(" ".join([str(error), *(f"({note})" for note in notes)]).split())
+    cli(prog_name="breadbox")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,232 @@
+"""Encrypted connections, with certificates that the tests make."""
+
+import asyncio
+import datetime
+from pathlib import Path
+
+import grpc
+import pytest
+
+import breadbox
+from breadbox.aio import connect
+from breadbox.errors import UnauthenticatedError, UnavailableError
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+from breadbox_server.authorization import Role
+from breadbox_server.errors import StartError
+from breadbox_server.transport import TlsFiles, check_plaintext, tls_files
+from support.certificates import Authority, Signed
+from support.served import CALL_S, served
+from support.token_files import write_token_file
+
+METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods]
+EXPIRED = datetime.timedelta(days=-1)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def files(signed: Signed, client_ca: Path | None = None) -> TlsFiles:
+    return TlsFiles(signed.cert_file, signed.key_file, client_ca)
+
+
+def trusting(authority: Authority, own: Signed | None = None) -> breadbox.Tls:
+    if own is None:
+        return breadbox.Tls(ca_file=authority.ca_file)
+    return breadbox.Tls(authority.ca_file, own.cert_file, own.key_file)
+
+
+async def lists_buffers(address: str, tls: breadbox.Tls | None, token: str | None = None) -> bool:
+    async with await connect(address, tls=tls, token=token, reconnect_s=0) as client:
+        try:
+            return len(await client.list_buffers()) == 1
+        except UnavailableError:
+            return False
+
+
+async def codes_of_all(address: str, tls: breadbox.Tls) -> set[grpc.StatusCode]:
+    """What every method answers, the handshake failing or not."""
+    async with grpc.aio.secure_channel(address, tls.credentials()) as channel:
+        stub = ReplayBufferServiceStub(channel)
+        return {
+            await getattr(stub, name)(getattr(pb, f"{name}Request")(), timeout=CALL_S).code()
+            for name in METHODS
+        }
+
+
+async def test_an_encrypted_server_is_called_by_those_who_trust_its_authority(
+    authority: Authority,
+) -> None:
+    async with served(tls=files(authority.sign("server"))) as world:
+        assert await lists_buffers(world.server.address, trusting(authority))
+
+
+async def test_an_encrypted_server_does_not_answer_in_the_clear(authority: Authority) -> None:
+    async with served(tls=files(authority.sign("server"))) as world:
+        assert not await lists_buffers(world.server.address, None)
+
+
+async def test_a_client_does_not_talk_to_a_server_of_another_authority(
+    authority: Authority, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path, "other")
+    async with served(tls=files(other.sign("server"))) as world:
+        codes = await codes_of_all(world.server.address, trusting(authority))
+
+    assert {grpc.StatusCode.UNAVAILABLE} == codes
+
+
+async def test_a_client_does_not_talk_to_a_server_whose_certificate_has_expired(
+    authority: Authority,
+) -> None:
+    async with served(tls=files(authority.sign("server", valid=EXPIRED))) as world:
+        codes = await codes_of_all(world.server.address, trusting(authority))
+
+    assert {grpc.StatusCode.UNAVAILABLE} == codes
+
+
+async def test_a_client_does_not_talk_to_a_server_of_another_name(authority: Authority) -> None:
+    async with served(tls=files(authority.sign("server", host="192.0.2.1"))) as world:
+        assert not await lists_buffers(world.server.address, trusting(authority))
+
+
+async def test_a_client_that_must_show_a_certificate_and_does_is_served(
+    authority: Authority,
+) -> None:
+    tls = files(authority.sign("server"), authority.ca_file)
+    async with served(tls=tls) as world:
+        assert await lists_buffers(
+            world.server.address, trusting(authority, authority.sign("worker"))
+        )
+
+
+async def test_a_client_without_a_certificate_gets_no_answer_from_any_method(
+    authority: Authority,
+) -> None:
+    tls = files(authority.sign("server"), authority.ca_file)
+    async with served(tls=tls) as world:
+        codes = await codes_of_all(world.server.address, trusting(authority))
+
+    assert {grpc.StatusCode.UNAVAILABLE} == codes
+
+
+async def test_a_client_whose_certificate_has_expired_gets_no_answer_from_any_method(
+    authority: Authority,
+) -> None:
+    tls = files(authority.sign("server"), authority.ca_file)
+    expired = authority.sign("worker", valid=EXPIRED)
+    async with served(tls=tls) as world:
+        codes = await codes_of_all(world.server.address, trusting(authority, expired))
+
+    assert {grpc.StatusCode.UNAVAILABLE} == codes
+
+
+async def test_a_client_of_an_unknown_authority_gets_no_answer_from_any_method(
+    authority: Authority, tmp_path: Path
+) -> None:
+    tls = files(authority.sign("server"), authority.ca_file)
+    stranger = Authority(tmp_path, "other").sign("worker")
+    async with served(tls=tls) as world:
+        codes = await codes_of_all(world.server.address, trusting(authority, stranger))
+
+    assert {grpc.StatusCode.UNAVAILABLE} == codes
+
+
+async def test_a_certificate_does_not_stand_in_for_a_token(
+    authority: Authority, tmp_path: Path
+) -> None:
+    tokens = write_token_file(tmp_path / "tokens")
+    tls = files(authority.sign("server"), authority.ca_file)
+    shown = trusting(authority, authority.sign("worker"))
+    async with served(tls=tls, tokens=tmp_path / "tokens") as world:
+        with pytest.raises(UnauthenticatedError):
+            await lists_buffers(world.server.address, shown)
+        assert await lists_buffers(world.server.address, shown, tokens[Role.PRODUCER])
+
+
+async def test_a_renewed_certificate_is_shown_without_a_restart(authority: Authority) -> None:
+    old = authority.sign("server", valid=EXPIRED)
+    async with served(tls=files(old)) as world:
+        assert not await lists_buffers(world.server.address, trusting(authority))
+        authority.sign("server")
+
+        assert await lists_buffers(world.server.address, trusting(authority))
+
+
+async def test_renewed_files_that_cannot_be_used_leave_the_old_certificate(
+    authority: Authority,
+) -> None:
+    signed = authority.sign("server")
+    async with served(tls=files(signed)) as world:
+        signed.cert_file.write_text("half of a certifi")
+
+        assert await lists_buffers(world.server.address, trusting(authority))
+        assert 1 == world.server.metrics.registry.get_sample_value(
+            "breadbox_credential_reload_failures_total"
+        )
+
+
+async def test_the_blocking_client_speaks_tls_too(authority: Authority) -> None:
+    def buffers(address: str) -> int:
+        with breadbox.connect(address, tls=trusting(authority)) as client:
+            return len(client.list_buffers())
+
+    async with served(tls=files(authority.sign("server"))) as world:
+        assert 1 == await asyncio.to_thread(buffers, world.server.address)
+
+
+async def test_the_local_socket_answers_beside_an_encrypted_port_to_its_owner_alone(
+    authority: Authority, tmp_path: Path
+) -> None:
+    path = tmp_path / "local.sock"
+    async with served(tls=files(authority.sign("server")), local_socket=path) as world:
+        assert await lists_buffers(f"unix:{path}", None)
+        assert not await lists_buffers(world.server.address, None)
+        assert 0 == path.stat().st_mode & 0o077
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "breadbox.example"])
+def test_plaintext_that_others_could_hear_has_to_be_asked_for(host: str) -> None:
+    with pytest.raises(StartError, match="--allow-plaintext"):
+        check_plaintext(host, has_tls=False, is_allowed=False)
+    check_plaintext(host, has_tls=True, is_allowed=False)
+    check_plaintext(host, has_tls=False, is_allowed=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost", None])
+def test_plaintext_that_stays_on_this_machine_is_fine(host: str | None) -> None:
+    check_plaintext(host, has_tls=False, is_allowed=False)
+
+
+async def test_a_server_that_others_could_hear_does_not_start() -> None:
+    with pytest.raises(StartError, match="is open to other machines"):
+        async with served(listen="0.0.0.0:0"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "client_ca"),
+    [("c", None, None), (None, "k", None), (None, None, "a"), ("c", None, "a")],
+)
+def test_half_of_a_certificate_is_refused(
+    cert: str | None, key: str | None, client_ca: str | None
+) -> None:
+    paths = [Path(name) if name else None for name in (cert, key, client_ca)]
+    with pytest.raises(StartError, match="go together"):
+        tls_files(*paths)
+
+
+async def test_files_that_do_not_belong_together_are_told_by_name(authority: Authority) -> None:
+    first, second = authority.sign("first"), authority.sign("second")
+    with pytest.raises(StartError, match=r"first\.pem and .*second\.key are no certificate"):
+        async with served(tls=TlsFiles(first.cert_file, second.key_file)):
+            pass
+
+
+async def test_a_missing_certificate_is_told_by_name(authority: Authority, tmp_path: Path) -> None:
+    signed = authority.sign("server")
+    with pytest.raises(StartError, match=r"No such file or directory: .*absent\.pem"):
+        async with served(tls=TlsFiles(tmp_path / "absent.pem", signed.key_file)):
+            pass
