@@ -219,6 +219,8 @@ class StoreConfig:
     unannounced_s: float
     piece_size_bytes: int
     server_version: str
+    server_unix_s: float | None = None
+    """The server's wall clock when it answered, in seconds since 1970; None: it did not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

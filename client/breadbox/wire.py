@@ -362,6 +362,9 @@ def store_config_from_wire(
         unannounced_s=seconds(message.unannounced_duration),
         piece_size_bytes=message.piece_size_bytes,
         server_version=message.server_version,
+        server_unix_s=(
+            message.server_time.ToNanoseconds() * 1e-9 if message.HasField("server_time") else None
+        ),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from breadbox.v1 import buffer_pb2, replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server import convert
@@ -263,11 +264,14 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.GetStoreConfigResponse:
         """Say where payloads live."""
         advice = self._store_advice
+        server_time = Timestamp()
+        server_time.GetCurrentTime()
         return pb.GetStoreConfigResponse(
             store_url=advice.url,
             unannounced_duration=convert.to_duration(advice.unannounced_s),
             piece_size_bytes=advice.piece_size_bytes,
             server_version=advice.server_version,
+            server_time=server_time,
         )
 
     async def ReportEpisodes(

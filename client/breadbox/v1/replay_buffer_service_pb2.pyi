@@ -1,6 +1,7 @@
 from breadbox.v1 import buffer_pb2 as _buffer_pb2
 from breadbox.v1 import fragment_pb2 as _fragment_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -295,16 +296,18 @@ class GetStoreConfigRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStoreConfigResponse(_message.Message):
-    __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version")
+    __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version", "server_time")
     STORE_URL_FIELD_NUMBER: _ClassVar[int]
     UNANNOUNCED_DURATION_FIELD_NUMBER: _ClassVar[int]
     PIECE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SERVER_TIME_FIELD_NUMBER: _ClassVar[int]
     store_url: str
     unannounced_duration: _duration_pb2.Duration
     piece_size_bytes: int
     server_version: str
-    def __init__(self, store_url: _Optional[str] = ..., unannounced_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., piece_size_bytes: _Optional[int] = ..., server_version: _Optional[str] = ...) -> None: ...
+    server_time: _timestamp_pb2.Timestamp
+    def __init__(self, store_url: _Optional[str] = ..., unannounced_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., piece_size_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., server_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ReportEpisodesRequest(_message.Message):
     __slots__ = ("buffer", "episodes")
