@@ -1,0 +1,112 @@
+"""`breadbox stats`: what a buffer holds, and what it has counted."""
+
+import click
+from rich.console import Group
+from rich.table import Table
+
+from breadbox.cli import frame
+from breadbox.types import BufferConfig, BufferDescription, MinimumChunks, SampleToInsertRatio
+
+
+@click.command()
+@click.argument("names", metavar="[BUFFER]...", nargs=-1)
+@click.option("--all", "show_zeros", is_flag=True, help="Show counters that are zero, too.")
+@frame.server_options
+def stats(target: frame.Target, names: tuple[str, ...], show_zeros: bool) -> None:
+    """Show what buffers hold and have counted; without a name, of all buffers."""
+    with target.connect() as client:
+        found = [client.get_buffer(name) for name in names] or list(client.list_buffers())
+    if target.as_json:
+        frame.print_json(found)
+        return
+    console = frame.console()
+    for number, description in enumerate(found):
+        if number:
+            console.print()
+        console.print(describe(description, show_zeros=show_zeros))
+
+
+def describe(description: BufferDescription, *, show_zeros: bool) -> Group:
+    """One buffer as text: what it is, what it holds, what it counted."""
+    counters = {
+        name: count for name, count in description.state.counters.items() if count or show_zeros
+    }
+    return Group(
+        headline(description),
+        limits_text(description.config),
+        "",
+        _gauges(description),
+        waiting_text(description),
+        frame.rows(
+            frame.table("counter", "#total"),
+            [(name, frame.count_text(count)) for name, count in counters.items()],
+        ),
+    )
+
+
+def headline(description: BufferDescription) -> str:
+    """Name, session and version in one line."""
+    if not description.session_id:
+        return f"[bold]{description.name}[/]  no session is current"
+    return (
+        f"[bold]{description.name}[/]  session {description.session_id}, "
+        f"model version {description.model_version}"
+    )
+
+
+def waiting_text(description: BufferDescription) -> str:
+    """What a fetch waits for, as a sentence; empty when it would not."""
+    reason = description.state.waiting_reason
+    return f"A fetch would wait: {reason}." if reason else ""
+
+
+def _gauges(description: BufferDescription) -> Table:
+    state, config = description.state, description.config
+    lines = [
+        ("chunks", frame.count_text(state.chunk_count), of(config.capacity_chunks)),
+        (
+            "payload bytes",
+            frame.size_text(state.payload_bytes),
+            f"of {frame.size_text(config.capacity_bytes)}" if config.capacity_bytes else "",
+        ),
+        ("fragments", frame.count_text(state.fragment_count), ""),
+        (
+            "open chunks",
+            frame.count_text(state.open_chunk_count),
+            f"with {state.open_fragment_count} fragments",
+        ),
+        ("leases", frame.count_text(state.lease_count), of(config.leases_max)),
+        ("waiters", frame.count_text(state.waiter_count), of(config.waiters_max)),
+        ("workers", frame.count_text(state.worker_count), of(config.workers_max)),
+        ("staleness", staleness_text(description), f"at most {config.staleness_max}"),
+    ]
+    return frame.rows(frame.table("", "#now", "limit"), lines)
+
+
+def of(limit: int | None) -> str:
+    """A limit beside its gauge."""
+    return "" if limit is None else f"of {limit:,}"
+
+
+def staleness_text(description: BufferDescription) -> str:
+    """Chunks by staleness: "0: 12, 1: 3"."""
+    held = description.state.chunk_count_by_staleness
+    return ", ".join(f"{staleness}: {count:,}" for staleness, count in held.items()) or "-"
+
+
+def limits_text(config: BufferConfig) -> str:
+    """The limits that are not gauges, in one line."""
+    parts = [
+        f"{config.fragments_per_chunk} fragments per chunk",
+        f"used at most {config.uses_max} times",
+        f"full: {config.full_policy.value if config.full_policy else '?'}",
+        f"sampler {config.sampler}",
+    ]
+    match config.limiter:
+        case MinimumChunks(chunk_count=count) if count > 1:
+            parts.append(f"waits for {count} chunks")
+        case SampleToInsertRatio(ratio=ratio, error_chunks=error):
+            parts.append(f"{ratio:g} ± {error:g} uses per chunk")
+        case _:
+            pass
+    return ", ".join(parts)

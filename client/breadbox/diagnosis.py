@@ -1,0 +1,257 @@
+"""Why a learner waits: a judgement of two observations of a buffer. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from breadbox.types import BufferDescription, FullPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What keeps a learner waiting, and what to do about it."""
+
+    cause: str
+    """One of NO_SESSION, NOTHING_ARRIVES, WRONG_SESSION, STALE, PRODUCERS_WAIT, LEASES, QUEUE,
+    TOO_FEW, LIMITER, NONE."""
+    headline: str
+    """A sentence with the numbers."""
+    advice: tuple[str, ...]
+    """What can be done, most likely first."""
+    rates: Mapping[str, float]
+    """What happened per second while it was watched."""
+    watched_s: float
+
+
+_RATES: Mapping[str, tuple[str, ...]] = {
+    "fragments admitted": ("fragments_admitted",),
+    "fragments refused as stale": ("fragments_stale",),
+    "fragments of another session": ("fragments_wrong_session",),
+    "fragments told to wait": ("fragments_buffer_full", "fragments_bytes_full"),
+    "chunks completed": ("chunks_closed",),
+    "chunks evicted as stale": ("chunks_evicted_stale",),
+    "chunks evicted for room": ("chunks_evicted_capacity",),
+    "chunks delivered": ("uses",),
+    "model versions": ("versions_published",),
+}
+
+
+def rates_of(
+    before: BufferDescription, after: BufferDescription, watched_s: float
+) -> dict[str, float]:
+    """What happened per second between two observations; 0 where the server restarted between."""
+
+    def grown(names: tuple[str, ...]) -> int:
+        counted = [
+            after.state.counters.get(name, 0) - before.state.counters.get(name, 0) for name in names
+        ]
+        return max(0, sum(counted))
+
+    return {title: grown(names) / watched_s for title, names in _RATES.items()}
+
+
+class _Seen:
+    """Two observations, and what can be told from them."""
+
+    def __init__(
+        self, before: BufferDescription, after: BufferDescription, watched_s: float
+    ) -> None:
+        self.after = after
+        self.state = after.state
+        self.config = after.config
+        self.watched_s = watched_s
+        self.rates = rates_of(before, after, watched_s)
+
+    def rate(self, title: str) -> float:
+        return self.rates[title]
+
+    @property
+    def arriving(self) -> float:
+        """Fragments per second, whatever became of them."""
+        return sum(rate for title, rate in self.rates.items() if title.startswith("fragments "))
+
+    @property
+    def fragments_per_chunk(self) -> int:
+        return self.config.fragments_per_chunk or 1
+
+
+def diagnose(
+    before: BufferDescription,
+    after: BufferDescription,
+    watched_s: float,
+    *,
+    fragment_count: int | None = None,
+) -> Diagnosis:
+    """Judge why a fetch waits, or would wait.
+
+    Args:
+        before: The buffer when watching began.
+        after: The buffer now.
+        watched_s: Seconds between the two; positive.
+        fragment_count: What the learner asks for; None: unknown, so one chunk.
+
+    Returns:
+        The first cause that applies: those that stop everything come before those that slow it.
+    """
+    seen = _Seen(before, after, watched_s)
+    needed = -(-(fragment_count or 1) // seen.fragments_per_chunk)
+    is_short = seen.state.chunk_count < needed or bool(seen.state.waiter_count)
+    judgement = _no_session(seen)
+    if judgement is None and (is_short or seen.state.waiting_reason):
+        judgement = (
+            _leases(seen)
+            or _nothing_arrives(seen)
+            or _wrong_session(seen)
+            or _stale(seen)
+            or _producers_wait(seen)
+            or _too_few(seen, needed)
+            or _queue(seen)
+            or _limiter(seen)
+        )
+    cause, headline, advice = judgement or _nothing_wrong(seen)
+    return Diagnosis(cause, headline, tuple(advice), seen.rates, watched_s)
+
+
+_Judgement = tuple[str, str, list[str]]
+
+
+def _no_session(seen: _Seen) -> _Judgement | None:
+    if seen.after.session_id:
+        return None
+    return (
+        "NO_SESSION",
+        f"No session is current in buffer {seen.after.name!r}, so nothing is admitted.",
+        ["Start the learner, or call start_session() in it before it fetches."],
+    )
+
+
+def _leases(seen: _Seen) -> _Judgement | None:
+    limit = seen.config.leases_max
+    if limit is None or seen.state.lease_count < limit:
+        return None
+    return (
+        "LEASES",
+        f"{seen.state.lease_count} leases are alive, which is leases_max; a fetch waits until one "
+        "ends.",
+        [
+            "Leave `with client.fetch(...)` blocks sooner, or release leases by hand.",
+            "Raise leases_max, or shorten lease_s if learners die with leases.",
+        ],
+    )
+
+
+def _nothing_arrives(seen: _Seen) -> _Judgement | None:
+    if seen.arriving > 0:
+        return None
+    return (
+        "NOTHING_ARRIVES",
+        f"No fragment arrived in the {seen.watched_s:.1f} s watched; the buffer holds "
+        f"{seen.state.chunk_count} chunks and has seen {seen.state.worker_count} workers in this "
+        "session.",
+        [
+            "Look whether rollout workers run, and reach this server: `breadbox doctor` there.",
+            "An environment that takes long for a fragment looks the same: watch for longer "
+            "(--seconds).",
+        ],
+    )
+
+
+def _wrong_session(seen: _Seen) -> _Judgement | None:
+    wrong = seen.rate("fragments of another session")
+    if wrong <= 0.5 * seen.arriving:
+        return None
+    return (
+        "WRONG_SESSION",
+        f"{wrong:.3g} of {seen.arriving:.3g} fragments per second are of another session than "
+        f"{seen.after.session_id!r}.",
+        [
+            "Workers adopt a session with the first published version: publish one.",
+            "Stop workers that belong to an older run.",
+        ],
+    )
+
+
+def _stale(seen: _Seen) -> _Judgement | None:
+    stale = seen.rate("fragments refused as stale") + (
+        seen.rate("chunks evicted as stale") * seen.fragments_per_chunk
+    )
+    if stale <= 0.5 * seen.arriving:
+        return None
+    return (
+        "STALE",
+        f"{stale:.3g} of {seen.arriving:.3g} fragments per second are staler than staleness_max "
+        f"({seen.config.staleness_max}) at version {seen.after.model_version}, which moves by "
+        f"{seen.rate('model versions'):.3g} per second.",
+        [
+            "Publish less often, or raise staleness_max.",
+            "Make fragments shorter, so that they arrive before the version has moved on.",
+            "Look whether workers adopt new weights: their model version should follow.",
+        ],
+    )
+
+
+def _producers_wait(seen: _Seen) -> _Judgement | None:
+    told_to_wait = seen.rate("fragments told to wait")
+    if told_to_wait <= 0 or seen.config.full_policy is not FullPolicy.BLOCK:
+        return None
+    if seen.rate("fragments admitted") > told_to_wait:
+        return None
+    return (
+        "PRODUCERS_WAIT",
+        f"Producers are told to wait: {seen.state.chunk_count} chunks of "
+        f"{seen.config.capacity_chunks} and {seen.state.payload_bytes} bytes of "
+        f"{seen.config.capacity_bytes} are taken, while a fetch still waits for more.",
+        [
+            "Raise capacity_chunks or capacity_bytes, or fetch fewer fragments at a time.",
+            "Open chunks and leased payloads count as bytes too: release leases sooner.",
+        ],
+    )
+
+
+def _too_few(seen: _Seen, needed: int) -> _Judgement | None:
+    have, rate = seen.state.chunk_count, seen.rate("chunks completed")
+    if have >= needed:
+        return None
+    headline = f"Too few chunks: {have} are held and {needed} are needed; "
+    if rate > 0:
+        headline += f"{rate:.3g} per second arrive, so expect about {(needed - have) / rate:.0f} s."
+    else:
+        headline += (
+            f"none was completed in {seen.watched_s:.1f} s, {seen.state.open_chunk_count} are open "
+            f"and need {seen.fragments_per_chunk} fragments each."
+        )
+    advice = ["Add workers, or fetch fewer fragments at a time."]
+    if (seen.config.uses_max or 1) == 1:
+        advice.append("Let chunks be used more than once: raise uses_max.")
+    return "TOO_FEW", headline, advice
+
+
+def _queue(seen: _Seen) -> _Judgement | None:
+    if not seen.state.waiter_count:
+        return None
+    rate = seen.rate("chunks completed")
+    return (
+        "QUEUE",
+        f"{seen.state.waiter_count} fetches wait in order of arrival while {rate:.3g} chunks per "
+        f"second arrive and {seen.state.chunk_count} are held; {seen.state.waiting_reason}.",
+        ["Add workers, or let learners fetch fewer fragments at a time."],
+    )
+
+
+def _limiter(seen: _Seen) -> _Judgement | None:
+    if not seen.state.waiting_reason:
+        return None
+    return (
+        "LIMITER",
+        f"A fetch waits: {seen.state.waiting_reason}.",
+        ["Change the limiter with `breadbox buffers update`, or wait for more chunks."],
+    )
+
+
+def _nothing_wrong(seen: _Seen) -> _Judgement:
+    held = seen.state.chunk_count * seen.fragments_per_chunk
+    return (
+        "NONE",
+        f"Nobody needs to wait: {held} fragments in {seen.state.chunk_count} chunks could be "
+        f"fetched now, and {seen.rate('fragments admitted'):.3g} per second arrive.",
+        [],
+    )

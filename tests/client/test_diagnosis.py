@@ -1,0 +1,131 @@
+"""Why a learner waits: one case per cause."""
+
+from typing import Any
+
+import pytest
+
+from breadbox.diagnosis import diagnose, rates_of
+from breadbox.types import BufferConfig, BufferDescription, BufferState, FullPolicy
+
+WATCHED_S = 10.0
+
+
+def buffer(
+    *, session_id: str = "s", config: dict[str, Any] | None = None, **state: Any
+) -> BufferDescription:
+    limits = {
+        "fragments_per_chunk": 4,
+        "capacity_chunks": 100,
+        "capacity_bytes": 1000,
+        "staleness_max": 2,
+        "uses_max": 1,
+        "leases_max": 8,
+        "full_policy": FullPolicy.EVICT_OLDEST,
+    }
+    return BufferDescription(
+        name="default",
+        config=BufferConfig(**{**limits, **(config or {})}),
+        session_id=session_id,
+        model_version=5,
+        state=BufferState(**state),
+    )
+
+
+def judge(after: BufferDescription, fragment_count: int | None = 40) -> Any:
+    return diagnose(buffer(), after, WATCHED_S, fragment_count=fragment_count)
+
+
+CASES: list[tuple[str, BufferDescription, list[str]]] = [
+    ("NO_SESSION", buffer(session_id=""), ["'default'"]),
+    (
+        "LEASES",
+        buffer(lease_count=8, chunk_count=50, waiting_reason="8 leases are alive"),
+        ["8 leases", "leases_max"],
+    ),
+    ("NOTHING_ARRIVES", buffer(chunk_count=3, worker_count=2), ["10.0 s", "3 chunks", "2 workers"]),
+    (
+        "WRONG_SESSION",
+        buffer(counters={"fragments_wrong_session": 90, "fragments_admitted": 10}),
+        ["9 of 10", "'s'"],
+    ),
+    (
+        "STALE",
+        buffer(counters={"fragments_stale": 80, "fragments_admitted": 20, "versions_published": 5}),
+        ["8 of 10", "staleness_max (2)", "version 5", "0.5 per second"],
+    ),
+    (
+        "STALE",
+        buffer(counters={"chunks_evicted_stale": 20, "fragments_admitted": 100}),
+        ["8 of 10"],
+    ),
+    (
+        "PRODUCERS_WAIT",
+        buffer(
+            config={"full_policy": FullPolicy.BLOCK, "capacity_chunks": 5},
+            chunk_count=5,
+            payload_bytes=990,
+            counters={"fragments_bytes_full": 50, "fragments_admitted": 1},
+        ),
+        ["5 chunks of 5", "990 bytes of 1000"],
+    ),
+    (
+        "TOO_FEW",
+        buffer(chunk_count=4, counters={"fragments_admitted": 8, "chunks_closed": 2}),
+        ["4 are held", "10 are needed", "0.2 per second", "about 30 s"],
+    ),
+    (
+        "TOO_FEW",
+        buffer(chunk_count=4, open_chunk_count=3, counters={"fragments_admitted": 1}),
+        ["none was completed", "3 are open", "4 fragments each"],
+    ),
+    (
+        "QUEUE",
+        buffer(
+            chunk_count=12,
+            waiter_count=3,
+            waiting_reason="the buffer holds 12 chunks of the 20 asked for",
+            counters={"fragments_admitted": 40, "chunks_closed": 10},
+        ),
+        ["3 fetches", "1 chunks per second", "12 chunks of the 20"],
+    ),
+    (
+        "LIMITER",
+        buffer(
+            chunk_count=50,
+            waiting_reason="60 chunks were delivered",
+            counters={"fragments_admitted": 40},
+        ),
+        ["60 chunks were delivered"],
+    ),
+    (
+        "NONE",
+        buffer(chunk_count=50, counters={"fragments_admitted": 40}),
+        ["200 fragments", "50 chunks", "4 per second"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("cause", "after", "numbers"), CASES)
+def test_each_cause_is_told_with_its_numbers(
+    cause: str, after: BufferDescription, numbers: list[str]
+) -> None:
+    diagnosis = judge(after)
+    assert cause == diagnosis.cause
+    assert [] == [number for number in numbers if number not in diagnosis.headline]
+    assert (cause == "NONE") == (diagnosis.advice == ())
+
+
+def test_what_stops_everything_is_told_before_what_slows_it() -> None:
+    after = buffer(session_id="", chunk_count=0, lease_count=8, waiter_count=3)
+    assert "NO_SESSION" == judge(after).cause
+
+
+def test_a_fetch_of_unknown_size_needs_one_chunk() -> None:
+    after = buffer(chunk_count=1, counters={"fragments_admitted": 1})
+    assert "NONE" == judge(after, fragment_count=None).cause
+
+
+def test_a_server_that_restarted_meanwhile_gives_no_negative_rate() -> None:
+    before = buffer(counters={"fragments_admitted": 100})
+    after = buffer(counters={"fragments_admitted": 5})
+    assert 0.0 == rates_of(before, after, 1.0)["fragments admitted"]
