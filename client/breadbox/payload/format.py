@@ -67,6 +67,9 @@ PRELUDE_BYTES: Final = _PRELUDE.size
 _JOIN_BYTES: Final = 4 * 1024
 """Neighbouring buffers up to this size are joined: a copy costs less than a buffer more to send."""
 
+_SMALL_BODY_BYTES: Final = 16 * 1024
+"""Bodies up to this size are joined with their head, for the same reason."""
+
 _TEMPLATES_MAX: Final = 64
 """Layouts that a writer remembers: more kinds of fragment than one process makes."""
 
@@ -343,21 +346,19 @@ def _assemble(
         raise UnsupportedArrayError("", f"the payload has {size_bytes} bytes")
     checksum = xxhash.xxh3_64_intdigest(raw_header)
     prelude = _PRELUDE.pack(_MAGIC, FORMAT_VERSION, 0, len(raw_header), checksum, size_bytes)
+    head = (prelude + raw_header).ljust(padded_bytes, b"\0")
+    if layout.body_bytes <= _SMALL_BODY_BYTES:
+        parts = [part for pair in zip(layout.gaps, buffers, strict=True) for part in pair]
+        return [memoryview(b"".join([head, *parts]))]
     payload: list[memoryview] = []
-    small: list[bytes | memoryview] = [(prelude + raw_header).ljust(padded_bytes, b"\0")]
-    end = 0
-    for stored, buffer in zip(layout.arrays, buffers, strict=True):
-        if stored.offset_bytes > end:
-            small.append(bytes(stored.offset_bytes - end))
+    small: list[bytes | memoryview] = [head]
+    for gap, buffer in zip(layout.gaps, buffers, strict=True):
+        small.append(gap)
         if len(buffer) <= _JOIN_BYTES:
             small.append(buffer)
         else:
-            buffer = memoryview(buffer)
-            if small:
-                payload.append(memoryview(b"".join(small)))
-                small = []
-            payload.append(buffer)
-        end = stored.offset_bytes + stored.size_bytes
+            payload += [memoryview(b"".join(small)), memoryview(buffer)]
+            small = []
     if small:
         payload.append(memoryview(b"".join(small)))
     return payload

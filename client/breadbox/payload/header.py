@@ -96,7 +96,19 @@ class HeaderTemplate:
         self.layout = layout
         self._slots = slots
         self._blank = _with_zeros(raw, slots)
-        self._packers = [struct.Struct(f"<{count}Q") for _, _, count in slots]
+        self._unpackers = [struct.Struct(f"<{count}Q") for _, _, count in slots]
+        # The header as one packing: what stands before each slot, its checksums, and the rest.
+        ends = [0, *(position + 8 * count for _, position, count in slots)]
+        starts = [*(position for _, position, _ in slots), len(raw)]
+        self._constants = [raw[end:start] for end, start in zip(ends, starts, strict=True)]
+        self._packer = struct.Struct(
+            "<"
+            + "".join(
+                f"{len(constant)}s{count}Q"
+                for constant, (_, _, count) in zip(self._constants[:-1], slots, strict=True)
+            )
+            + f"{len(self._constants[-1])}s"
+        )
 
     @classmethod
     def make(
@@ -122,10 +134,11 @@ class HeaderTemplate:
 
     def render(self, block_checksums: BlockChecksums, attributes: Mapping[str, str]) -> bytes:
         """Return the header with these checksums and attributes."""
-        raw = bytearray(self._blank)
-        for packer, (index, position, _) in zip(self._packers, self._slots, strict=True):
-            packer.pack_into(raw, position, *block_checksums[index])
-        return bytes(raw) + serialize_attributes(attributes)
+        values: list[bytes | int] = []
+        for constant, (index, _, _) in zip(self._constants[:-1], self._slots, strict=True):
+            values.append(constant)
+            values += block_checksums[index]
+        return self._packer.pack(*values, self._constants[-1]) + serialize_attributes(attributes)
 
     def match(self, raw: bytes) -> tuple[BlockChecksums, Mapping[str, str]] | None:
         """Read a header of this layout; None if it is of another."""
@@ -137,8 +150,8 @@ class HeaderTemplate:
         if attributes is None:
             return None
         block_checksums: list[Sequence[int]] = [()] * len(self.layout.arrays)
-        for packer, (index, position, _) in zip(self._packers, self._slots, strict=True):
-            block_checksums[index] = packer.unpack_from(raw, position)
+        for unpacker, (index, position, _) in zip(self._unpackers, self._slots, strict=True):
+            block_checksums[index] = unpacker.unpack_from(raw, position)
         return block_checksums, attributes
 
     def _is_right(self) -> bool:

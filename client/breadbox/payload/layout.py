@@ -6,12 +6,15 @@ and shared: `is` tells quickly that two payloads are alike.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from breadbox.payload.trees import Structure
 from breadbox.v1 import payload_pb2
+
+GAP_BYTES_MAX: Final = 63
+"""Zeros that a writer leaves between two arrays; readers skip longer gaps as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,16 @@ class Layout:
     body_bytes: int
     block_bytes: int
     """Of the checksums."""
+    gaps: tuple[bytes, ...] = ()
+    """Zeros before each array, from the end of the one before."""
+
+    def __post_init__(self) -> None:
+        end = 0
+        gaps = []
+        for stored in self.arrays:
+            gaps.append(bytes(min(stored.offset_bytes - end, GAP_BYTES_MAX)))
+            end = stored.offset_bytes + stored.size_bytes
+        object.__setattr__(self, "gaps", tuple(gaps))
 
     def block_count(self, stored: StoredArray) -> int:
         """Checksums of an array."""
