@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import redis
 import redis.asyncio
+import redis.asyncio.retry
 import redis.asyncio.sentinel
 import redis.sentinel
 from redis.backoff import ExponentialBackoff
@@ -114,6 +115,9 @@ def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
         if parsed.kind == "cluster":
             options.pop("max_connections")
             return redis.asyncio.RedisCluster.from_url(parsed.url, **options)
+        # A loop that many wait for: what does not come back at once is the caller's to try again.
+        backoff = ExponentialBackoff(cap=0.2, base=0.02)
+        options["retry"] = redis.asyncio.retry.Retry(backoff, _CONNECT_RETRIES)
         if parsed.kind == "sentinel":
             return _sentinel_client(redis.asyncio, parsed)
         return redis.asyncio.Redis.from_url(parsed.url, **options)

@@ -1,0 +1,234 @@
+"""A journal in Redis: turns in a stream, the snapshot in pieces beside it.
+
+    breadbox:{journal}:turns            stream; the entry of turn n has the id n-0
+    breadbox:{journal}:snapshot         hash: sequence, piece count
+    breadbox:{journal}:piece:<n>:<k>    piece k of the snapshot of sequence n
+    breadbox:{journal}:owner            the server that may write
+
+The braces are a hash tag: in a cluster all of them live on one node, so that a script may use them.
+A turn is written by a script that first looks whether the journal is still ours and still whole:
+that makes an append that is repeated after a lost connection harmless, and finds out about a Redis
+that came back empty.
+"""
+
+import secrets
+from collections.abc import Iterator
+from typing import Any, Final
+
+import redis
+
+from breadbox.stores.factory import open_redis, open_redis_async
+from breadbox.stores.urls import redact
+from breadbox_server.journal.storage import (
+    BEGINNING,
+    JournalDamagedError,
+    JournalLostError,
+    JournalTakenError,
+    JournalUnavailableError,
+)
+
+_PREFIX: Final = "breadbox:{journal}:"
+TURNS: Final = _PREFIX + "turns"
+SNAPSHOT: Final = _PREFIX + "snapshot"
+OWNER: Final = _PREFIX + "owner"
+_TOUCH: Final = _PREFIX + "touch"
+PIECE_SIZE_BYTES: Final = 2**20
+"""Redis is not held up by one huge value."""
+TRIM_TURNS: Final = 1000
+READ_TURNS: Final = 500
+
+# The DEL of a key that is never there counts as a write, after which Redis lets a script go on
+# although it has reached maxmemory: without it a full Redis could not even be told what to free.
+_APPEND: Final = """
+redis.call('DEL', KEYS[3])
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then
+  if redis.call('EXISTS', KEYS[2]) == 1 then return 'TAKEN' end
+  return 'LOST'
+end
+local newest = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
+if #newest == 0 then return 'LOST' end
+local last = newest[1][1]
+if last == ARGV[2] .. '-0' then return 'OK' end
+if last ~= ARGV[3] .. '-0' then return 'LOST' end
+redis.call('XADD', KEYS[1], ARGV[2] .. '-0', 'd', ARGV[4])
+return 'OK'
+"""
+_ANYWAY: Final = """
+redis.call('DEL', KEYS[2])
+return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))
+"""
+"""Runs one command, also at maxmemory."""
+
+
+class RedisArchive:
+    """A `JournalArchive` in Redis. Opening it touches nothing; `take` makes it this server's."""
+
+    def __init__(self, url: str) -> None:
+        self._shown = redact(url)
+        self._client: Any = open_redis(url)
+
+    @property
+    def shown(self) -> str:
+        """See JournalArchive."""
+        return f"{self._shown} ({TURNS})"
+
+    def take(self) -> str:
+        """Become the one that may write; whoever wrote before is refused from now on.
+
+        Returns:
+            What `RedisWriter` shows for it.
+        """
+        token = secrets.token_hex(16)
+        with _translated_errors():
+            self._client.eval(*_anyway("SET", OWNER, token))
+        return token
+
+    def is_begun(self) -> bool:
+        """See JournalArchive."""
+        with _translated_errors():
+            return bool(self._client.exists(SNAPSHOT) or self._client.exists(TURNS))
+
+    def begin(self, data: bytes) -> None:
+        """See JournalArchive."""
+        with _translated_errors():
+            self._client.delete(TURNS)
+            self._client.eval(*_anyway("XADD", TURNS, f"{BEGINNING}-0", "d", b""))
+        self.write_snapshot(BEGINNING, data)
+
+    def read_snapshot(self) -> tuple[int, bytes]:
+        """See JournalArchive."""
+        with _translated_errors():
+            head = self._client.hgetall(SNAPSHOT)
+            if not head:
+                raise JournalDamagedError(self._remedy("has no snapshot"))
+            sequence, piece_count = int(head[b"sequence"]), int(head[b"piece_count"])
+            pieces = [self._client.get(_piece(sequence, k)) for k in range(piece_count)]
+        if None in pieces:
+            raise JournalDamagedError(self._remedy("has an incomplete snapshot"))
+        return sequence, b"".join(pieces)
+
+    def read_turns(self, after: int) -> Iterator[tuple[int, bytes]]:
+        """See JournalArchive."""
+        expected = after + 1
+        while True:
+            with _translated_errors():
+                entries = self._client.xrange(TURNS, min=f"{expected}-0", count=READ_TURNS)
+            if not entries:
+                return
+            for entry_id, fields in entries:
+                sequence = int(entry_id.split(b"-")[0])
+                if sequence != expected:
+                    raise JournalDamagedError(
+                        self._remedy(f"lacks turns {expected} to {sequence - 1}")
+                    )
+                yield sequence, fields[b"d"]
+                expected += 1
+
+    def write_snapshot(self, sequence: int, data: bytes) -> None:
+        """See JournalArchive."""
+        with _translated_errors():
+            old = self._client.hgetall(SNAPSHOT)
+            pieces = _cut(data)
+            for k, piece in enumerate(pieces):
+                self._client.eval(*_anyway("SET", _piece(sequence, k), piece))
+            # From here on the new one counts; what is left of the old one is of no use.
+            self._client.eval(*_head(sequence, len(pieces)))
+            if old and int(old[b"sequence"]) != sequence:
+                for k in range(int(old[b"piece_count"])):
+                    self._client.unlink(_piece(int(old[b"sequence"]), k))
+
+    def close(self) -> None:
+        """See JournalArchive."""
+        self._client.close()
+
+    def _remedy(self, problem: str) -> str:
+        return (
+            f"{self.shown} {problem}; restore Redis from a copy, or delete the keys "
+            f"{_PREFIX}* to start empty"
+        )
+
+
+class RedisWriter:
+    """A `JournalWriter` in Redis.
+
+    Args:
+        url: Of Redis.
+        token: What `RedisArchive.take` gave.
+        answer_s: Seconds that Redis may take for one answer.
+    """
+
+    def __init__(self, url: str, token: str, *, answer_s: float = 5.0) -> None:
+        self._token = token
+        self._client: Any = open_redis_async(url, answer_s=answer_s)
+
+    async def append(self, sequence: int, data: bytes) -> None:
+        """See JournalWriter."""
+        with _translated_errors():
+            answer = await self._client.eval(
+                _APPEND, 3, TURNS, OWNER, _TOUCH, self._token, sequence, sequence - 1, data
+            )
+        self._check(answer)
+
+    async def begin_again(self, sequence: int, snapshot: bytes) -> None:
+        """See JournalWriter."""
+        with _translated_errors():
+            owner = await self._client.get(OWNER)
+            if owner not in (None, self._token.encode()):
+                raise JournalTakenError("another server writes this journal")
+            await self._client.eval(*_anyway("SET", OWNER, self._token))
+            await self._client.delete(TURNS)
+            pieces = _cut(snapshot)
+            for k, piece in enumerate(pieces):
+                await self._client.eval(*_anyway("SET", _piece(sequence, k), piece))
+            await self._client.eval(*_head(sequence, len(pieces)))
+            await self._client.eval(*_anyway("XADD", TURNS, f"{sequence}-0", "d", b""))
+
+    async def trim(self, up_to: int) -> None:
+        """See JournalWriter."""
+        with _translated_errors():
+            # The newest turn stays in any case: appends look at it.
+            await self._client.xtrim(TURNS, minid=f"{up_to}-0", approximate=True, limit=TRIM_TURNS)
+
+    async def close(self) -> None:
+        """See JournalWriter."""
+        await self._client.aclose()
+
+    @staticmethod
+    def _check(answer: bytes) -> None:
+        if answer == b"TAKEN":
+            raise JournalTakenError("another server writes this journal now")
+        if answer == b"LOST":
+            raise JournalLostError("Redis does not have the journal any more")
+
+
+def _anyway(command: str, key: str, *arguments: str | bytes | int) -> tuple[Any, ...]:
+    """Arguments of EVAL for one command on one key that must work at maxmemory too."""
+    return _ANYWAY, 2, key, _TOUCH, command, *arguments
+
+
+def _head(sequence: int, piece_count: int) -> tuple[Any, ...]:
+    """Arguments of EVAL that make a snapshot the one that counts."""
+    return _anyway("HSET", SNAPSHOT, "sequence", sequence, "piece_count", piece_count)
+
+
+def _cut(data: bytes) -> list[bytes]:
+    return [
+        data[start : start + PIECE_SIZE_BYTES] for start in range(0, len(data), PIECE_SIZE_BYTES)
+    ]
+
+
+def _piece(sequence: int, k: int) -> str:
+    return f"{_PREFIX}piece:{sequence}:{k}"
+
+
+class _translated_errors:  # noqa: N801 - a context manager that reads as a function
+    """Turn redis-py's errors into those of a journal, in words of ours."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, redis.RedisError | OSError):
+            raise JournalUnavailableError(
+                f"the journal in Redis cannot be used: {type(error).__name__}: {error}"
+            ) from error
