@@ -126,7 +126,7 @@ class OfflinePreLearner:
         self.pipeline = self.make_pipeline()
         self._mode = config.mode
         self._modules = modules
-        self._snapshot = ModuleSnapshot()
+        self._snapshot = ModuleSnapshot() if modules is None else modules()
         self._call_count = 0
         self._assembler = RowAssembler(config.mapping, self.report)
 
@@ -264,7 +264,8 @@ class OfflinePreLearner:
         return found
 
     def _refresh_modules(self) -> None:
-        if self._modules is not None and self._call_count % self.config.refresh_every == 0:
+        is_due = self._call_count > 0 and self._call_count % self.config.refresh_every == 0
+        if self._modules is not None and is_due:
             self._snapshot = self._modules()
         self._call_count += 1
 

@@ -1,0 +1,277 @@
+"""Goal: files come back as they were written, and broken or hostile ones are refused with file, row
+and column, executing nothing and allocating nothing large.
+"""
+
+import base64
+import json
+import os
+import pickle  # noqa: TID251 - makes hostile inputs
+import struct
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from breadbox_learner.offline.arrow import columns_of
+from breadbox_learner.offline.dataset import Dataset
+from breadbox_learner.offline.episode import Episode
+from breadbox_learner.offline.errors import (
+    OfflineDataError,
+    SchemaError,
+    UnsupportedDatasetError,
+)
+from breadbox_learner.offline.limits import DataLimits
+from breadbox_learner.offline.options import MappingOptions
+from breadbox_learner.offline.report import FindingKind
+from breadbox_learner.offline.serialized import pack_episode
+from breadbox_learner.offline.writers import write_episodes
+from support.rllib_cases import make_toy_episode
+
+
+def toy(episode_id: str, length: int, *, end: str = "term") -> Episode:
+    return make_toy_episode(episode_id, length, terminated=end == "term", truncated=end == "trunc")
+
+
+def camera(episode_id: str, length: int) -> Episode:
+    rng = np.random.default_rng(5)
+    episode = toy(episode_id, length, end="trunc")
+    episode.observations = {
+        "cam": rng.integers(0, 255, (length + 1, 4, 4, 3), dtype=np.uint8),
+        "pos": rng.normal(size=(length + 1, 2)).astype(np.float32),
+        "on": rng.random(length + 1) > 0.5,
+    }
+    return episode
+
+
+def digests(episodes: list[Episode]) -> list[bytes]:
+    return [episode.content_digest() for episode in episodes]
+
+
+def read(path: Path, **how: Any) -> tuple[list[Episode], Dataset]:
+    dataset = Dataset(str(path), **how)
+    return list(dataset.episodes()), dataset
+
+
+class Executes:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.marker}",)
+
+
+class TestRoundTrips:
+    @pytest.mark.parametrize("batch_rows", [1, 3, 4096])
+    @pytest.mark.parametrize(
+        ("name", "layout"), [("a.parquet", "steps"), ("a.parquet", "episodes"), ("a.msgpack", "")]
+    )
+    def test_episodes_come_back_as_written(
+        self, tmp_path: Path, name: str, layout: str, batch_rows: int
+    ) -> None:
+        episodes = [camera("a", 5), camera("b", 1), camera("c", 7)]
+        counts = write_episodes(episodes, tmp_path / name, layout=layout or "steps")
+        assert (3, 13) == (counts.episode_count, counts.step_count)
+        back, dataset = read(tmp_path / name, batch_rows=batch_rows)
+        assert digests(episodes) == digests(back)
+        assert ["a", "b", "c"] == [episode.id for episode in back]
+        assert not dataset.report.counts
+
+    def test_an_episode_may_span_files(self, tmp_path: Path) -> None:
+        whole = toy("a", 6)
+        for number, bounds in enumerate([(0, 2), (2, 5), (5, 6)]):
+            write_episodes([whole.slice(*bounds)], tmp_path / f"part-{number}.parquet")
+        (back,), _ = read(tmp_path)
+        assert whole.content_digest() == back.content_digest()
+
+    def test_nothing_is_left_of_a_file_that_was_not_finished(self, tmp_path: Path) -> None:
+        with pytest.raises(SchemaError, match="columns"):
+            write_episodes([toy("a", 2), camera("b", 2)], tmp_path / "a.parquet")
+        assert [] == list(tmp_path.iterdir())
+
+    def test_an_empty_export_is_an_empty_dataset(self, tmp_path: Path) -> None:
+        write_episodes([], tmp_path / "a.parquet")
+        assert [] == read(tmp_path / "a.parquet")[0]
+
+    def test_rows_as_json_lines(self, tmp_path: Path) -> None:
+        lines = [
+            {
+                "eps_id": "a",
+                "t": t,
+                "obs": [float(t), 0.5],
+                "new_obs": [float(t + 1), 0.5],
+                "actions": t,
+                "rewards": 1.0,
+                "terminateds": t == 2,
+            }
+            for t in range(3)
+        ]
+        path = tmp_path / "a.jsonl"
+        path.write_text("\n".join(json.dumps(line) for line in lines))
+        (episode,), _ = read(path, batch_rows=2)
+        assert (3, True) == (len(episode), episode.terminated)
+        assert [0, 1, 2, 3] == episode.observations[:, 0].tolist()
+
+    def test_old_stack_json_lines_with_packed_observations(self, tmp_path: Path) -> None:
+        def pack(array: np.ndarray) -> str:
+            return base64.b64encode(lz4.frame.compress(pickle.dumps(array))).decode()
+
+        obs = np.arange(8, dtype=np.float32).reshape(4, 2)
+        line = {
+            "type": "SampleBatch",
+            "eps_id": [4, 4, 4],
+            "obs": pack(obs[:-1]),
+            "new_obs": pack(obs[1:]),
+            "actions": [0, 1, 0],
+            "rewards": [1.0, 2.0, 3.0],
+            "dones": [False, False, True],
+        }
+        path = tmp_path / "output.json"
+        path.write_text(json.dumps(line) + "\n" + json.dumps({**line, "eps_id": [5] * 3}))
+        episodes, _ = read(path)
+        assert ["4", "5"] == [episode.id for episode in episodes]
+        np.testing.assert_array_equal(obs, episodes[0].observations)
+        assert [True, True] == [episode.terminated for episode in episodes]
+
+
+class TestArrow:
+    def test_lists_of_one_length_become_an_axis(self) -> None:
+        batch = pa.record_batch({"x": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]})
+        assert [[[1, 2], [3, 4]], [[5, 6], [7, 8]]] == columns_of(batch)["x"].tolist()
+
+    def test_lists_of_other_lengths_become_arrays_of_their_own(self) -> None:
+        held = columns_of(pa.record_batch({"x": [[1.0], [2.0, 3.0], []]}))["x"]
+        assert [[1.0], [2.0, 3.0], []] == [each.tolist() for each in held]
+
+    def test_slices_of_a_table_are_read_from_their_start(self) -> None:
+        batch = pa.record_batch({"x": [[1, 2], [3, 4], [5, 6]], "y": [{"a": i} for i in range(3)]})
+        held = columns_of(batch.slice(1, 2))
+        assert ([[3, 4], [5, 6]], [1, 2]) == (held["x"].tolist(), held["y"]["a"].tolist())
+
+    def test_fixed_lists_of_a_slice_are_read_from_their_start(self) -> None:
+        array = pa.FixedSizeListArray.from_arrays(pa.array(range(6)), 2)
+        held = columns_of(pa.record_batch({"x": array}).slice(1, 2))
+        assert [[2, 3], [4, 5]] == held["x"].tolist()
+
+    def test_tensors_of_data_libraries_get_their_shape(self) -> None:
+        tensor = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12).reshape(2, 2, 3))
+        assert (2, 2, 3) == columns_of(pa.record_batch({"x": tensor}))["x"].shape
+        field = pa.field("x", pa.list_(pa.int64()), metadata={"ARROW:extension:metadata": "[2, 3]"})
+        batch = pa.record_batch([pa.array([list(range(6))] * 2)], schema=pa.schema([field]))
+        assert (2, 2, 3) == columns_of(batch)["x"].shape
+
+    def test_nulls_stay_visible(self) -> None:
+        assert [True, None] == columns_of(pa.record_batch({"x": [True, None]}))["x"].tolist()
+
+
+class TestHostileFiles:
+    @pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 0.9, 0.999])
+    @pytest.mark.parametrize("name", ["a.parquet", "a.msgpack"])
+    def test_a_truncated_file_is_named(self, tmp_path: Path, name: str, part: float) -> None:
+        path = tmp_path / name
+        write_episodes([toy("a", 50), toy("b", 50)], path)
+        data = path.read_bytes()
+        path.write_bytes(data[: int(len(data) * part)])
+        if not path.stat().st_size and name.endswith("msgpack"):
+            assert [] == read(path)[0]
+            return
+        with pytest.raises(OfflineDataError, match=name):
+            read(path)
+
+    @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.msgpack"])
+    def test_garbage_is_named(self, tmp_path: Path, name: str) -> None:
+        path = tmp_path / name
+        path.write_bytes(b"\xc1\x00garbage" * 100)
+        with pytest.raises(OfflineDataError, match=name):
+            read(path)
+
+    @pytest.mark.parametrize("head", [b"\xc6", b"\xdd", b"\xdf", b"\xdb"])
+    def test_a_huge_declared_size_in_msgpack_is_refused(self, tmp_path: Path, head: bytes) -> None:
+        path = tmp_path / "a.msgpack"
+        path.write_bytes(head + struct.pack(">I", 2**32 - 1) + b"\x00" * 10)
+        with pytest.raises(OfflineDataError, match=r"a\.msgpack"):
+            read(path)
+
+    def test_a_huge_declared_size_in_parquet_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.parquet"
+        write_episodes([toy("a", 500)], path)
+        limits = DataLimits(row_group_bytes_max=100)
+        with pytest.raises(OfflineDataError, match=r"row group 0 states \d+ bytes"):
+            read(path, mapping=MappingOptions(limits=limits))
+
+    def test_nothing_in_a_packed_column_is_executed(self, tmp_path: Path) -> None:
+        marker = tmp_path / "executed"
+        hostile = base64.b64encode(lz4.frame.compress(pickle.dumps(Executes(marker)))).decode()
+        good = base64.b64encode(lz4.frame.compress(pickle.dumps(np.zeros(2)))).decode()
+        rows = {
+            "eps_id": ["a"] * 3,
+            "t": [0, 1, 2],
+            "obs": [good, good, hostile],
+            "new_obs": [good] * 3,
+            "actions": [0] * 3,
+            "rewards": [1.0] * 3,
+            "terminateds": [False, False, True],
+        }
+        path = tmp_path / "a.parquet"
+        parquet.write_table(pa.table(rows), path)
+        with pytest.raises(OfflineDataError, match=r"a\.parquet, row 2, column 'obs': .*system"):
+            read(path)
+        assert not marker.exists()
+
+    def test_nothing_in_a_serialized_episode_is_executed(self, tmp_path: Path) -> None:
+        marker = tmp_path / "executed"
+        array = {
+            b"nd": True,
+            b"type": b"|O",
+            b"kind": b"O",
+            b"shape": [1],
+            b"data": pickle.dumps(Executes(marker)),
+        }
+        path = tmp_path / "a.parquet"
+        items = [pack_episode(toy("a", 2)), msgpack.packb({"id_": "b", "observations": array})]
+        parquet.write_table(pa.table({"item": pa.array(items, pa.binary())}), path)
+        episodes, dataset = read(path)
+        assert ["a"] == [episode.id for episode in episodes]
+        (finding,) = dataset.report.findings
+        assert (FindingKind.MALFORMED, 1) == (finding.kind, finding.row)
+        assert "would execute code" in finding.why
+        assert str(path) == finding.file
+        assert not marker.exists()
+
+    def test_nan_and_null_flags_name_file_row_and_column(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.parquet"
+        for flag in (float("nan"), None):
+            rows = {
+                "obs": [[0.0]] * 3,
+                "new_obs": [[0.0]] * 3,
+                "actions": [0] * 3,
+                "rewards": [1.0] * 3,
+                "terminateds": pa.array([0.0, 0.0, flag], pa.float64()),
+            }
+            parquet.write_table(pa.table(rows), path)
+            with pytest.raises(OfflineDataError, match=r"a\.parquet, row 2, column 'terminateds'"):
+                read(path, batch_rows=2)
+
+    def test_missing_columns_name_the_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.parquet"
+        parquet.write_table(pa.table({"obs": [1.0], "rewards": [1.0]}), path)
+        with pytest.raises(OfflineDataError, match=r"a\.parquet, column 'actions': is missing"):
+            read(path)
+
+    def test_a_json_line_of_another_type_is_named(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.jsonl"
+        path.write_text('{"obs": 1}\n{"obs": "x"}\n{broken')
+        with pytest.raises(OfflineDataError, match=r"a\.jsonl"):
+            read(path)
+
+    @pytest.mark.parametrize("path", ["absent", "absent.parquet", "empty", "minari:absent/name-v0"])
+    def test_a_path_without_data_is_refused(self, tmp_path: Path, path: str) -> None:
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "empty" / "notes.txt").write_text("nothing")
+        where = path if path.startswith("minari:") else str(tmp_path / path)
+        with pytest.raises(UnsupportedDatasetError):
+            list(Dataset(where).episodes())

@@ -1,0 +1,129 @@
+"""Goal: `breadbox import` and `breadbox export` lose nothing, and buffers mix by ratio.
+
+Method: a real server in a process of its own.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import breadbox
+import breadbox.testing
+from breadbox.errors import BufferNotFoundError
+from breadbox.types import BufferConfig
+from breadbox_learner.offline.cli import export_episodes, import_episodes
+from breadbox_learner.offline.dataset import Dataset
+from breadbox_learner.offline.mixing import BufferMixer
+from breadbox_learner.offline.service import (
+    append_episodes,
+    ensure_demo_buffer,
+    join_session,
+    read_buffer,
+)
+from breadbox_learner.offline.writers import write_episodes
+from support.rllib_cases import make_toy_episode
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with breadbox.testing.start_server() as server:
+        yield server.address
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[breadbox.Client]:
+    with breadbox.connect(address) as client:
+        yield client
+
+
+def toys(count: int) -> list:
+    return [
+        make_toy_episode(str(i), 3 + i, terminated=i % 2 == 0, truncated=i % 2 == 1)
+        for i in range(count)
+    ]
+
+
+def put(client: breadbox.Client, buffer: str, count: int) -> None:
+    client.create_buffer(buffer, BufferConfig(uses_max=100))
+    destination = join_session(client, client.get_buffer(buffer))
+    append_episodes(client, toys(count), destination, step_count=4)
+
+
+def test_a_dataset_goes_in_and_comes_out_again(address: str, tmp_path: Path) -> None:
+    written = tmp_path / "in.parquet"
+    write_episodes(toys(10), written)
+    options = ["--server", address, "--buffer", "round-trip", "--step-count", "5", "--json"]
+    result = CliRunner().invoke(import_episodes, [str(written), *options], catch_exceptions=False)
+    assert 0 == result.exit_code
+    counts = json.loads(result.output)
+    assert (10, 75, 15, 0) == (
+        counts["episodes"],
+        counts["steps"],
+        counts["fragments"],
+        counts["dropped_steps"],
+    )
+    out = tmp_path / "out.parquet"
+    options = ["--server", address, "--buffer", "round-trip", "--out", str(out)]
+    for _ in range(2):  # exporting uses nothing up
+        result = CliRunner().invoke(export_episodes, options, catch_exceptions=False)
+        assert "10 episodes, 75 steps" in result.output
+    back = list(Dataset(str(out)).episodes())
+    for before, after in zip(toys(10), back, strict=True):
+        assert before.observations.tolist() == after.observations.tolist()
+        assert (before.terminated, before.truncated) == (after.terminated, after.truncated)
+
+
+def test_importing_again_adds_another_worker(client: breadbox.Client) -> None:
+    description = ensure_demo_buffer(client, "twice", capacity_chunks=1000)
+    for _ in range(2):
+        destination = join_session(client, client.get_buffer("twice"))
+        append_episodes(client, toys(4), destination, step_count=3)
+    assert "" == description.session_id
+    assert 12 == client.get_buffer("twice").state.chunk_count
+    assert 8 == len(list(read_buffer(client, "twice")))
+
+
+def test_an_unfinished_read_gives_the_lease_back(client: breadbox.Client) -> None:
+    put(client, "early", 6)
+    episodes = read_buffer(client, "early")
+    next(episodes)
+    assert 1 == client.get_buffer("early").state.lease_count
+    episodes.close()
+    assert 0 == client.get_buffer("early").state.lease_count
+
+
+def test_an_empty_buffer_has_no_episodes_and_an_absent_one_is_an_error(
+    client: breadbox.Client,
+) -> None:
+    ensure_demo_buffer(client, "empty", capacity_chunks=10)
+    assert [] == list(read_buffer(client, "empty"))
+    with pytest.raises(BufferNotFoundError):
+        list(read_buffer(client, "absent"))
+
+
+def test_buffers_mix_by_their_shares(client: breadbox.Client) -> None:
+    put(client, "demo-part", 8)
+    put(client, "online-part", 8)
+    mixer = BufferMixer(client, {"demo-part": 0.25, "online-part": 0.75})
+    with mixer.fetch(8, max_wait_s=10) as lease:
+        batch, sources = lease.load_batch(seed=3)
+        assert (8, 4) == batch.reward.shape
+        assert (2, 6) == (sources.count("demo-part"), sources.count("online-part"))
+        assert 8 == len(list(lease.fragments()))
+    assert 0 == client.get_buffer("demo-part").state.lease_count
+
+
+def test_what_fails_while_mixed_gives_all_back(client: breadbox.Client) -> None:
+    put(client, "mix-a", 8)
+    put(client, "mix-b", 8)
+    mixer = BufferMixer(client, {"mix-a": 0.5, "mix-b": 0.5})
+    with pytest.raises(KeyError), mixer.fetch(4, max_wait_s=10):
+        raise KeyError("the learner failed")
+    for name in ("mix-a", "mix-b"):
+        state = client.get_buffer(name).state
+        assert (0, 0) == (state.lease_count, state.counters.get("used_chunk_count", 0))
