@@ -1,14 +1,18 @@
 """`breadbox serve`: parse, run until a signal, exit."""
 
 import asyncio
+import logging
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
+from breadbox.stores import redact
 from breadbox_server import logs
 from breadbox_server.app import RunningServer, serving, tune_garbage_collection
 from breadbox_server.core.config import (
@@ -27,6 +31,8 @@ from breadbox_server.settings import (
     read_config_file,
 )
 from breadbox_server.transport import tls_files
+
+log = logging.getLogger(__name__)
 
 _DEFAULTS = BufferConfig()
 
@@ -222,11 +228,35 @@ def serve(**options: Any) -> None:
     who waits, ends what runs, and stops; a second signal ends it at once.
     """
     logs.configure(options.pop("log_level"), options.pop("log_format"))
+    _warn_of_visible_secrets()
+    _allow_many_connections()
     try:
         settings = _settings(options)
         asyncio.run(_serve_until_signal(settings))
     except StartError as error:
         raise Unusable(" ".join(str(error).split())) from error
+
+
+def _warn_of_visible_secrets() -> None:
+    """Tell who gave a password as an argument that every user of this machine can read it."""
+    context = click.get_current_context()
+    for name in ("store", "client_store"):
+        url = str(context.params[name])
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and redact(url) != url:
+            flag = name.replace("_", "-")
+            log.warning(
+                "the password in --%s stands in the process list; "
+                "give the URL in BREADBOX_%s or with --config instead",
+                flag,
+                name.upper(),
+            )
+
+
+def _allow_many_connections() -> None:
+    """Use all the open files that the system allows this process: each connection needs one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _settings(options: dict[str, Any]) -> Settings:

@@ -1,12 +1,14 @@
 """Ask a running server for its health: `python -m breadbox_server.probe [HOST:PORT]`.
 
 What a container's health check and a Kubernetes probe run. Exit code 0: serving; 1: not, and one
-line on standard error says why. Without an address it asks the server of its own container, whose
-address it takes from BREADBOX_LISTEN.
+line on standard error says why. Without an address it asks the server of its own container, over
+the socket that BREADBOX_LOCAL_SOCKET names, where no certificate is needed; else where
+BREADBOX_LISTEN says.
 """
 
 import os
 import sys
+from collections.abc import Mapping
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -16,9 +18,11 @@ PROBE_S = 4.0
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}
 
 
-def local_address(listen: str) -> str:
-    """Where a server that listens on `listen` can be reached from the same host."""
-    host, _, port = listen.rpartition(":")
+def local_address(environment: Mapping[str, str]) -> str:
+    """Where the server with these settings can be reached from beside it."""
+    if path := environment.get("BREADBOX_LOCAL_SOCKET"):
+        return f"unix:{path}"
+    host, _, port = environment.get("BREADBOX_LISTEN", "127.0.0.1:50051").rpartition(":")
     return f"{ANY_ADDRESS.get(host, host)}:{port}"
 
 
@@ -36,8 +40,7 @@ def probe(address: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Probe once; 0 when it serves."""
-    listen = os.environ.get("BREADBOX_LISTEN", "127.0.0.1:50051")
-    address = arguments[0] if arguments else local_address(listen)
+    address = arguments[0] if arguments else local_address(os.environ)
     try:
         status = probe(address)
     except grpc.RpcError as error:

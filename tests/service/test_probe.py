@@ -1,0 +1,34 @@
+import asyncio
+
+import pytest
+
+from breadbox_server.probe import local_address, main
+from support.served import served
+
+
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        ({}, "127.0.0.1:50051"),
+        ({"BREADBOX_LISTEN": "0.0.0.0:7000"}, "127.0.0.1:7000"),
+        ({"BREADBOX_LISTEN": "[::]:7000"}, "[::1]:7000"),
+        ({"BREADBOX_LISTEN": "10.1.2.3:7000"}, "10.1.2.3:7000"),
+        ({"BREADBOX_LISTEN": "0.0.0.0:7000", "BREADBOX_LOCAL_SOCKET": "/run/b"}, "unix:/run/b"),
+    ],
+)
+def test_the_probe_asks_the_server_beside_it(environment: dict[str, str], address: str) -> None:
+    assert address == local_address(environment)
+
+
+async def test_a_server_that_serves_is_healthy() -> None:
+    async with served() as world:
+        assert 0 == await asyncio.to_thread(main, [world.server.address])
+
+
+def test_a_server_that_is_not_there_is_not_healthy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("breadbox_server.probe.PROBE_S", 0.2)
+
+    assert 1 == main(["127.0.0.1:1"])
+    assert "127.0.0.1:1 does not answer: DEADLINE_EXCEEDED\n" == capsys.readouterr().err
