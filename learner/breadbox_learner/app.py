@@ -91,6 +91,24 @@ def check(settings: LearnSettings, place: Place) -> None:
         raise InvalidRequestError("wandb_project", "needs the package wandb: pip install wandb")
 
 
+def connect(settings: LearnSettings) -> Client:
+    """Make the client; nothing is sent yet.
+
+    Raises:
+        InvalidRequestError: The address is malformed, or a certificate cannot be read.
+    """
+    tls = None
+    if settings.tls_ca or settings.tls_cert or settings.tls_key:
+        tls = breadbox.Tls(settings.tls_ca, settings.tls_cert, settings.tls_key)
+    return breadbox.connect(
+        settings.server,
+        buffer=settings.buffer,
+        tls=tls,
+        token=settings.token or None,
+        reconnect_s=settings.reconnect_s,
+    )
+
+
 def dry_run_text(settings: LearnSettings) -> str:
     """Build everything that needs no server, and tell the settings as YAML.
 
@@ -100,6 +118,7 @@ def dry_run_text(settings: LearnSettings) -> str:
     check(settings, place_from_environment())
     policy = build_policy(settings)
     build_reference(settings)
+    connect(settings).close()
     shown = settings.model_dump(mode="json", exclude={"token"})
     count = sum(parameter.numel() for parameter in policy.parameters())
     return f"{yaml.safe_dump(shown, sort_keys=False)}# policy with {count} parameters: fits"
@@ -124,9 +143,7 @@ def run(settings: LearnSettings, stopped: Callable[[], bool]) -> Outcome:
     device = torch.device(settings.device)
     with (
         joined(place, device=device, limit_s=settings.rank_limit_s) as ranks,
-        breadbox.connect(
-            settings.server, buffer=settings.buffer, token=settings.token or None
-        ) as client,
+        connect(settings) as client,
     ):
         updater = PpoUpdater(
             policy,
@@ -167,20 +184,11 @@ class _Run:
         if is_main:
             self._folder.mkdir(parents=True, exist_ok=True)
         state, session = self._restored()
-        nonce = self._ranks.from_main(uuid4().hex.encode()).decode()
         with ExitStack() as stack:
-            publisher: Publisher | Follower = Follower(session.model_version)
-            if is_main:
-                publisher = Publisher(
-                    self._client,
-                    session_id=session.session_id,
-                    model_version=session.model_version,
-                )
-                publisher.start(self._policy)
-                stack.callback(publisher.end)
+            publisher = self._publisher(session, stack)
             sinks = self._sinks(publisher.session_id) if is_main else []
             progress = stack.enter_context(Progress(sinks))
-            source = self._source(nonce)
+            source = self._source(publisher)
             stack.callback(source.close)
             return Trainer(
                 self._settings,
@@ -196,14 +204,30 @@ class _Run:
                 ranks=self._ranks,
             ).run()
 
-    def _source(self, nonce: str) -> LeaseSource:
+    def _publisher(self, session: SessionState, stack: ExitStack) -> Publisher | Follower:
+        """Start the session, on rank 0, and tell the others its name."""
+        if not self._ranks.place.is_main:
+            return Follower(self._ranks.from_main(b"").decode(), session.model_version)
+        publisher = Publisher(
+            self._client, session_id=session.session_id, model_version=session.model_version
+        )
+        publisher.start(self._policy)
+        stack.callback(publisher.end)
+        self._ranks.from_main(publisher.session_id.encode())
+        return publisher
+
+    def _source(self, publisher: Publisher | Follower) -> LeaseSource:
         place = self._ranks.place
+        # Another one for each start: the server remembers which requests it has granted.
+        nonce = self._ranks.from_main(uuid4().hex.encode()).decode()
         return LeaseSource(
             self._client,
             fragment_count=self._settings.fragments_per_batch,
             share=Share(place.rank, place.world_size, nonce),
             prefetch_batches=self._settings.prefetch_batches,
             device=self._settings.device,
+            session_id=publisher.session_id,
+            while_waiting=lambda: publisher.keep(self._policy),
         )
 
     def _restored(self) -> tuple[TrainerState, SessionState]:

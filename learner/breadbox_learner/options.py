@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Mapping(click.ParamType[Any]):
+class JsonObject(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
     """A JSON object."""
 
     name = "json"
@@ -71,7 +71,7 @@ def _click_type(annotation: Any) -> Any:
     if origin is Literal:
         return click.Choice(typing.get_args(annotation))
     if origin is dict:
-        return Mapping()
+        return JsonObject()
     if annotation is Path:
         return click.Path(path_type=Path)
     return annotation

@@ -34,14 +34,33 @@ class Publisher:
         Raises:
             ReplayBufferError: The server cannot be reached, or has no such buffer.
         """
-        resumed_at = self.model_version
         try:
-            state = self._client.start_session(self.session_id, model_version=resumed_at)
+            self._start(policy)
         except SessionEndedError:
             self.session_id = _new_session_id()
-            state = self._client.start_session(self.session_id, model_version=resumed_at)
-        self.model_version = max(resumed_at, state.model_version or 0)
+            self._start(policy)
+
+    def _start(self, policy: PolicyModule) -> None:
+        state = self._client.start_session(self.session_id, model_version=self.model_version)
+        self.model_version = max(self.model_version, state.model_version or 0)
         self.publish(policy)
+
+    def keep(self, policy: PolicyModule) -> None:
+        """Make sure that the session is still current; cheap enough for once a second of waiting.
+
+        A server that came back without its memory is given the session again.
+
+        Raises:
+            SessionEndedError: Another learner has started a session of its own.
+        """
+        state = self._client.watch_model()
+        current = "" if state is None else state.session_id
+        if current == self.session_id:
+            return
+        if current:
+            raise SessionEndedError(self.session_id, current)
+        _log.warning("the server has lost session %s; starting it again", self.session_id)
+        self._start(policy)
 
     def publish(self, policy: PolicyModule) -> None:
         """Publish the policy's weights as the next version.
@@ -64,14 +83,16 @@ class Publisher:
 class Follower:
     """The publisher of a rank that leaves publishing to rank 0: it only counts."""
 
-    session_id = ""
-
-    def __init__(self, model_version: int) -> None:
+    def __init__(self, session_id: str, model_version: int) -> None:
+        self.session_id = session_id
         self.model_version = model_version
 
     def publish(self, policy: PolicyModule) -> None:
         """Count the version that rank 0 publishes."""
         self.model_version += 1
+
+    def keep(self, policy: PolicyModule) -> None:
+        """Do nothing: rank 0 looks after the session."""
 
 
 def _new_session_id() -> str:

@@ -23,6 +23,14 @@ class LearnSettings(PpoConfig):
     """Buffer to learn from."""
     token: str = Field(default="", repr=False)
     """Bearer token, where the server asks for one."""
+    tls_ca: Path | None = None
+    """PEM file of whom to trust; any of the tls settings turns encryption on."""
+    tls_cert: Path | None = None
+    """PEM file of this learner's certificate, where the server asks for one."""
+    tls_key: Path | None = None
+    """PEM file of its key."""
+    reconnect_s: float = Field(default=30.0, ge=0)
+    """Seconds for which to try to reach a server or store that went away."""
     env: str = "CartPole-v1"
     """Gymnasium id, or module:factory, of the environment; only its spaces are used."""
     env_options: dict[str, Any] = Field(default_factory=dict)
@@ -91,7 +99,7 @@ def read_settings(file: Path | None, overrides: dict[str, Any]) -> LearnSettings
             raise SettingsError(f"{file}: cannot be read as YAML: {reason}") from error
         if not isinstance(loaded, dict):
             raise SettingsError(f"{file}: wanted names and values, got a {type(loaded).__name__}")
-        values = loaded
+        values = {str(key).replace("-", "_"): value for key, value in loaded.items()}
     try:
         return LearnSettings.model_validate(values | overrides)
     except ValidationError as error:

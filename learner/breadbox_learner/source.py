@@ -10,7 +10,12 @@ from typing import Protocol
 from uuid import uuid4
 
 from breadbox import Client, Lease
-from breadbox.errors import LeaseExpiredError, ReplayBufferError, WaitElapsedError
+from breadbox.errors import (
+    LeaseExpiredError,
+    ReplayBufferError,
+    SessionEndedError,
+    WaitElapsedError,
+)
 from breadbox.loader import LOAD_ERRORS, run_ahead
 from breadbox.types import ReleaseMode
 from breadbox_learner.batching import TrainingBatch, training_batch
@@ -74,6 +79,8 @@ class LeaseSource:
         share: Which part of it is this process's.
         prefetch_batches: Batches fetched and loaded ahead, in a thread.
         device: Where the batch is wanted.
+        session_id: Session that fragments must be of; empty: any.
+        while_waiting: Called after each wait that gave nothing, from the fetching thread.
         wait_slice_s: Longest single wait; `stopped` is asked in between.
     """
 
@@ -85,12 +92,16 @@ class LeaseSource:
         share: Share | None = None,
         prefetch_batches: int = 0,
         device: str = "cpu",
+        session_id: str = "",
+        while_waiting: Callable[[], None] = lambda: None,
         wait_slice_s: float = 1.0,
     ) -> None:
         self._client = client
         self._fragment_count = fragment_count
         self._share = share or Share()
         self._device = device
+        self._session_id = session_id
+        self._while_waiting = while_waiting
         self._wait_slice_s = wait_slice_s
         self._nonce = self._share.run_nonce or uuid4().hex
         self._closing = threading.Event()
@@ -146,10 +157,14 @@ class LeaseSource:
                 )
             except WaitElapsedError as elapsed:
                 reason = elapsed.reason
+                self._while_waiting()
                 continue
             lease.__enter__()  # Renews it from here on.
             with self._open_lock:
                 self._open.add(lease)
+            # A fetch is served from whatever session is current by then.
+            if self._session_id and lease.grant.session_id != self._session_id:
+                raise SessionEndedError(self._session_id, lease.grant.session_id)
             return lease, reason
         return None, reason
 

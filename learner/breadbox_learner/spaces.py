@@ -40,7 +40,12 @@ def spaces_of(env: str, options: Mapping[str, Any]) -> Spaces:
 
 
 def _factory(env: str) -> Any:
+    """What makes it: `module:factory`, or Gymnasium for an id with or without a module."""
     module, separator, attribute = env.partition(":")
-    if not separator:
-        return lambda **options: gymnasium.make(env, **options)
-    return getattr(importlib.import_module(module), attribute)
+    if separator:
+        made_by = getattr(importlib.import_module(module), attribute, None)
+        if callable(made_by):
+            return made_by
+    if env.startswith("ALE/"):
+        gymnasium.register_envs(importlib.import_module("ale_py"))
+    return lambda **options: gymnasium.make(env, disable_env_checker=True, **options)

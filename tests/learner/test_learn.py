@@ -1,0 +1,183 @@
+"""`breadbox learn` as a process, against a real server and environments."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import breadbox
+from breadbox.testing import ServerProcess, start_server
+from support.eventually import eventually_sync as eventually
+from support.feeder import feeding
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+QUICK = ("--fragments-per-batch", "16", "--minibatch-fragments", "8", "--no-tensorboard")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with start_server() as running:
+        yield running
+
+
+class Learners:
+    """Processes of one test; none outlives it."""
+
+    def __init__(self) -> None:
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        self._started.append(start_learner(*arguments, environment=environment))
+        return self._started[-1]
+
+    def kill(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def learners() -> Iterator[Learners]:
+    made = Learners()
+    yield made
+    made.kill()
+
+
+def start_learner(
+    *arguments: str, environment: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("BREADBOX_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "breadbox.cli.main", "learn", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**clean, "OMP_NUM_THREADS": "1", **(environment or {})},
+        start_new_session=True,
+    )
+
+
+def finish(learner: subprocess.Popen[str], limit_s: float = 90.0) -> tuple[int, str, str]:
+    try:
+        out, err = learner.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        learner.kill()
+        out, err = learner.communicate()
+    return learner.returncode, out, err
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "progress.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_it_trains_and_leaves_nothing_behind(
+    server: ServerProcess, tmp_path: Path, learners: Learners
+) -> None:
+    with breadbox.connect(server.address) as client, feeding(server.address):
+        learner = learners.start(
+            *("--server", server.address, "--run-dir", str(tmp_path), *QUICK),
+            *("--updates-max", "5", "--prefetch-batches", "1"),
+        )
+        code, out, err = finish(learner)
+        assert (0, "ended: updates_done", "") == (code, out.splitlines()[-1], err)
+        buffer = client.get_buffer()
+        assert ("", 0) == (buffer.session_id, buffer.state.lease_count)
+    written = records(tmp_path)
+    assert [1, 2, 3, 4, 5] == [record["update"] for record in written]
+    assert [2, 3, 4, 5, 6] == [record["model_version"] for record in written]
+    assert [16, 32, 48, 64, 80] == [record["fragments"] for record in written]
+    assert all(record["staleness_max"] <= 2 for record in written)
+    assert all(1.0 == record["use_count_mean"] for record in written)
+    assert (tmp_path / "checkpoint.safetensors").exists()
+
+
+def test_it_goes_on_from_its_checkpoint(
+    server: ServerProcess, tmp_path: Path, learners: Learners
+) -> None:
+    common = ("--server", server.address, "--run-dir", str(tmp_path), *QUICK, "--resume")
+    with feeding(server.address):
+        first = finish(learners.start(*common, "--updates-max", "2"))
+        second = finish(learners.start(*common, "--updates-max", "4"))
+    assert (0, 0) == (first[0], second[0]), first[2] + second[2]
+    written = records(tmp_path)
+    assert [1, 2, 3, 4] == [record["update"] for record in written]
+    versions = [record["model_version"] for record in written]
+    assert sorted(set(versions)) == versions
+    assert written[1]["episode_count"] <= written[2]["episode_count"]
+
+
+def test_it_survives_the_servers_death(tmp_path: Path, learners: Learners) -> None:
+    with start_server() as own, feeding(own.address):
+        learner = learners.start(
+            *("--server", own.address, "--run-dir", str(tmp_path), *QUICK, "--updates-max", "30")
+        )
+        eventually(lambda: len(records(tmp_path)) >= 3, within_s=60)
+        own.restart()
+        code, out, err = finish(learner)
+    assert (0, "ended: updates_done") == (code, out.splitlines()[-1]), err
+    assert 30 == len(records(tmp_path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_while_it_waits(
+    server: ServerProcess, tmp_path: Path, learners: Learners, number: signal.Signals
+) -> None:
+    """No worker feeds the buffer, so that it waits; it ends its session and leaves a checkpoint."""
+    with breadbox.connect(server.address) as client:
+        learner = learners.start("--server", server.address, "--run-dir", str(tmp_path))
+        eventually(lambda: client.get_buffer().state.waiter_count == 1, within_s=60)
+        learner.send_signal(number)
+        assert (0, "ended: stopped\n", "") == finish(learner, 40)
+        assert "" == client.get_buffer().session_id
+    assert (tmp_path / "checkpoint.safetensors").exists()
+
+
+def test_another_learner_that_takes_over_ends_it(
+    server: ServerProcess, tmp_path: Path, learners: Learners
+) -> None:
+    with breadbox.connect(server.address) as client, feeding(server.address):
+        learner = learners.start("--server", server.address, "--run-dir", str(tmp_path), *QUICK)
+        eventually(lambda: bool(records(tmp_path)), within_s=60)
+        client.start_session("another")
+        code, _, err = finish(learner)
+        assert 2 == code
+        assert "is not current; current is 'another'" in err
+        assert 1 == len(err.splitlines())
+        client.end_session("another")
+
+
+def test_a_learner_without_workers_gives_up(
+    server: ServerProcess, tmp_path: Path, learners: Learners
+) -> None:
+    learner = learners.start(
+        *("--server", server.address, "--run-dir", str(tmp_path), "--wait-limit-s", "1.5")
+    )
+    code, _, err = finish(learner)
+    assert 2 == code
+    assert "no batch for" in err
+    assert 1 == len(err.splitlines())
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_an_unreachable_server_is_one_line_and_exit_status_2(
+    tmp_path: Path, learners: Learners
+) -> None:
+    address = f"127.0.0.1:{unused_port()}"
+    learner = learners.start("--server", address, "--run-dir", str(tmp_path), "--reconnect-s", "0")
+    code, out, err = finish(learner)
+    assert (2, "", 1) == (code, out, len(err.splitlines())), err
+    assert address in err
