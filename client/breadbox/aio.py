@@ -337,7 +337,7 @@ class Client:
         return Lease(self, buffer or self.buffer, grant, once=self._invoke_once)
 
     async def get_prepared_fragments(
-        self, request_id: str, *, buffer: str | None = None
+        self, request_id: str = "", *, buffer: str | None = None
     ) -> tuple[FragmentReference, ...]:
         """Read what a request got; see `breadbox.Client.get_prepared_fragments`."""
         return await self._invoke(calls.get_prepared_fragments(buffer or self.buffer, request_id))

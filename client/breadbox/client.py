@@ -461,12 +461,16 @@ class Client:
         )
 
     def get_prepared_fragments(
-        self, request_id: str, *, buffer: str | None = None
+        self, request_id: str = "", *, buffer: str | None = None
     ) -> tuple[types.FragmentReference, ...]:
         """Read what a granted request got for all ranks, rank 0 first. Takes no lease.
 
+        Args:
+            request_id: Empty: the request that was granted last, by anyone.
+            buffer: None: the client's.
+
         Raises:
-            RequestNotFoundError: No grant is remembered for it.
+            RequestNotFoundError: It got nothing yet, or all its leases have ended.
         """
         return self._invoke(calls.get_prepared_fragments(buffer or self.buffer, request_id))
 

@@ -319,10 +319,14 @@ class ReplayBuffer:
     def prepared(self, request_id: RequestId) -> tuple[GrantedFragment, ...]:
         """List what was granted to a request, rank 0's share first.
 
+        Args:
+            request_id: Empty: the request that was granted last and still has a lease.
+
         Raises:
             RequestNotFoundError: The request is unknown, still waits, or all its leases ended.
         """
-        grant = self._state.leases.find_grant(request_id)
+        leases = self._state.leases
+        grant = leases.find_grant(request_id) if request_id else leases.latest_grant()
         if grant is None or grant.live_count == 0:
             raise RequestNotFoundError(request_id)
         return granted_fragments(grant.chunks)

@@ -134,6 +134,10 @@ class LeaseBook:
         """Give what a request got, if it lives or is remembered, else None."""
         return self._live_grants.get(request_id) or self._ended_grants.get(request_id)
 
+    def latest_grant(self) -> Grant | None:
+        """Give the living grant that was made last, None when none lives."""
+        return next(reversed(self._live_grants.values()), None)
+
     def renew(self, lease: Lease, expires_at: float) -> None:
         """Move the expiry of a living lease, forward or back."""
         lease.expires_at = expires_at
