@@ -1,11 +1,20 @@
 """Payloads: arrays as bytes and back, and straight into place. The format is in `format`."""
 
+from breadbox.payload.auto import CodecReport, picker
 from breadbox.payload.format import FORMAT_VERSION, decode_tree, encode_tree
 from breadbox.payload.fragments import encode_fragment, read_fragments, write_fragments
 from breadbox.payload.weights import read_weights, write_weights
 
+
+def codec_reports() -> tuple[CodecReport, ...]:
+    """What the codec `auto` has picked in this process, for metrics."""
+    return picker.reports()
+
+
 __all__ = [
     "FORMAT_VERSION",
+    "CodecReport",
+    "codec_reports",
     "decode_tree",
     "encode_fragment",
     "encode_tree",

@@ -1,30 +1,46 @@
-"""How an array's bytes are encoded: raw, or compressed without loss.
+"""How an array's bytes are encoded.
 
-A codec is named in text: "raw", "lz4", "zstd" or "zstd:LEVEL". Which array gets which is a mapping
-from patterns over array names (`*` matches anything, the first match counts) to codecs, or one
-codec for all.
+A codec is named in text:
+
+    raw             the elements themselves: no cost, received straight into place
+    lz4             lossless, fast
+    zstd            lossless, smaller; zstd:LEVEL with LEVEL 1 (default) to 19
+    h264            frames without loss; h264:QUALITY with QUALITY 1 (best) to 51 is lossy
+    auto            measures the first arrays of each kind and picks one of the lossless ones;
+                    auto:MB_PER_S says what must be saved per second spent (default 250)
+
+Which array gets which is one codec for all, or a mapping from patterns over array names (`*`
+matches anything, the first match counts) to codecs; what no pattern matches stays raw. A codec that
+does not fit an array, or saves nothing, gives way to raw.
 """
 
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, Final
 
 import lz4.block
+import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
 from breadbox.errors import InvalidRequestError, PayloadCorruptError
+from breadbox.payload import video
 from breadbox.payload.dtypes import byte_view
 from breadbox.payload.limits import EXPANDED_BYTES_MAX
 from breadbox.v1 import payload_pb2
 
 Codecs = str | Mapping[str, str]
-"""One codec for all arrays, or codecs by pattern; what no pattern matches stays raw."""
+"""One codec for all arrays, or codecs by pattern."""
+
+NAMES: Final = ("raw", "lz4", "zstd", "h264", "auto")
 
 _ZSTD_LEVEL_DEFAULT: Final = 1
 _ZSTD_LEVELS: Final = range(1, 20)
+_AUTO_MB_PER_S_DEFAULT: Final = 250
+_AUTO_MB_PER_S: Final = range(1, 100_001)
 _LZ4_INPUT_BYTES_MAX: Final = 0x7E000000
 _LZ4_EXPANSION_MAX: Final = 255
 """One byte of an lz4 block says at most so many bytes of output."""
@@ -37,7 +53,14 @@ class CodecChoice:
     """A codec and its setting."""
 
     name: str
-    level: int | None = None
+    setting: int | None = None
+    """zstd: level. h264: quality, or None for lossless. auto: MB saved per second spent."""
+
+    def __str__(self) -> str:
+        return self.name if self.setting is None else f"{self.name}:{self.setting}"
+
+
+RAW: Final = CodecChoice("raw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +73,7 @@ class Encoded:
     parameters: Mapping[str, str]
 
 
+@lru_cache(maxsize=256)
 def parse_codec(text: str) -> CodecChoice:
     """Read a codec's name.
 
@@ -57,17 +81,23 @@ def parse_codec(text: str) -> CodecChoice:
         InvalidRequestError: There is no such codec, or its setting is out of range.
     """
     name, colon, setting = text.partition(":")
-    if name in ("raw", "lz4") and not colon:
-        return CodecChoice(name)
-    if name == "zstd":
-        if not colon:
-            return CodecChoice(name, _ZSTD_LEVEL_DEFAULT)
-        if setting.isdecimal() and int(setting) in _ZSTD_LEVELS:
-            return CodecChoice(name, int(setting))
+    ranges = {
+        "zstd": (_ZSTD_LEVELS, _ZSTD_LEVEL_DEFAULT),
+        "h264": (video.QUALITIES, None),
+        "auto": (_AUTO_MB_PER_S, _AUTO_MB_PER_S_DEFAULT),
+    }
+    if name not in NAMES:
+        raise InvalidRequestError("codec", f"{text!r} is none of {', '.join(NAMES)}")
+    if not colon:
+        return CodecChoice(name, ranges[name][1] if name in ranges else None)
+    if name not in ranges:
+        raise InvalidRequestError("codec", f"{text!r}: {name} has no setting")
+    allowed = ranges[name][0]
+    if not setting.isdecimal() or len(setting) > 9 or int(setting) not in allowed:
         raise InvalidRequestError(
-            "codec", f"{text!r}: zstd levels are {_ZSTD_LEVELS[0]} to {_ZSTD_LEVELS[-1]}"
+            "codec", f"{text!r}: the setting must be {allowed[0]} to {allowed[-1]}"
         )
-    raise InvalidRequestError("codec", f"{text!r} is none of raw, lz4, zstd, zstd:LEVEL")
+    return CodecChoice(name, int(setting))
 
 
 def choose(codecs: Codecs, path: str) -> CodecChoice:
@@ -81,40 +111,45 @@ def choose(codecs: Codecs, path: str) -> CodecChoice:
     for pattern, text in codecs.items():
         if fnmatchcase(path, pattern):
             return parse_codec(text)
-    return CodecChoice("raw")
+    return RAW
 
 
-def encode(array: NDArray[Any], choice: CodecChoice) -> Encoded:
-    """Encode a C-contiguous array; raw where the codec would save nothing."""
+def encode(array: NDArray[Any], type_name: str, choice: CodecChoice) -> Encoded:
+    """Encode a C-contiguous array; raw where the codec does not fit it or would save nothing.
+
+    Raises:
+        UnsupportedArrayError: The codec needs a package that is not installed.
+    """
     raw = byte_view(array)
-    if choice.name == "lz4" and 0 < len(raw) <= min(_LZ4_INPUT_BYTES_MAX, EXPANDED_BYTES_MAX):
-        packed = lz4.block.compress(raw, store_size=False)
-        if len(packed) < len(raw):
-            return Encoded(payload_pb2.CODEC_LZ4, memoryview(packed), {})
-    if choice.name == "zstd" and 0 < len(raw) <= EXPANDED_BYTES_MAX:
-        packed = _zstd_compressor(choice.level or _ZSTD_LEVEL_DEFAULT).compress(raw)
-        if len(packed) < len(raw):
-            return Encoded(payload_pb2.CODEC_ZSTD, memoryview(packed), {})
-    return Encoded(payload_pb2.CODEC_RAW, raw, {})
+    encoded = _encode(array, raw, type_name, choice) if 0 < len(raw) <= EXPANDED_BYTES_MAX else None
+    if encoded is None or len(encoded.buffer) >= len(raw):
+        return Encoded(payload_pb2.CODEC_RAW, raw, {})
+    return encoded
 
 
-def require_plausible(codec: int, encoded_bytes: int, raw_bytes: int) -> None:
-    """Check sizes that a header declares, before anything is allocated for them.
+def require_plausible(
+    codec: int, encoded_bytes: int, raw_bytes: int, shape: Sequence[int], type_name: str
+) -> None:
+    """Check what a header declares, before anything is allocated for it.
 
     Raises:
         PayloadCorruptError: The codec is unknown, or cannot have made so much of so little.
     """
     if codec == payload_pb2.CODEC_RAW:
         is_plausible = encoded_bytes == raw_bytes
+    elif raw_bytes > EXPANDED_BYTES_MAX or not encoded_bytes:
+        is_plausible = False
     elif codec == payload_pb2.CODEC_LZ4:
         is_plausible = raw_bytes <= encoded_bytes * _LZ4_EXPANSION_MAX
     elif codec == payload_pb2.CODEC_ZSTD:
-        is_plausible = encoded_bytes > 0 and raw_bytes <= EXPANDED_BYTES_MAX
+        is_plausible = True
+    elif codec == payload_pb2.CODEC_H264:
+        is_plausible = video.is_plausible(shape, type_name, encoded_bytes)
     else:
         raise PayloadCorruptError(f"an array has codec {codec}, which this library does not know")
     if not is_plausible:
         raise PayloadCorruptError(
-            f"an array declares {raw_bytes} bytes in {encoded_bytes} encoded ones"
+            f"an array of codec {codec} declares {raw_bytes} bytes in {encoded_bytes} encoded ones"
         )
 
 
@@ -125,22 +160,34 @@ def decode_into(
 
     Raises:
         PayloadCorruptError: The bytes are not what the codec makes, or decode to another size.
+        UnsupportedArrayError: The codec needs a package that is not installed.
     """
-    del parameters
-    raw = byte_view(destination)
     if codec == payload_pb2.CODEC_RAW:
-        raw[:] = encoded
+        byte_view(destination)[:] = encoded
     elif codec == payload_pb2.CODEC_LZ4:
-        _decode_lz4(raw, encoded)
+        _decode_lz4(byte_view(destination), encoded)
     elif codec == payload_pb2.CODEC_ZSTD:
-        _decode_zstd(raw, encoded)
+        _decode_zstd(byte_view(destination), encoded)
+    elif codec == payload_pb2.CODEC_H264:
+        video.decode_frames_into(destination, encoded, parameters)
     else:
         raise PayloadCorruptError(f"an array has codec {codec}, which this library does not know")
 
 
-def names() -> Sequence[str]:
-    """Names of all codecs, for help texts."""
-    return ("raw", "lz4", "zstd")
+def _encode(
+    array: NDArray[Any], raw: memoryview, type_name: str, choice: CodecChoice
+) -> Encoded | None:
+    if choice.name == "lz4" and len(raw) <= _LZ4_INPUT_BYTES_MAX:
+        packed = lz4.block.compress(raw, store_size=False)
+        return Encoded(payload_pb2.CODEC_LZ4, memoryview(packed), {})
+    if choice.name == "zstd":
+        packed = _zstd_compressor(choice.setting or _ZSTD_LEVEL_DEFAULT).compress(raw)
+        return Encoded(payload_pb2.CODEC_ZSTD, memoryview(packed), {})
+    if choice.name == "h264" and video.is_video(array.shape, type_name):
+        frames: NDArray[np.uint8] = array
+        packed, parameters = video.encode_frames(frames, choice.setting)
+        return Encoded(payload_pb2.CODEC_H264, memoryview(packed), parameters)
+    return None
 
 
 def _decode_lz4(raw: memoryview, encoded: memoryview) -> None:
@@ -154,11 +201,11 @@ def _decode_lz4(raw: memoryview, encoded: memoryview) -> None:
 
 
 def _decode_zstd(raw: memoryview, encoded: memoryview) -> None:
+    filled = 0
     try:
         if zstandard.frame_content_size(encoded) != len(raw):
             raise PayloadCorruptError("a zstd array is of another size than its header says")
         with zstandard.ZstdDecompressor().stream_reader(encoded) as reader:
-            filled = 0
             while filled < len(raw):
                 count = reader.readinto(raw[filled:])
                 if not count:

@@ -35,6 +35,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from breadbox.errors import PayloadCorruptError, PayloadFormatError, UnsupportedArrayError
+from breadbox.payload.auto import picker
 from breadbox.payload.codecs import Codecs, Encoded, choose, decode_into, encode
 from breadbox.payload.dtypes import as_leaf, byte_view, parse_dtype, stored_array
 from breadbox.payload.header import (
@@ -289,7 +290,10 @@ def _encode_by_codec(
         array, type_name = stored_array(path, leaf)
         _require_within_limits(path, array)
         contiguous = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-        encoded.append((path, array, type_name, encode(contiguous, choose(codecs, path))))
+        choice = choose(codecs, path)
+        if choice.name == "auto":
+            choice = picker.pick(path, contiguous, type_name, choice.setting or 0)
+        encoded.append((path, array, type_name, encode(contiguous, type_name, choice)))
     layout = _lay_out(
         structure,
         [

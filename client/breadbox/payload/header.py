@@ -303,7 +303,8 @@ def _stored_array_of(each: payload_pb2.ArrayHeader) -> StoredArray:
         raise PayloadCorruptError(f"array {name!r} has an impossible shape")
     if each.offset_bytes < 0 or each.offset_bytes % ALIGNMENT_BYTES or each.size_bytes < 0:
         raise PayloadCorruptError(f"array {name!r} is at an impossible place")
-    require_plausible(each.codec, each.size_bytes, math.prod(shape) * dtype.itemsize)
+    raw_bytes = math.prod(shape) * dtype.itemsize
+    require_plausible(each.codec, each.size_bytes, raw_bytes, shape, each.dtype)
     return StoredArray(
         name=name,
         type_name=each.dtype,
