@@ -28,19 +28,21 @@ of bytes end by themselves instead of blocking each other for ever.
 """
 
 from collections.abc import Callable
+from typing import Any
 
-from breadbox_server.core import inputs
+from breadbox_server.core import inputs, snapshot
 from breadbox_server.core.chunks import Chunk, ChunkState
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import AppendCredit, BufferDescription
+from breadbox_server.core.entries import Entry, FragmentTaken, GrantMade
 from breadbox_server.core.errors import (
     DomainError,
     InvalidArgumentError,
     RequestNotFoundError,
 )
-from breadbox_server.core.events import DiscardReason, Event, EvictionReason, ModelChanged
+from breadbox_server.core.events import DiscardReason, EvictionReason, ModelChanged
 from breadbox_server.core.fetching import Fetching
-from breadbox_server.core.ids import BufferName, CallerId, ModelVersion, PayloadId, RequestId
+from breadbox_server.core.ids import CallerId, ModelVersion, PayloadId, RequestId
 from breadbox_server.core.inputs import (
     Appended,
     Fragment,
@@ -49,7 +51,7 @@ from breadbox_server.core.inputs import (
     Payload,
     Published,
 )
-from breadbox_server.core.intake import Intake
+from breadbox_server.core.intake import REMEMBERED, Intake
 from breadbox_server.core.leases import granted_fragments
 from breadbox_server.core.limiters import make_limiter
 from breadbox_server.core.payloads import MODEL_OWNER
@@ -66,31 +68,25 @@ class ReplayBuffer:
     call, what followed from it (grants, evictions, payloads to delete) stands in the events.
 
     Args:
-        name: Named in every event.
-        config: Its limits.
-        draw_seed: Seed of its draws and lease ids; at least 0.
-        events: Where everything that happens is told, in order.
-        next_caller_id: Gives ids that are unique among all buffers that share `events`.
+        state: New, or restored from a snapshot.
+        next_caller_id: Gives ids that are unique among all buffers of the process.
         is_payload_taken: Whether another buffer refers to a payload.
-
-    Raises:
-        InvalidArgumentError: No sampler has the name that `config` says.
+        record: Told of every decision that a journal must hold, with its time, as it is made.
     """
 
     def __init__(
         self,
-        name: BufferName,
-        config: BufferConfig,
+        state: BufferState,
         *,
-        draw_seed: int,
-        events: list[Event],
         next_caller_id: Callable[[], CallerId],
-        is_payload_taken: Callable[[PayloadId], bool] = lambda _: False,
+        is_payload_taken: Callable[[PayloadId], bool],
+        record: Callable[[Entry, float], None],
     ) -> None:
-        self._state = BufferState(name, config, draw_seed=draw_seed, events=events)
+        self._state = state
         self._is_payload_taken = is_payload_taken
-        self._intake = Intake(self._state, is_payload_taken)
-        self._fetching = Fetching(self._state, next_caller_id=next_caller_id)
+        self._record = record
+        self._intake = Intake(state, is_payload_taken)
+        self._fetching = Fetching(state, next_caller_id=next_caller_id, record=record)
 
     @property
     def config(self) -> BufferConfig:
@@ -124,6 +120,7 @@ class ReplayBuffer:
             self._end_session()
         state.model.start(input.session_id, version)
         state.counters.add("sessions_started")
+        self._record(input, now)
         self._finish(model_changed=True)
         return state.model.state
 
@@ -136,6 +133,7 @@ class ReplayBuffer:
         check_name("session_id", input.session_id)
         if input.session_id == self._state.model.session_id:
             self._end_session()
+            self._record(input, now)
             self._finish(model_changed=True)
 
     def publish(self, input: inputs.PublishModel, *, now: float) -> Published:
@@ -164,6 +162,7 @@ class ReplayBuffer:
         state.model.publish(input.model_version, input.weights)
         state.counters.add("versions_published")
         evicted_count = self._drop_stale()
+        self._record(input, now)
         self._finish(model_changed=True)
         return Published(input.model_version, evicted_count, input.weights is not None)
 
@@ -176,6 +175,8 @@ class ReplayBuffer:
             WorkersFullError: It is of a new worker, and no more are remembered.
         """
         answer = self._intake.append(input.fragment, now=now)
+        if answer.outcome in REMEMBERED:
+            self._record(FragmentTaken(input.buffer, input.fragment, answer.outcome), now)
         self._finish()
         self._fetching.serve(now=now)
         return answer
@@ -208,7 +209,9 @@ class ReplayBuffer:
             InvalidArgumentError: The duration is out of range.
             LeaseNotFoundError: The lease is unknown or over.
         """
-        return self._fetching.renew(input, now=now)
+        expires_at = self._fetching.renew(input, now=now)
+        self._record(input, now)
+        return expires_at
 
     def release_lease(self, input: inputs.ReleaseLease, *, now: float) -> None:
         """End a lease; nothing happens if it was released before.
@@ -216,18 +219,22 @@ class ReplayBuffer:
         Raises:
             LeaseNotFoundError: The lease is unknown or has expired.
         """
-        self._fetching.release(input.lease_id, input.mode)
+        if self._fetching.release(input.lease_id, input.mode):
+            self._record(input, now)
         self._finish()
         self._fetching.serve(now=now)
 
     def undo_grant(self, input: inputs.UndeliveredGrant, *, now: float) -> None:
         """Undo a grant that reached nobody; see `inputs.UndeliveredGrant`."""
-        self._fetching.undo(input.lease_id)
+        if self._fetching.undo(input.lease_id):
+            self._record(input, now)
         self._finish()
         self._fetching.serve(now=now)
 
     def drop_payloads(self, input: inputs.DropPayloads, *, now: float) -> int:
         """Give up whatever refers to payloads that the store lost, and count its fragments."""
+        if any(payload_id in self._state.payloads for payload_id in input.payload_ids):
+            self._record(input, now)
         dropped_count = sum(self._drop_payload(payload_id) for payload_id in input.payload_ids)
         self._finish()
         return dropped_count
@@ -255,6 +262,7 @@ class ReplayBuffer:
         state.holdings.evict_to_bytes(new.capacity_bytes)
         state.leases.trim(new.requests_remembered_max)
         self._intake.discard_silent(now=now)
+        self._record(input, now)
         self._fetching.refuse_impossible()
         self._finish()
         self._fetching.serve(now=now)
@@ -291,6 +299,31 @@ class ReplayBuffer:
         self._finish()
         self._fetching.serve(now=now)
         self._fetching.elapse(now=now)
+
+    def replay(self, entry: Entry, *, now: float) -> None:
+        """Do once more what an entry says was done; nobody may be waiting.
+
+        Raises:
+            KeyError, DomainError: The entry does not fit the state.
+        """
+        if isinstance(entry, FragmentTaken):
+            self._intake.carry_out(entry.fragment, entry.outcome, now=now)
+            self._finish()
+        elif isinstance(entry, GrantMade):
+            for lease in self._fetching.carry_out(entry, now=now).leases:
+                lease.told_count = 1
+        else:
+            _HANDLERS[type(entry)](self, entry, now=now)
+
+    def apply(self, input: inputs.Input, *, now: float) -> object:
+        """Do what is due, then carry out an input; see `BufferSet.apply`."""
+        self.handle_timer(now=now)
+        answer: object = _HANDLERS[type(input)](self, input, now=now)
+        return answer
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give everything that outlives the process as plain data; O(everything held)."""
+        return snapshot.take(self._state)
 
     def describe(self) -> BufferDescription:
         """Show limits, gauges and counters; O(model versions held)."""
@@ -437,3 +470,18 @@ class ReplayBuffer:
         if model_changed:
             state.events.append(ModelChanged(state.name, state.model.state))
         state.tell_disposable()
+
+
+_HANDLERS: dict[type, Callable[..., object]] = {
+    inputs.StartSession: ReplayBuffer.start_session,
+    inputs.EndSession: ReplayBuffer.end_session,
+    inputs.PublishModel: ReplayBuffer.publish,
+    inputs.AppendFragment: ReplayBuffer.append,
+    inputs.Fetch: ReplayBuffer.fetch,
+    inputs.CancelFetch: ReplayBuffer.cancel_fetch,
+    inputs.RenewLease: ReplayBuffer.renew_lease,
+    inputs.ReleaseLease: ReplayBuffer.release_lease,
+    inputs.UndeliveredGrant: ReplayBuffer.undo_grant,
+    inputs.DropPayloads: ReplayBuffer.drop_payloads,
+    inputs.UpdateBuffer: ReplayBuffer.update,
+}

@@ -18,17 +18,19 @@ S4  Equal inputs at equal times to sets of equal seed give equal answers and equ
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, overload
 
-from breadbox_server.core import inputs
+from breadbox_server.core import inputs, snapshot
 from breadbox_server.core.buffer import ReplayBuffer
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import AppendCredit, BufferDescription
+from breadbox_server.core.entries import BufferCreated, Entry, ReplayError
 from breadbox_server.core.errors import (
     BufferExistsError,
     BufferNotFoundError,
     BuffersFullError,
+    DomainError,
     DrainingError,
 )
 from breadbox_server.core.events import Event
@@ -40,9 +42,13 @@ from breadbox_server.core.inputs import (
     ModelState,
     Published,
 )
+from breadbox_server.core.samplers import make_sampler
+from breadbox_server.core.state import BufferState
 from breadbox_server.core.validation import check_buffer_name
 
 DEFAULT_BUFFER = BufferName("default")
+DRAW_SEED_BITS = 63
+"""A seed fits a signed 64-bit integer, wherever a journal puts it."""
 
 
 class BufferSet:
@@ -55,18 +61,29 @@ class BufferSet:
         rng: Source of every random choice; used to seed the buffers' own draws, one seed each.
         default_config: Limits of the buffer `default`, which exists from the start.
         buffers_max: Buffers held at a time; the next `CreateBuffer` gets BUFFERS_FULL.
+        is_recording: Whether `take_entries` is used; without it nothing is written down.
     """
 
     def __init__(
-        self, rng: random.Random, default_config: BufferConfig, buffers_max: int = 64
+        self,
+        rng: random.Random,
+        default_config: BufferConfig,
+        buffers_max: int = 64,
+        *,
+        is_recording: bool = False,
     ) -> None:
+        self._begin(rng, buffers_max, is_recording)
+        self._create(inputs.CreateBuffer(DEFAULT_BUFFER, default_config), now=0.0)
+
+    def _begin(self, rng: random.Random, buffers_max: int, is_recording: bool) -> None:
         self._rng = rng
         self._buffers_max = buffers_max
         self._buffers: dict[BufferName, ReplayBuffer] = {}
         self._events: list[Event] = []
         self._draining = False
         self._caller_count = 0
-        self._create(inputs.CreateBuffer(DEFAULT_BUFFER, default_config))
+        self._entries: list[tuple[float, Entry]] = []
+        self._is_recording = is_recording
 
     @overload
     def apply(self, input: inputs.StartSession, *, now: float) -> ModelState: ...
@@ -121,17 +138,16 @@ class BufferSet:
             DrainingError: Fetch or AppendFragment after `drain`.
         """
         if isinstance(input, inputs.CreateBuffer):
-            self._create(input)
+            self._create(input, now=now)
             return None
         buffer = self._find(input.buffer)
-        buffer.handle_timer(now=now)
         if isinstance(input, inputs.DeleteBuffer):
-            self._delete(buffer, input)
+            buffer.handle_timer(now=now)
+            self._delete(input, now=now)
             return None
         if self._draining and isinstance(input, inputs.Fetch | inputs.AppendFragment):
             raise DrainingError
-        answer: object = _HANDLERS[type(input)](buffer, input, now=now)
-        return answer
+        return buffer.apply(input, now=now)
 
     def take_events(self) -> list[Event]:
         """Hand over what happened since the last call, in order; empty when nothing did."""
@@ -233,6 +249,94 @@ class BufferSet:
         found.handle_timer(now=now)
         return found.judge(fragment)
 
+    def take_entries(self) -> list[tuple[float, Entry]]:
+        """Hand over what was decided since the last call, in order, each with its time.
+
+        Whoever replays them, in order, builds this state again. An answer or an event may leave the
+        process once all entries taken with or before it are durable. Empty without `is_recording`.
+        """
+        entries, self._entries = self._entries, []
+        return entries
+
+    def replay(self, entry: Entry, *, now: float) -> None:
+        """Do once more what an entry says was done at `now`.
+
+        To be called on a set fresh from `restore`, with the entries taken after its snapshot, in
+        order; afterwards with `handle_timer(now=...)` of the present, which ends what has expired
+        meanwhile. Nothing is recorded. The events tell what happened then: of these only
+        `PayloadsDisposable` still matters, since the deletions may not have been carried out.
+
+        Raises:
+            ReplayError: The entry does not fit the state; the set is of no use any more.
+        """
+        is_recording, self._is_recording = self._is_recording, False
+        try:
+            self._replay(entry, now=now)
+        except (DomainError, KeyError, ValueError, AssertionError) as error:
+            raise ReplayError(f"{type(entry).__name__} at {now} does not fit: {error!r}") from error
+        finally:
+            self._is_recording = is_recording
+
+    def _replay(self, entry: Entry, *, now: float) -> None:
+        if isinstance(entry, BufferCreated):
+            if entry.buffer in self._buffers:
+                raise BufferExistsError(entry.buffer)
+            self._carry_out_creation(entry)
+            return
+        buffer = self._find(entry.buffer)
+        buffer.handle_timer(now=now)
+        if isinstance(entry, inputs.DeleteBuffer):
+            self._delete(entry, now=now)
+        else:
+            buffer.replay(entry, now=now)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give everything that outlives the process as plain data, fit for JSON.
+
+        O(everything held). Equal states give equal snapshots, and a set restored from one behaves
+        as this one does, but for what `breadbox_server.core.snapshot` says is not in it.
+        """
+        buffers = [buffer.snapshot() for _, buffer in sorted(self._buffers.items())]
+        return {"format": snapshot.FORMAT, "buffers": buffers}
+
+    @classmethod
+    def restore(
+        cls,
+        state: Mapping[str, Any] | None,
+        rng: random.Random,
+        buffers_max: int = 64,
+        *,
+        is_recording: bool = False,
+    ) -> "BufferSet":
+        """Build a set from a snapshot; None: a set without any buffer, to replay from the start.
+
+        Instants in the snapshot are on the clock of the set that gave it, and `now` must go on
+        from there: a lease that was alive then expires when its time has come on that clock.
+
+        Args:
+            state: What `snapshot` gave, or what is equal to it after JSON.
+            rng: Seeds the draws of buffers created from now on; the others keep their seeds.
+            buffers_max: As for a new set; more buffers than that in the snapshot are kept.
+            is_recording: As for a new set.
+
+        Raises:
+            ReplayError: It is no snapshot, or one of another format.
+        """
+        buffers = cls.__new__(cls)
+        buffers._begin(rng, buffers_max, is_recording)
+        if state is None:
+            return buffers
+        try:
+            if state["format"] != snapshot.FORMAT:
+                raise ReplayError(
+                    f"the snapshot has format {state['format']!r}, this is {snapshot.FORMAT}"
+                )
+            for plain in state["buffers"]:
+                buffers._add(snapshot.restore(plain, buffers._events))
+        except (DomainError, KeyError, TypeError, ValueError, AssertionError) as error:
+            raise ReplayError(f"the snapshot cannot be read: {error!r}") from error
+        return buffers
+
     def check_invariants(self) -> None:
         """Assert every invariant of every buffer; O(everything held), for tests and `doctor`.
 
@@ -248,7 +352,7 @@ class BufferSet:
             raise BufferNotFoundError(name)
         return buffer
 
-    def _create(self, input: inputs.CreateBuffer) -> None:
+    def _create(self, input: inputs.CreateBuffer, *, now: float) -> None:
         check_buffer_name("buffer", input.buffer)
         existing = self._buffers.get(input.buffer)
         if existing is not None:
@@ -257,18 +361,37 @@ class BufferSet:
             return
         if len(self._buffers) >= self._buffers_max:
             raise BuffersFullError(self._buffers_max)
-        self._buffers[input.buffer] = ReplayBuffer(
-            input.buffer,
-            input.config,
-            draw_seed=self._rng.getrandbits(64),
-            events=self._events,
-            next_caller_id=self._next_caller_id,
-            is_payload_taken=self._is_payload_taken,
+        make_sampler(input.config.sampler)
+        created = BufferCreated(input.buffer, input.config, self._rng.getrandbits(DRAW_SEED_BITS))
+        self._carry_out_creation(created)
+        self._record(created, now)
+
+    def _carry_out_creation(self, created: BufferCreated) -> None:
+        self._add(
+            BufferState(
+                created.buffer,
+                created.config,
+                draw_seed=created.draw_seed,
+                events=self._events,
+            )
         )
 
-    def _delete(self, buffer: ReplayBuffer, input: inputs.DeleteBuffer) -> None:
-        buffer.close(BufferNotFoundError(input.buffer))
+    def _add(self, state: BufferState) -> None:
+        self._buffers[state.name] = ReplayBuffer(
+            state,
+            next_caller_id=self._next_caller_id,
+            is_payload_taken=self._is_payload_taken,
+            record=self._record,
+        )
+
+    def _delete(self, input: inputs.DeleteBuffer, *, now: float) -> None:
+        self._find(input.buffer).close(BufferNotFoundError(input.buffer))
         del self._buffers[input.buffer]
+        self._record(input, now)
+
+    def _record(self, entry: Entry, now: float) -> None:
+        if self._is_recording:
+            self._entries.append((now, entry))
 
     def _is_payload_taken(self, payload_id: PayloadId) -> bool:
         return any(buffer.refers_to(payload_id) for buffer in self._buffers.values())
@@ -276,18 +399,3 @@ class BufferSet:
     def _next_caller_id(self) -> CallerId:
         self._caller_count += 1
         return CallerId(self._caller_count)
-
-
-_HANDLERS: dict[type, Callable[..., Any]] = {
-    inputs.StartSession: ReplayBuffer.start_session,
-    inputs.EndSession: ReplayBuffer.end_session,
-    inputs.PublishModel: ReplayBuffer.publish,
-    inputs.AppendFragment: ReplayBuffer.append,
-    inputs.Fetch: ReplayBuffer.fetch,
-    inputs.CancelFetch: ReplayBuffer.cancel_fetch,
-    inputs.RenewLease: ReplayBuffer.renew_lease,
-    inputs.ReleaseLease: ReplayBuffer.release_lease,
-    inputs.UndeliveredGrant: ReplayBuffer.undo_grant,
-    inputs.DropPayloads: ReplayBuffer.drop_payloads,
-    inputs.UpdateBuffer: ReplayBuffer.update,
-}

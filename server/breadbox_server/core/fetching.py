@@ -6,11 +6,12 @@ changed) ends in `serve`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from breadbox_server.core import inputs
 from breadbox_server.core.config import LeaseExpiryPolicy, check_duration
 from breadbox_server.core.counters import LEASES_ENDED
+from breadbox_server.core.entries import Entry, GrantMade
 from breadbox_server.core.errors import (
     DomainError,
     FetchExceedsCapacityError,
@@ -26,7 +27,7 @@ from breadbox_server.core.events import (
     LeaseEnded,
     WaitElapsed,
 )
-from breadbox_server.core.ids import CallerId, ChunkId, LeaseId
+from breadbox_server.core.ids import CallerId, LeaseId
 from breadbox_server.core.inputs import ReleaseMode
 from breadbox_server.core.leases import Grant, GrantedChunk, Lease, granted_fragments
 from breadbox_server.core.state import BufferState
@@ -43,11 +44,19 @@ class Fetching:
     Args:
         state: Of the buffer.
         next_caller_id: Gives ids unique among all callers of the process.
+        record: Told of every grant, before anybody else is told of it.
     """
 
-    def __init__(self, state: BufferState, *, next_caller_id: Callable[[], CallerId]) -> None:
+    def __init__(
+        self,
+        state: BufferState,
+        *,
+        next_caller_id: Callable[[], CallerId],
+        record: Callable[[Entry, float], None],
+    ) -> None:
         self._state = state
         self._next_caller_id = next_caller_id
+        self._record = record
 
     def fetch(self, input: inputs.Fetch, *, now: float) -> CallerId:
         """Grant a request, let it wait, or repeat what it was granted.
@@ -219,42 +228,31 @@ class Fetching:
             return None if deadline is None else deadline[0]
         return lease.expires_at if deadline is None else min(lease.expires_at, deadline[0])
 
-    def grant(
-        self,
-        waiter: Waiter,
-        chunk_ids: Sequence[ChunkId],
-        lease_ids: Sequence[LeaseId],
-        leases_s: Sequence[float],
-        *,
-        now: float,
-    ) -> Grant:
-        """Make a grant of chunks that were chosen: count uses, begin leases, tell nobody.
+    def carry_out(self, made: GrantMade, *, now: float) -> Grant:
+        """Do what a grant, once drawn, does to the buffer: count uses, begin leases; tell nobody.
 
-        Args:
-            waiter: The request, no longer in the queue.
-            chunk_ids: Held chunks in draw order, rank 0's share first.
-            lease_ids: One per rank.
-            leases_s: Life of each rank's lease.
-            now: When the leases begin.
+        Raises:
+            KeyError: A chunk is not held; possible only when a damaged journal is replayed.
         """
         state = self._state
         version = state.model.version
         assert version is not None, "I2: chunks are held without a session"
+        state.draw_count += 1
         chunks = []
-        for chunk_id in chunk_ids:
+        for chunk_id in made.chunk_ids:
             chunk = state.holdings.table[chunk_id]
             assert chunk.version >= state.version_min, "I2: a stale chunk was drawn"
             use_count = state.holdings.use(chunk, state.config.uses_max)
             chunks.append(GrantedChunk(chunk, version - chunk.version, use_count))
         grant = Grant(
-            waiter.request_id,
-            waiter.fragment_count,
-            waiter.world_size,
+            made.request_id,
+            made.fragment_count,
+            made.world_size,
             session_id=state.model.session_id,
             model_version=version,
             chunks=tuple(chunks),
         )
-        for rank, (lease_id, lease_s) in enumerate(zip(lease_ids, leases_s, strict=True)):
+        for rank, (lease_id, lease_s) in enumerate(zip(made.lease_ids, made.leases_s, strict=True)):
             grant.leases.append(Lease(lease_id, grant, rank, lease_s, now + lease_s))
         state.leases.add(grant)
         state.delivered_count += len(chunks)
@@ -325,7 +323,17 @@ class Fetching:
         for caller in waiter.callers.values():
             if caller.lease_s is not None:
                 leases_s[caller.rank] = caller.lease_s
-        grant = self.grant(waiter, chunk_ids, lease_ids, leases_s, now=now)
+        made = GrantMade(
+            state.name,
+            waiter.request_id,
+            waiter.fragment_count,
+            waiter.world_size,
+            tuple(chunk_ids),
+            tuple(lease_ids),
+            tuple(leases_s),
+        )
+        grant = self.carry_out(made, now=now)
+        self._record(made, now)
         for caller in waiter.callers.values():
             lease = grant.leases[caller.rank]
             self._tell_granted(lease, caller.caller_id, wait_s=now - caller.asked_at)

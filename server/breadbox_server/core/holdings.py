@@ -56,6 +56,22 @@ class Holdings:
         self._counters.add("chunks_closed")
         return chunk
 
+    def restore(self, chunks: Iterable[Chunk], closed_count: int) -> None:
+        """Take chunks as a snapshot has them, whose states, uses and leases are set.
+
+        Args:
+            chunks: In the order in which the sampler is to be told of them.
+            closed_count: Chunks ever closed.
+        """
+        self.closed_count = closed_count
+        for chunk in chunks:
+            if chunk.state is ChunkState.HELD or chunk.lease_count > 0:
+                for fragment in chunk.fragments:
+                    self._payloads.take(fragment)
+                self._payloads.hand_over(chunk)
+            if chunk.state is ChunkState.HELD:
+                self.table.add(chunk)
+
     def use(self, chunk: Chunk, uses_max: int) -> int:
         """Count a use and a lease of a held chunk, which leaves the table at `uses_max` (B10).
 

@@ -14,7 +14,8 @@ from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment
 from breadbox_server.core.state import BufferState
 from breadbox_server.core.validation import check_fragment
 
-_REMEMBERED = (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE)
+REMEMBERED = (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE)
+"""Outcomes that change the buffer, and are what a re-append is answered with (B2)."""
 
 
 class Intake:
@@ -55,9 +56,10 @@ class Intake:
         state = self._state
         answer = self.judge(fragment)
         outcome = answer.outcome
-        if outcome in _REMEMBERED:
+        if outcome in REMEMBERED:
             self.carry_out(fragment, outcome, now=now)
-        state.counters.add(FRAGMENTS_JUDGED[outcome])
+        else:
+            state.counters.add(FRAGMENTS_JUDGED[outcome])
         state.events.append(FragmentJudged(state.name, outcome, fragment.payload.size_bytes))
         return answer
 
@@ -70,6 +72,7 @@ class Intake:
         worker.outcomes.remember(
             fragment.fragment_index, outcome, state.config.outcomes_per_worker_max
         )
+        state.counters.add(FRAGMENTS_JUDGED[outcome])
 
     def discard_silent(self, *, now: float) -> None:
         """Give up the open chunks whose workers have been silent for `open_chunk_s`."""

@@ -122,13 +122,12 @@ class BufferState:
         return None
 
     def next_draw_rng(self) -> random.Random:
-        """Count a draw and give its generator, good until the next call.
+        """Give the next draw's generator, good until the next call; `draw_count` counts it.
 
         The n-th draw depends on the seed and n alone, not on a generator's running state: a journal
         has no such state to hold, and a restored buffer draws what the lost one would have drawn.
         """
         self._rng.seed((self.draw_seed << 64) + self.draw_count)
-        self.draw_count += 1
         return self._rng
 
     def discard(self, fragments: list[Fragment], reason: DiscardReason) -> None:

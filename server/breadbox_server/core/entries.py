@@ -1,0 +1,82 @@
+"""What is written down so that the same state can be built again: decisions, not questions.
+
+An entry is an input that changed something, or the outcome of a random or contended choice: which
+chunks were granted to whom. Replaying entries therefore needs no waiters and draws no random
+numbers. Not written down, because it follows from the entries and the time: what was evicted or
+discarded, and which leases expired. Not written down, because it is gone with the process: waiters,
+callers, and answers that changed nothing.
+"""
+
+from dataclasses import dataclass
+
+from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.ids import BufferName, ChunkId, LeaseId, RequestId
+from breadbox_server.core.inputs import (
+    AdmissionOutcome,
+    DeleteBuffer,
+    DropPayloads,
+    EndSession,
+    Fragment,
+    PublishModel,
+    ReleaseLease,
+    RenewLease,
+    StartSession,
+    UndeliveredGrant,
+    UpdateBuffer,
+)
+
+
+class ReplayError(Exception):
+    """An entry or a snapshot does not fit what came before it: the journal is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferCreated:
+    """A buffer was created."""
+
+    buffer: BufferName
+    config: BufferConfig
+    draw_seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentTaken:
+    """A fragment was judged ADMITTED, or STALE, which is remembered too."""
+
+    buffer: BufferName
+    fragment: Fragment
+    outcome: AdmissionOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class GrantMade:
+    """A request was granted."""
+
+    buffer: BufferName
+    request_id: RequestId
+    fragment_count: int
+    world_size: int
+    chunk_ids: tuple[ChunkId, ...]
+    """In draw order, rank 0's share first."""
+    lease_ids: tuple[LeaseId, ...]
+    """By rank."""
+    leases_s: tuple[float, ...]
+    """Life of each rank's lease."""
+
+
+Entry = (
+    BufferCreated
+    | FragmentTaken
+    | GrantMade
+    | StartSession
+    | EndSession
+    | PublishModel
+    | RenewLease
+    | ReleaseLease
+    | UndeliveredGrant
+    | DropPayloads
+    | UpdateBuffer
+    | DeleteBuffer
+)
+"""`UndeliveredGrant` is written down only when it undid a grant; the others when they changed
+anything at all."""
