@@ -54,6 +54,13 @@ def check_environment(spec: EnvSpec) -> None:
         raise InvalidRequestError("env", f"{spec.name!r} is not an environment: {error}") from error
 
 
+def with_frames(spec: EnvSpec) -> EnvSpec:
+    """Ask a Gymnasium environment for frames, unless its user said otherwise."""
+    if _factory(spec.name) is not None:
+        return spec
+    return EnvSpec(name=spec.name, options={"render_mode": "rgb_array", **spec.options})
+
+
 def make_environment(spec: EnvSpec) -> Environment:
     """Make the environment. May take as long, and raise whatever, the environment does."""
     factory = _factory(spec.name)

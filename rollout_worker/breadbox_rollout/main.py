@@ -1,18 +1,16 @@
-"""`breadbox rollout` and `breadbox generate`."""
+"""`breadbox rollout`; `breadbox generate` is re-exported."""
 
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
-import gymnasium
 import torch
 
 import breadbox
 from breadbox import heartbeat
-from breadbox.errors import InvalidRequestError
-from breadbox.policies import PolicyModule, make_policy, policy_names
 from breadbox_rollout.command import (
     OneLineCommand,
     config_option,
@@ -21,53 +19,35 @@ from breadbox_rollout.command import (
     set_up_logging,
     stop_on_signals,
 )
-from breadbox_rollout.environments import EnvSpec, check_environment, envs_per_process
-from breadbox_rollout.episodes import EpisodeReporter
-from breadbox_rollout.inference import Inference, check_device
-from breadbox_rollout.models import ModelWatcher
-from breadbox_rollout.pool import EnvPool, PoolOptions
-from breadbox_rollout.sender import Sender
-from breadbox_rollout.settings import (
-    JsonObject,
-    RolloutSettings,
-    SizeBytes,
-    default_worker_name,
+from breadbox_rollout.environments import (
+    EnvSpec,
+    check_environment,
+    envs_per_process,
+    with_frames,
 )
+from breadbox_rollout.episodes import EpisodeReporter
+from breadbox_rollout.generate import generate
+from breadbox_rollout.inference import Inference, check_device
+from breadbox_rollout.manifest import Recordings
+from breadbox_rollout.media import MEDIA
+from breadbox_rollout.models import ModelWatcher
+from breadbox_rollout.policy_options import (
+    check_policy_name,
+    environment_options,
+    policy_factory,
+)
+from breadbox_rollout.pool import EnvPool, PoolOptions
+from breadbox_rollout.recording import RecordingOptions
+from breadbox_rollout.sender import Sender
+from breadbox_rollout.settings import RolloutSettings, SizeBytes, default_worker_name
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
+
+__all__ = ["generate", "rollout"]
 
 logger = logging.getLogger(__name__)
 
 _APPEND_WAIT_S = 5.0
 """After this long in front of a full buffer the sender looks again whether it is still wanted."""
-
-
-def _environment_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Declare what is said of environments and policy, for both commands."""
-    for decorate in reversed(
-        (
-            option("--env", required=True, help="Gymnasium id, module:id, or module:factory."),
-            option("--env-options", type=JsonObject(), default="{}", help="Its arguments."),
-            option("--policy", default="mlp", help=f"{', '.join(policy_names())}, module:factory."),
-            option("--policy-options", type=JsonObject(), default="{}", help="Its arguments."),
-            option("--device", default="cpu", help="Where the policy runs: cpu, cuda, cuda:1."),
-            option("--bfloat16/--no-bfloat16", default=False, help="Compute in bfloat16."),
-            option("--seed", type=int, default=0, help="Of environments, actions, fresh weights."),
-            option("--build-s", type=click.FloatRange(min=0.1), default=300.0,
-                   help="Time limit of starting an environment."),
-            option("--reset-s", type=click.FloatRange(min=0.1), default=120.0,
-                   help="Time limit of one reset."),
-            option("--step-s", type=click.FloatRange(min=0.1), default=30.0,
-                   help="Time limit of one step."),
-            option("--memory-limit", type=SizeBytes(), default="0",
-                   help="Resident size at which an environment process is replaced; 0: none."),
-            option("--torch-threads", type=click.IntRange(min=1), default=1,
-                   help="Threads of the policy on the CPU."),
-            option("--log-level", default="info",
-                   type=click.Choice(["debug", "info", "warning", "error"])),
-        )
-    ):  # fmt: skip
-        command = decorate(command)
-    return command
 
 
 def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -104,6 +84,14 @@ def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
             option("--restarts-max", type=click.IntRange(min=0),
                    help="Restarts of one environment process. Default: any number."),
             option("--episode-steps-max", type=positive, help="Truncate longer episodes."),
+            option("--record-dir", type=click.Path(path_type=Path, file_okay=False),
+                   help="Write chosen episodes to files in this folder."),
+            option("--record-every", type=positive, default=100,
+                   help="Which: every so many-th of an environment, the first included."),
+            option("--record-envs", type=positive, default=1, help="Of so many environments."),
+            option("--record-media", type=click.Choice(MEDIA), default="h264", help="Frames."),
+            option("--record-crf", type=click.IntRange(0, 51), default=23,
+                   help="Quality of H.264; 0: lossless, 51: worst."),
             option("--steps-max", type=positive, help="End after so many steps."),
             option("--log-interval-s", type=click.FloatRange(min=0.1), default=10.0),
             option("--drain-s", type=click.FloatRange(min=0.0), default=10.0,
@@ -116,7 +104,7 @@ def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command(cls=OneLineCommand)
 @_worker_options
-@_environment_options
+@environment_options
 @config_option()
 @click.option("--dry-run", is_flag=True, help="Check everything, print what would be used, end.")
 def rollout(dry_run: bool, log_level: str, **values: Any) -> None:
@@ -130,7 +118,7 @@ def rollout(dry_run: bool, log_level: str, **values: Any) -> None:
     spec = EnvSpec(name=settings.env, options=settings.env_options)
     check_environment(spec)
     device = check_device(settings.device)
-    _check_policy_name(settings.policy)
+    check_policy_name(settings.policy)
     client = _connect(settings)
     if dry_run:
         client.close()
@@ -154,12 +142,6 @@ def _connect(settings: RolloutSettings) -> "breadbox.Client":
     )
 
 
-def _check_policy_name(name: str) -> None:
-    if name not in policy_names() and ":" not in name:
-        known = ", ".join(policy_names())
-        raise InvalidRequestError("policy", f"{name!r} is not one of {known}, nor module:factory")
-
-
 def run_worker(
     client: "breadbox.Client", settings: RolloutSettings, spec: EnvSpec, device: torch.device
 ) -> None:
@@ -177,9 +159,15 @@ def run_worker(
         bytes_max=settings.queue_bytes,
     )
     reporter = EpisodeReporter(client)
+    recordings = None if settings.record_dir is None else _recordings(settings)
+    pool = EnvPool(
+        with_frames(spec) if recordings and settings.record_media != "none" else spec,
+        _pool_options(settings, spec),
+        recording=asdict(recordings.options) if recordings else None,
+    )
     worker = RolloutWorker(
-        EnvPool(spec, _pool_options(settings, spec)),
-        _policy_factory(settings),
+        pool,
+        policy_factory(settings.policy, settings.policy_options, settings.seed),
         watcher,
         sender,
         reporter,
@@ -187,6 +175,7 @@ def run_worker(
         make_inference=lambda policy: Inference(
             policy, device, bfloat16=settings.bfloat16, seed=settings.seed
         ),
+        recordings=recordings,
         heartbeat=heartbeat.from_environment(),
     )
     logger.info(
@@ -220,6 +209,21 @@ def _pool_options(settings: RolloutSettings, spec: EnvSpec) -> PoolOptions:
     )
 
 
+def _recordings(settings: RolloutSettings) -> Recordings:
+    assert settings.record_dir is not None
+    settings.record_dir.mkdir(parents=True, exist_ok=True)
+    options = RecordingOptions(
+        folder=str(settings.record_dir.absolute()),
+        every=settings.record_every,
+        env_count=settings.record_envs,
+        overlay=True,
+        media=settings.record_media,
+        crf=settings.record_crf,
+        partial_prefix=settings.worker_name,
+    )
+    return Recordings(options, {"env": settings.env, "worker": settings.worker_name})
+
+
 def _loop_options(settings: RolloutSettings) -> WorkerOptions:
     return WorkerOptions(
         fragment_steps=settings.fragment_steps,
@@ -233,15 +237,3 @@ def _loop_options(settings: RolloutSettings) -> WorkerOptions:
         log_interval_s=settings.log_interval_s,
         steps_max=settings.steps_max,
     )
-
-
-def _policy_factory(settings: RolloutSettings) -> Callable[[Any, Any], PolicyModule]:
-    def make(
-        observation_space: "gymnasium.Space[Any]", action_space: "gymnasium.Space[Any]"
-    ) -> PolicyModule:
-        torch.manual_seed(settings.seed)
-        return make_policy(
-            settings.policy, observation_space, action_space, **settings.policy_options
-        )
-
-    return make

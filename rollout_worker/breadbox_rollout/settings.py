@@ -86,6 +86,11 @@ class RolloutSettings:
     restarts_max: int | None
     memory_limit: int
     episode_steps_max: int | None
+    record_dir: Path | None
+    record_every: int
+    record_envs: int
+    record_media: str
+    record_crf: int
     torch_threads: int
     steps_max: int | None
     log_interval_s: float

@@ -24,7 +24,9 @@ from breadbox_rollout.batching import ReadyQueue
 from breadbox_rollout.columns import tree_row
 from breadbox_rollout.episodes import EpisodeReporter, EpisodeTracker
 from breadbox_rollout.fragmenter import Fragmenter, Step
+from breadbox_rollout.group import FailureKind
 from breadbox_rollout.inference import Inference, state_arrays
+from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.models import NO_MODEL, Model, ModelWatcher
 from breadbox_rollout.pool import EnvPool, GroupFailed, GroupReady
 from breadbox_rollout.sender import Sender
@@ -88,6 +90,7 @@ class RolloutWorker:
         options: See there.
         make_inference: Puts the policy on its device.
         clock: Monotonic seconds.
+        recordings: Where the processes record episodes; None: nowhere.
         heartbeat: Told at every turn; None: nobody watches.
     """
 
@@ -102,6 +105,7 @@ class RolloutWorker:
         *,
         make_inference: Callable[[PolicyModule], Inference],
         clock: Callable[[], float] = time.monotonic,
+        recordings: Recordings | None = None,
         heartbeat: Heartbeat | None = None,
     ) -> None:
         self._pool = pool
@@ -112,6 +116,7 @@ class RolloutWorker:
         self._reporter = reporter
         self._options = options
         self._clock = clock
+        self._recordings = recordings
         self._heartbeat = heartbeat or Heartbeat(None)
         self._model: Model = NO_MODEL
         self._logged_steps = 0
@@ -140,21 +145,28 @@ class RolloutWorker:
             EnvironmentStartError: No environment starts, or none is left.
             WeightsMismatchError: Published weights are not those of this policy.
         """
+        try:
+            with self._pool:
+                self._loop()
+        finally:
+            if self._recordings is not None:
+                self._recordings.clean()
+
+    def _loop(self) -> None:
         log_at = say_at = self._clock()
-        with self._pool:
-            while not self._stop.is_set():
-                self._heartbeat.beat()
-                self._take_model()
-                self._read_pool()
-                if not self._model.in_session:
-                    say_at = self._wait_for_session(say_at)
-                elif self._may_run():
-                    self._turn()
-                if self._clock() - log_at >= self._options.log_interval_s:
-                    self._log(self._clock() - log_at)
-                    log_at = self._clock()
-                if self._options.steps_max and self.step_count >= self._options.steps_max:
-                    return
+        while not self._stop.is_set():
+            self._heartbeat.beat()
+            self._take_model()
+            self._read_pool()
+            if not self._model.in_session:
+                say_at = self._wait_for_session(say_at)
+            elif self._may_run():
+                self._turn()
+            if self._clock() - log_at >= self._options.log_interval_s:
+                self._log(self._clock() - log_at)
+                log_at = self._clock()
+            if self._options.steps_max and self.step_count >= self._options.steps_max:
+                return
 
     # Models ------------------------------------------------------------------------------------
 
@@ -226,15 +238,29 @@ class RolloutWorker:
     def _read_notes(self, group: int, notes: dict[str, Any]) -> None:
         for failure in notes["failures"]:
             self._count_failure(failure["kind"], failure["detail"])
+        for episode in notes["episodes"]:
+            self._add_recording(episode)
         for named in notes["tasks"]:
             slot = self._slots[group][named["env"]]
             slot.next_task = named["task"]
             if slot.tracker.is_empty and not slot.awaits_answer:
                 slot.tracker.task = named["task"]
 
+    def _add_recording(self, episode: dict[str, Any]) -> None:
+        assert self._recordings is not None
+        try:
+            entry = self._recordings.add(episode)
+        except OSError as error:
+            self._count_failure(FailureKind.RECORDING_FAILED.value, str(error))
+        else:
+            logger.info("recorded an episode of return %.1f", entry["return_sum"])
+
     def _group_failed(self, event: GroupFailed) -> None:
         self._count_failure(event.kind.value, event.detail)
         self._ready.remove(event.group)
+        if self._recordings is not None:
+            for env_index in self._pool.groups[event.group]:
+                self._recordings.clean(env_index)
         arrays = self._pool.arrays_or_none(event.group)
         self._report(self._readers[event.group].read_failed(arrays))
         if event.final:

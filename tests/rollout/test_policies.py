@@ -23,6 +23,7 @@ OBSERVATIONS: dict[str, gymnasium.Space[Any]] = {
     "mlp": spaces.Dict({"vector": VECTOR, "mode": spaces.Discrete(3)}),
     "lstm": VECTOR,
     "conv_lstm": spaces.Dict({"image": IMAGE, "vector": VECTOR}),
+    "random": VECTOR,
 }
 ACTIONS: list[gymnasium.Space[Any]] = [
     spaces.Discrete(4, start=1),
@@ -52,7 +53,7 @@ def policy_of(name: str, action_space: gymnasium.Space[Any]) -> PolicyModule:
     return make_policy(name, OBSERVATIONS[name], action_space)
 
 
-@pytest.mark.parametrize("name", ["mlp", "lstm", "conv_lstm"])
+@pytest.mark.parametrize("name", list(OBSERVATIONS))
 @pytest.mark.parametrize("action_space", ACTIONS, ids=lambda space: type(space).__name__)
 def test_evaluation_repeats_the_log_prob_and_value_of_acting_across_an_episode_border(
     name: str, action_space: gymnasium.Space[Any]
@@ -157,7 +158,7 @@ def test_weights_that_do_not_fit_are_named_and_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("nonesuch", "is not one of mlp, lstm, conv_lstm, nor module:factory"),
+        ("nonesuch", "is not one of mlp, lstm, conv_lstm, random, nor module:factory"),
         ("no_such_module:thing", "cannot be loaded"),
         ("math:nothing", "cannot be loaded"),
     ],

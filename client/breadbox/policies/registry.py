@@ -12,6 +12,7 @@ _FACTORIES = {
     "mlp": "breadbox.policies.mlp:MlpPolicy",
     "lstm": "breadbox.policies.recurrent:LstmPolicy",
     "conv_lstm": "breadbox.policies.recurrent:ConvLstmPolicy",
+    "random": "breadbox.policies.uniform:UniformPolicy",
 }
 
 
@@ -29,7 +30,7 @@ def make_policy(
     """Build a policy with fresh weights, drawn from torch's global generator, on the CPU.
 
     Args:
-        name: "mlp", "lstm", "conv_lstm", or `module:factory` of your own, called alike.
+        name: "mlp", "lstm", "conv_lstm", "random", or `module:factory` of your own, called alike.
         observation_space: Of one environment, without a batch axis.
         action_space: Likewise.
         **options: Keyword arguments of the policy, such as `hidden_sizes` of "mlp".

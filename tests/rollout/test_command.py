@@ -1,0 +1,165 @@
+"""`breadbox rollout` and `breadbox generate`, as processes and as commands."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from breadbox_rollout.main import generate, rollout
+from support.eventually import eventually_sync
+
+SCRIPTED = "support.scripted_env:make"
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    # The commands add the current folder to the path of modules.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return CliRunner()
+
+
+def effective(runner: CliRunner, *arguments: str) -> dict[str, object]:
+    result = runner.invoke(rollout, ["--dry-run", *arguments])
+    assert 0 == result.exit_code, result.output
+    return dict(yaml.safe_load(result.stdout))
+
+
+def test_a_dry_run_prints_what_would_be_used_and_reads_it_back(
+    runner: CliRunner, tmp_path: Path
+) -> None:
+    arguments = ["--env", "CartPole-v1", "--num-envs", "3", "--worker-name", "w"]
+    result = runner.invoke(rollout, ["--dry-run", *arguments])
+    config = tmp_path / "config.yaml"
+    config.write_text(result.stdout)
+    assert yaml.safe_load(result.stdout) == effective(runner, "--config", str(config))
+
+
+def test_flags_stand_above_the_environment_which_stands_above_the_file(
+    runner: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("env: CartPole-v1\nnum-envs: 2\nfragment-steps: 8\nseed: 5\n")
+    monkeypatch.setenv("BREADBOX_FRAGMENT_STEPS", "16")
+    monkeypatch.setenv("BREADBOX_SEED", "6")
+    found = effective(runner, "--config", str(config), "--seed", "7")
+    assert (2, 16, 7) == (found["num_envs"], found["fragment_steps"], found["seed"])
+
+
+def test_sizes_have_units_and_secrets_are_hidden(runner: CliRunner) -> None:
+    found = effective(
+        runner, "--env", "CartPole-v1", "--queue-bytes", "2GiB", "--token", "swordfish"
+    )
+    assert (2**31, "(hidden)") == (found["queue_bytes"], found["token"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "Missing option '--env'"),
+        (["--env", "CartPoole-v1"], "is not an environment"),
+        (["--env", "no_such_module:make"], "cannot be loaded"),
+        (["--env", "CartPole-v1", "--num-envs", "0"], "0 is not in the range x>=1"),
+        (["--env", "CartPole-v1", "--policy", "nonesuch"], "is not one of mlp"),
+        (["--env", "CartPole-v1", "--device", "toaster"], "is not a device"),
+        (["--env", "CartPole-v1", "--queue-bytes", "many"], "is not a size"),
+        (["--env", "CartPole-v1", "--env-options", "[1]"], "is not a JSON object"),
+        (["--env", "CartPole-v1", "--server", "http://host:1"], "without a scheme"),
+        (["--env", "CartPole-v1", "--config", "/no/such/file"], "cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    runner: CliRunner, arguments: list[str], problem: str
+) -> None:
+    """D34: the ancestor started, and then waited forever."""
+    result = runner.invoke(rollout, ["--dry-run", *arguments])
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert 1 == len(result.stderr.splitlines())
+    assert problem in result.stderr
+
+
+def test_an_unknown_option_in_the_file_is_named(runner: CliRunner, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("env: CartPole-v1\nnum_env: 2\n")
+    result = runner.invoke(rollout, ["--dry-run", "--config", str(config)])
+    assert 2 == result.exit_code
+    assert "names unknown options: num_env" in result.stderr
+
+
+def test_generate_writes_episodes_and_says_where(runner: CliRunner, tmp_path: Path) -> None:
+    options = json.dumps({"script": "...t"})
+    result = runner.invoke(
+        generate,
+        ["--env", SCRIPTED, "--env-options", options, "--policy", "random", "--episodes", "2",
+         "--out", str(tmp_path), "--media", "jpeg", "--no-progress"],
+    )  # fmt: skip
+    assert 0 == result.exit_code, result.output
+    assert f"2 episodes are in {tmp_path / 'manifest.jsonl'}" in result.stdout
+    assert 2 == len((tmp_path / "manifest.jsonl").read_text().splitlines())
+
+
+def test_generate_tells_why_nothing_starts(runner: CliRunner, tmp_path: Path) -> None:
+    arguments = [
+        "--env",
+        "support.scripted_env:make_broken",
+        "--out",
+        str(tmp_path),
+        "--no-progress",
+    ]
+    result = runner.invoke(generate, arguments)
+    assert 2 == result.exit_code
+    assert "no environment starts; build_raised" in result.stderr.splitlines()[-1]
+
+
+def test_ctrl_c_ends_generate_and_keeps_finished_episodes(tmp_path: Path) -> None:
+    options = json.dumps({"script": "..t" + "." * 100_000})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "breadbox.cli.main", "generate", "--env", SCRIPTED,
+         "--env-options", options, "--policy", "random", "--episodes", "9", "--media", "none",
+         "--out", str(tmp_path / "out")],
+        cwd=Path(__file__).parent.parent,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        manifest = tmp_path / "out" / "manifest.jsonl"
+        wait_for_file(manifest)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60.0)
+    finally:
+        process.kill()
+    assert 130 == process.returncode
+    assert "interrupted; 1 episodes are in" in errors
+    assert "Traceback" not in errors
+    assert [] == list((tmp_path / "out").glob(".partial*"))
+
+
+def test_a_worker_without_a_server_waits_says_so_and_drains_on_sigterm(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "breadbox.cli.main", "rollout", "--env", SCRIPTED,
+             "--server", f"unix:{tmp_path}/nobody", "--num-envs", "2"],
+            cwd=Path(__file__).parent.parent,
+            stderr=errors,
+        )  # fmt: skip
+    try:
+        wait_for_file(log, "waiting for a learner")
+        process.send_signal(signal.SIGTERM)
+        assert 0 == process.wait(60.0)
+    finally:
+        process.kill()
+        process.wait()
+    assert "ended after 0 steps" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def wait_for_file(path: Path, text: str = "") -> None:
+    eventually_sync(
+        lambda: path.exists() and text in path.read_text(), f"{text!r} in {path}", within_s=60.0
+    )
