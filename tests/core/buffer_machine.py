@@ -1,6 +1,7 @@
 """The stateful test's machine: random inputs to a real buffer, with the naive model beside it."""
 
 import dataclasses
+import json
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from breadbox_server.core.config import (
     SampleToInsertRatioConfig,
 )
 from breadbox_server.core.counters import EPHEMERAL
+from breadbox_server.core.entries import Entry
 from breadbox_server.core.errors import DomainError
 from breadbox_server.core.events import (
     Event,
@@ -103,10 +105,14 @@ class BufferMachine(RuleBasedStateMachine):
         self.told_leases: list[str] = []
         self.disposed: list[Payload] = []
         self.callers_of_grant: set[int] = set()
+        self.base: str | None = None
+        """The latest snapshot, as a journal keeps it; None: the beginning."""
+        self.all_entries: list[tuple[float, Entry]] = []
+        self.entries_since_base: list[tuple[float, Entry]] = []
 
     def make_buffers(self, config: BufferConfig) -> BufferSet:
         """Make what is under test; a broken variant overrides this."""
-        return BufferSet(random.Random(7), config)
+        return BufferSet(random.Random(7), config, is_recording=True)
 
     @initialize(config=configs(), run_lengths=st.lists(st.integers(0, 7), min_size=3, max_size=3))
     def begin(self, config: BufferConfig, run_lengths: list[int]) -> None:
@@ -118,7 +124,9 @@ class BufferMachine(RuleBasedStateMachine):
 
     # Inputs
 
-    @rule(action=st.sampled_from(["repeat", "repeat", "repeat", "end and new", "new", "ended", "end"]))
+    @rule(
+        action=st.sampled_from(["repeat", "repeat", "repeat", "end and new", "new", "ended", "end"])
+    )
     def change_session(self, action: str) -> None:
         match action:
             case "repeat":
@@ -211,9 +219,7 @@ class BufferMachine(RuleBasedStateMachine):
     def append_payload_in_use(self, pick: int) -> None:
         payload_id = self.pick(self.model.payload_ids(), pick)
         session = self.model.session or "s0"
-        self.offer(
-            make_fragment("a", 10**6, session_id=session, payload=Payload(payload_id, 1))
-        )
+        self.offer(make_fragment("a", 10**6, session_id=session, payload=Payload(payload_id, 1)))
 
     def offer(self, fragment: Fragment) -> None:
         expected = self.model.expect_append(fragment)
@@ -264,6 +270,14 @@ class BufferMachine(RuleBasedStateMachine):
                 lease_s=lease_s,
             )
         )
+
+    @rule(chunk_count=st.sampled_from([1, 1, 2]), mode=st.sampled_from(ReleaseMode))
+    def learn(self, chunk_count: int, mode: ReleaseMode) -> None:
+        """What a healthy learner does."""
+        told_count = len(self.told_leases)
+        self.fetch(chunk_count, 1, 0.0, None)
+        if len(self.told_leases) > told_count:
+            self.release(-1, mode)
 
     @precondition(lambda self: self.request_count)
     @rule(
@@ -389,6 +403,38 @@ class BufferMachine(RuleBasedStateMachine):
         assert timer is None or timer > instant, "I6"
         late = [c for w in self.model.waiters for c in w.callers if c.deadline_at <= instant]
         assert late == [], "a waiter waits beyond its deadline"
+
+    @rule()
+    def take_snapshot(self) -> None:
+        self.keep_entries()
+        self.base = json.dumps(self.buffers.snapshot())
+        self.entries_since_base = []
+
+    @rule(goes_back_to_the_beginning=st.booleans())
+    def crash_and_recover(self, goes_back_to_the_beginning: bool) -> None:
+        """Replay what was written down, compare, and go on with the replayed buffer."""
+        self.keep_entries()
+        if goes_back_to_the_beginning:
+            recovered = BufferSet.restore(None, random.Random(7), is_recording=True)
+            entries = self.all_entries
+        else:
+            base = None if self.base is None else json.loads(self.base)
+            recovered = BufferSet.restore(base, random.Random(7), is_recording=True)
+            entries = self.entries_since_base
+        for entry_now, entry in entries:
+            recovered.replay(entry, now=entry_now)
+        recovered.handle_timer(now=self.now)
+        assert recovered.take_entries() == [], "a replay was recorded"
+        recovered.take_events()
+        recovered.check_invariants()
+        assert recovered.snapshot() == self.buffers.snapshot(), "replayed to another state"
+        self.buffers = recovered
+        self.model.lose_callers()
+
+    def keep_entries(self) -> None:
+        entries = self.buffers.take_entries()
+        self.all_entries.extend(entries)
+        self.entries_since_base.extend(entries)
 
     @staticmethod
     def pick(options: Sequence[Any], pick: int) -> Any:

@@ -142,8 +142,7 @@ class NaiveBuffer:
             return len(self.held) >= limiter.chunk_count
         ahead = self.inserted * limiter.ratio - self.delivered
         return (
-            len(self.held) >= limiter.minimum_chunk_count
-            and ahead - count >= -limiter.error_chunks
+            len(self.held) >= limiter.minimum_chunk_count and ahead - count >= -limiter.error_chunks
         )
 
     def may_insert(self) -> bool:
@@ -164,9 +163,7 @@ class NaiveBuffer:
     def may_grant(self, waiter: NaiveWaiter) -> bool:
         count = waiter.fragment_count // self.config.fragments_per_chunk
         return (
-            len(self.held) >= count
-            and self.has_leases(waiter.world_size)
-            and self.may_draw(count)
+            len(self.held) >= count and self.has_leases(waiter.world_size) and self.may_draw(count)
         )
 
     def may_grant_head(self) -> bool:
@@ -491,6 +488,12 @@ class NaiveBuffer:
             if sum(len(g.leases) for g in self.ended) <= self.config.requests_remembered_max:
                 return
             self.ended.pop(0)
+
+    def lose_callers(self) -> None:
+        """What a restart of the process does: callers are gone, grants were told once."""
+        self.waiters.clear()
+        for lease in self.live_leases:
+            lease.told = 1
 
     # Limits and time
 
