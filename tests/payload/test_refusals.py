@@ -1,0 +1,280 @@
+"""What cannot be stored is refused by name; what is damaged is refused whatever the damage."""
+
+import contextlib
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from breadbox.errors import (
+    InvalidRequestError,
+    PayloadCorruptError,
+    PayloadFormatError,
+    StoreError,
+    UnsupportedArrayError,
+)
+from breadbox.payload import decode_tree, encode_tree
+from breadbox.payload.format import PRELUDE_BYTES
+from breadbox.v1 import payload_pb2
+from support.payload_trees import trees
+
+EXAMPLE = {
+    "obs": np.arange(600_000, dtype=np.int32),
+    "state": [np.zeros((2, 3)), None, (np.array(["a", "bc"]),)],
+    "flags": np.ones(9, np.bool_),
+}
+
+
+def payload_of(tree: object = EXAMPLE, codecs: str = "raw") -> bytearray:
+    return bytearray(b"".join(encode_tree(tree, attributes={"kind": "test"}, codecs=codecs)))
+
+
+def with_header(payload: bytearray, change: Callable[[payload_pb2.PayloadHeader], None]) -> bytes:
+    """A payload whose header was changed, with its checksum and sizes made right again."""
+    magic, version, flags, header_bytes, _, _ = struct.unpack_from("<8sHHIQQ", payload)
+    header = payload_pb2.PayloadHeader.FromString(
+        bytes(payload[PRELUDE_BYTES : PRELUDE_BYTES + header_bytes])
+    )
+    body = payload[-(-(PRELUDE_BYTES + header_bytes) // 64) * 64 :]
+    change(header)
+    return assemble(header.SerializeToString(), bytes(body), magic, version, flags)
+
+
+def assemble(
+    raw_header: bytes, body: bytes, magic: bytes = b"BREADBOX", version: int = 1, flags: int = 0
+) -> bytes:
+    padded = raw_header.ljust(-(-(PRELUDE_BYTES + len(raw_header)) // 64) * 64 - PRELUDE_BYTES)
+    size_bytes = PRELUDE_BYTES + len(padded) + len(body)
+    checksum = xxhash.xxh3_64_intdigest(raw_header)
+    prelude = struct.pack("<8sHHIQQ", magic, version, flags, len(raw_header), checksum, size_bytes)
+    return prelude + padded + body
+
+
+@pytest.mark.parametrize(
+    ("leaf", "problem"),
+    [
+        (np.array([object()]), "Python objects"),
+        (np.array(["a"], dtype=np.dtypes.StringDType()), "Python objects"),
+        (np.zeros(2, [("x", "f4")]), "structured"),
+        (np.zeros(2, [("x", "O")]), "Python objects"),
+        (np.ma.masked_array([1], [True]), "masked"),
+        ("text", "str is not an array"),
+        (b"bytes", "bytes is not an array"),
+        ({1, 2}, "set is not an array"),
+        (10**30, "Python objects"),
+        (torch.zeros(2).to_sparse(), "cannot be stored"),
+    ],
+    ids=lambda value: str(type(value).__name__),
+)
+@pytest.mark.parametrize("codec", ["raw", "lz4"])
+def test_leaves_that_cannot_be_stored_are_named(leaf: object, problem: str, codec: str) -> None:
+    with pytest.raises(UnsupportedArrayError) as caught:
+        encode_tree({"obs": {"good": np.zeros(2), "bad": [leaf]}}, codecs=codec)
+    assert "obs.bad.0" == caught.value.path
+    assert problem in caught.value.problem
+
+
+def test_trees_beyond_limits_are_refused() -> None:
+    deep: object = np.zeros(1)
+    for _ in range(33):
+        deep = [deep]
+    for tree in (deep, [None] * 70_000, [np.zeros(1)] * 16_385, {1: np.zeros(1)}, {"x" * 2000: 1}):
+        with pytest.raises(UnsupportedArrayError):
+            encode_tree(tree)
+
+
+def test_keys_and_attributes_must_be_text() -> None:
+    with pytest.raises(UnsupportedArrayError):
+        encode_tree({"\ud800": np.zeros(1)})
+    with pytest.raises(UnsupportedArrayError):
+        encode_tree({}, attributes={"a": "\ud800"})
+    with pytest.raises(UnsupportedArrayError):
+        encode_tree({}, attributes={"a": "x" * 2000})
+    with pytest.raises(UnsupportedArrayError):
+        encode_tree({}, attributes={str(number): "" for number in range(65)})
+
+
+@pytest.mark.parametrize(
+    "codec", ["", "gzip", "zstd:0", "zstd:99", "zstd:", "raw:1", "h264:52", "auto:x", "zstd:-1"]
+)
+def test_codecs_that_are_none_are_refused(codec: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        encode_tree({"x": np.zeros(10_000)}, codecs=codec)
+
+
+def test_an_axis_of_nothing_does_not_hide_an_impossible_one() -> None:
+    with pytest.raises(UnsupportedArrayError):
+        encode_tree(np.zeros((0, 1 << 60), np.uint8))
+
+
+def test_another_format_version_is_named() -> None:
+    payload = payload_of()
+    payload[8:10] = (2).to_bytes(2, "little")
+    with pytest.raises(PayloadFormatError) as caught:
+        decode_tree(payload)
+    assert (2, 1) == (caught.value.version, caught.value.supported)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 31, 32, 63, 200, 400, 1000, 2_000_000, -1])
+def test_a_truncated_payload_is_corrupt(size_bytes: int) -> None:
+    with pytest.raises(PayloadCorruptError):
+        decode_tree(payload_of()[:size_bytes])
+
+
+def test_a_payload_with_something_behind_it_is_corrupt() -> None:
+    with pytest.raises(PayloadCorruptError):
+        decode_tree(payload_of() + b"\0")
+
+
+@pytest.mark.parametrize("codec", ["raw", "lz4", "zstd"])
+def test_a_flipped_bit_in_an_array_is_found_and_the_array_named(codec: str) -> None:
+    payload = payload_of(codecs=codec)
+    payload[len(payload) // 2] ^= 1
+    with pytest.raises(PayloadCorruptError, match="'obs' fails its checksum"):
+        decode_tree(payload)
+
+
+def _set_dtype(header: payload_pb2.PayloadHeader, name: str) -> None:
+    header.arrays[0].dtype = name
+
+
+CONTRADICTIONS: dict[str, Callable[[payload_pb2.PayloadHeader], None]] = {
+    "object type": lambda header: _set_dtype(header, "|O"),
+    "object type in disguise": lambda header: _set_dtype(header, "O8"),
+    "structured type": lambda header: _set_dtype(header, "i4,O"),
+    "type of no size": lambda header: _set_dtype(header, "|V0"),
+    "native byte order": lambda header: _set_dtype(header, "=i4"),
+    "type that is none": lambda header: _set_dtype(header, "quux"),
+    "huge type": lambda header: _set_dtype(header, "<U999999999"),
+    "another type": lambda header: _set_dtype(header, "<i8"),
+    "longer shape": lambda header: header.arrays[0].shape.append(2),
+    "negative shape": lambda header: header.arrays[0].shape.extend([-1, -1]),
+    "overflowing shape": lambda header: header.arrays[0].shape.extend([1 << 62, 1 << 62, 0]),
+    "too many axes": lambda header: header.arrays[0].shape.extend([1] * 40),
+    "unknown codec": lambda header: setattr(header.arrays[0], "codec", 99),
+    "no codec": lambda header: setattr(header.arrays[0], "codec", 0),
+    "wrong codec": lambda header: setattr(header.arrays[0], "codec", 2),
+    "video of numbers": lambda header: setattr(header.arrays[0], "codec", 4),
+    "odd offset": lambda header: setattr(header.arrays[0], "offset_bytes", 1),
+    "negative offset": lambda header: setattr(header.arrays[1], "offset_bytes", -64),
+    "overlap": lambda header: setattr(header.arrays[1], "offset_bytes", 0),
+    "behind the body": lambda header: setattr(header.arrays[-1], "offset_bytes", 1 << 40),
+    "negative size": lambda header: setattr(header.arrays[0], "size_bytes", -1),
+    "larger size": lambda header: setattr(header.arrays[0], "size_bytes", 1 << 40),
+    "missing checksum": lambda header: header.arrays[0].ClearField("block_checksums"),
+    "checksum too many": lambda header: header.arrays[0].block_checksums.append(1),
+    "tiny blocks": lambda header: setattr(header, "checksum_block_bytes", 1),
+    "no blocks": lambda header: setattr(header, "checksum_block_bytes", 0),
+    "negative blocks": lambda header: setattr(header, "checksum_block_bytes", -1),
+    "smaller body": lambda header: setattr(header, "body_size_bytes", 64),
+    "negative body": lambda header: setattr(header, "body_size_bytes", -1),
+    "another name": lambda header: setattr(header.arrays[0], "name", "other"),
+    "same name": lambda header: setattr(header.arrays[1], "name", header.arrays[0].name),
+    "array fewer": lambda header: header.arrays.pop() and None,
+    "array too many": lambda header: (
+        header.arrays.add(name="x", dtype="|u1", shape=[0], codec=1) and None
+    ),
+    "leaf beyond": lambda header: setattr(header.tree.dict.values[0], "array_index", 7),
+    "leaf twice": lambda header: header.tree.dict.values[2].CopyFrom(header.tree.dict.values[0]),
+    "node of no kind": lambda header: header.tree.dict.values[0].ClearField("array_index"),
+    "key fewer": lambda header: header.tree.dict.keys.pop() and None,
+    "same key": lambda header: header.tree.dict.keys.__setitem__(1, header.tree.dict.keys[0]),
+    "no tree": lambda header: header.ClearField("tree"),
+    "attributes without end": lambda header: header.attributes.update(
+        {str(number): "" for number in range(100)}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_header_that_contradicts_itself_is_corrupt(name: str) -> None:
+    """The checksum of the header is right: whoever wrote it meant harm."""
+    payload = payload_of()
+    decode_tree(payload)  # So that the layout is known: nothing is taken for it that is not.
+    with pytest.raises(PayloadCorruptError):
+        decode_tree(with_header(payload, CONTRADICTIONS[name]))
+
+
+def test_a_tree_nested_beyond_reason_is_corrupt() -> None:
+    node = payload_pb2.TreeNode(none=payload_pb2.NoneNode())
+    for _ in range(40):
+        node = payload_pb2.TreeNode(list=payload_pb2.ListNode(items=[node]))
+    header = payload_pb2.PayloadHeader(tree=node, checksum_block_bytes=1 << 18)
+    with pytest.raises(PayloadCorruptError):
+        decode_tree(assemble(header.SerializeToString(), b""))
+    raw = b"\x32\x00"
+    for _ in range(5000):  # Beyond what protobuf itself reads.
+        raw = (
+            b"\x1a"
+            + _varint(len(raw) + 1 + len(_varint(len(raw))))
+            + b"\x0a"
+            + _varint(len(raw))
+            + raw
+        )
+    with pytest.raises(PayloadCorruptError):
+        decode_tree(assemble(b"\x0a" + _varint(len(raw)) + raw, b""))
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*encoded, number])
+
+
+def test_fields_hidden_behind_a_known_layout_do_not_change_its_meaning() -> None:
+    """Protobuf lets later bytes override earlier ones; a remembered layout must not look away."""
+    payload = payload_of()
+    decode_tree(payload)
+    _, _, _, header_bytes, _, _ = struct.unpack_from("<8sHHIQQ", payload)
+    raw_header = bytes(payload[PRELUDE_BYTES : PRELUDE_BYTES + header_bytes])
+    more = payload_pb2.PayloadHeader(checksum_block_bytes=4096).SerializeToString()
+    body = bytes(payload[-(-(PRELUDE_BYTES + header_bytes) // 64) * 64 :])
+    with pytest.raises(PayloadCorruptError):
+        decode_tree(assemble(raw_header + more, body))
+
+
+# Fuzzing: whatever the bytes are, only our own errors come out.
+
+
+def decode_or_refuse(payload: bytes) -> None:
+    with contextlib.suppress(StoreError, UnsupportedArrayError):
+        decode_tree(payload)
+
+
+@given(st.binary(max_size=300))
+def test_noise_is_refused(noise: bytes) -> None:
+    decode_or_refuse(noise)
+    decode_or_refuse(assemble(noise, b""))
+    decode_or_refuse(assemble(noise, bytes(64)))
+
+
+@given(st.data())
+def test_mutated_payloads_are_refused_or_harmless(data: st.DataObject) -> None:
+    codec = data.draw(st.sampled_from(["raw", "lz4", "zstd"]))
+    payload = bytearray(b"".join(encode_tree(data.draw(trees()), codecs=codec)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, len(payload) - 1))
+        payload[position] = data.draw(st.integers(0, 255))
+    decode_or_refuse(payload)
+
+
+@given(st.data())
+def test_mutated_headers_with_right_checksums_are_refused_or_harmless(data: st.DataObject) -> None:
+    """The mutation that matters: one that the checksum does not catch."""
+    codec = data.draw(st.sampled_from(["raw", "lz4", "zstd"]))
+    payload = bytearray(b"".join(encode_tree(data.draw(trees()), codecs=codec)))
+    _, _, _, header_bytes, _, _ = struct.unpack_from("<8sHHIQQ", payload)
+    raw_header = bytearray(payload[PRELUDE_BYTES : PRELUDE_BYTES + header_bytes])
+    body = bytes(payload[-(-(PRELUDE_BYTES + header_bytes) // 64) * 64 :])
+    for _ in range(data.draw(st.integers(1, 3))):
+        position = data.draw(st.integers(0, max(0, len(raw_header) - 1)))
+        replaced = data.draw(st.binary(max_size=3))
+        raw_header[position : position + data.draw(st.integers(0, 3))] = replaced
+    decode_or_refuse(assemble(bytes(raw_header), body))
