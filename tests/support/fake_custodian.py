@@ -5,6 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from breadbox.errors import StoreUnavailableError
+from breadbox.stores.base import StoreUsage
 from breadbox.types import PayloadReference
 
 
@@ -78,6 +79,10 @@ class FakeCustodian:
     async def sweep_unannounced(self) -> int:
         self._check_up()
         return 0
+
+    async def usage(self) -> StoreUsage:
+        self._check_up()
+        return StoreUsage(used_bytes=100 * len(self.kept | self.unannounced), limit_bytes=10_000)
 
     async def close(self) -> None:
         self.is_closed = True

@@ -10,7 +10,7 @@ from breadbox.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver
+from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, StoreUsage
 from breadbox.stores.keys import is_sound, new_payload_id
 from breadbox.types import PayloadReference
 
@@ -143,6 +143,11 @@ class FakeCustodian:
     async def sweep_unannounced(self) -> int:
         self.payloads.require_up()
         return 0
+
+    async def usage(self) -> StoreUsage:
+        self.payloads.require_up()
+        held = [*self.payloads.unannounced.values(), *self.payloads.confirmed.values()]
+        return StoreUsage(used_bytes=sum(map(len, held)), limit_bytes=0)
 
     async def close(self) -> None:
         return None

@@ -17,6 +17,7 @@ from breadbox.stores.base import (
     PayloadReceiver,
     PayloadStore,
     Segment,
+    StoreUsage,
 )
 from breadbox.stores.factory import open_custodian, open_store
 from breadbox.stores.urls import redact
@@ -27,6 +28,7 @@ __all__ = [
     "PayloadReceiver",
     "PayloadStore",
     "Segment",
+    "StoreUsage",
     "open_custodian",
     "open_store",
     "redact",

@@ -27,6 +27,16 @@ class Segment:
     """Format "B", C-contiguous; as long as the range."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """How full a store is."""
+
+    used_bytes: int
+    """Everything in it, whoever put it there."""
+    limit_bytes: int
+    """Where it refuses to take more; 0: it has no limit of its own."""
+
+
 class PayloadReceiver(Protocol):
     """Says where the bytes of payloads go while a store receives them.
 
@@ -129,6 +139,9 @@ class PayloadCustodian(Protocol):
         Returns:
             Payloads deleted.
         """
+
+    async def usage(self) -> StoreUsage:
+        """How full the store is; of several nodes, the sums."""
 
     async def close(self) -> None:
         """Close connections. Idempotent."""

@@ -25,7 +25,7 @@ from breadbox.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver
+from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, StoreUsage
 from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
 from breadbox.types import PayloadReference
 
@@ -221,8 +221,22 @@ class FileCustodian:
         """See PayloadCustodian."""
         return await asyncio.to_thread(self._sweep)
 
+    async def usage(self) -> StoreUsage:
+        """See PayloadCustodian: of the file system that the directory is on."""
+        return await asyncio.to_thread(self._usage)
+
     async def close(self) -> None:
         """See PayloadCustodian. The files stay."""
+
+    def _usage(self) -> StoreUsage:
+        with _translated_errors():
+            seen = os.statvfs(self._directory.unannounced)
+        # Blocks that are kept for root are neither used nor to be had.
+        used_blocks = seen.f_blocks - seen.f_bfree
+        return StoreUsage(
+            used_bytes=used_blocks * seen.f_frsize,
+            limit_bytes=(used_blocks + seen.f_bavail) * seen.f_frsize,
+        )
 
     def _ping(self) -> None:
         with _translated_errors():

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
+from breadbox.stores.base import StoreUsage
 from breadbox.stores.keys import (
     KEY_PATTERN,
     is_payload_id,
@@ -93,6 +94,21 @@ class RedisCustodian:
     async def sweep_unannounced(self) -> int:
         """See PayloadCustodian. Redis expires them by itself: nothing to do."""
         return 0
+
+    async def usage(self) -> StoreUsage:
+        """See PayloadCustodian. Of a cluster the primaries count; without a limit on all, none."""
+        with translated_errors():
+            if not self._is_cluster:
+                nodes = [await self._client.info("memory")]
+            else:
+                found = await self._client.info("memory", target_nodes="primaries")
+                # With a single primary the client gives its answer as it is.
+                nodes = [found] if "used_memory" in found else list(found.values())
+        limits = [int(node["maxmemory"]) for node in nodes]
+        return StoreUsage(
+            used_bytes=sum(int(node["used_memory"]) for node in nodes),
+            limit_bytes=sum(limits) if all(limits) else 0,
+        )
 
     async def close(self) -> None:
         """See PayloadCustodian."""
