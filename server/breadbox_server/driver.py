@@ -8,10 +8,10 @@ is no journal.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from breadbox.errors import PayloadMissingError, StoreUnavailableError
 from breadbox.stores.base import PayloadCustodian
@@ -47,6 +47,7 @@ from breadbox_server.core.inputs import (
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import WatchersFullError
 from breadbox_server.metrics import Metrics
+from breadbox_server.turns import Journal, Turns
 
 log = logging.getLogger(__name__)
 
@@ -66,22 +67,6 @@ class DriverLimits:
     """Payloads that may wait for deletion; beyond, fragments are answered BYTES_FULL."""
     unowned_s: float = 600.0
     """Seconds for which a confirmed payload that was not admitted may be sent again."""
-
-
-class Journal(Protocol):
-    """Where the core's accepted inputs are made durable."""
-
-    async def append(self, entries: Sequence[Any]) -> None:
-        """Return once the entries are durable. One at a time, in order."""
-
-
-@dataclass(slots=True, eq=False)
-class _Turn:
-    """What was decided together, and becomes durable together."""
-
-    entries: list[Any] = field(default_factory=list)
-    effects: list[Callable[[], None]] = field(default_factory=list)
-    durable: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Driver:
@@ -113,16 +98,13 @@ class Driver:
         self._clock = clock
         self._metrics = metrics
         self._limits = limits
-        self._journal = journal
         self._callers: dict[CallerId, asyncio.Future[FetchGranted | WaitElapsed]] = {}
         self._watchers: dict[BufferName, set[asyncio.Future[None]]] = {}
         self._watcher_count = 0
         self._timer: TimerHandle | None = None
         self._timer_at: float | None = None
         self._draining = False
-        self._open_turn = _Turn()
-        self._committing_turn: _Turn | None = None
-        self._turn_waits = asyncio.Event()
+        self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot)
         self.deletions = DeletionQueue(custodian, metrics=metrics, limit=limits.deletions_max)
         self._unowned = UnownedPayloads(
             self.deletions, keep_s=limits.unowned_s, is_referenced=buffers.refers_to
@@ -154,6 +136,7 @@ class Driver:
 
     def _apply_now(self, command: Input) -> Any:
         """Give the core one input and carry out, or queue, what comes of it."""
+        self.turns.check_room()
         try:
             return self._buffers.apply(command, now=self._clock.now())
         finally:
@@ -204,6 +187,7 @@ class Driver:
         """
         if self._draining:
             raise DrainingError
+        self.turns.check_room()
         self._buffers.model(buffer)
         return await self.appends.append(buffer, fragments)
 
@@ -226,6 +210,7 @@ class Driver:
         Raises:
             DomainError: The core refuses the fetch, now or while it waits.
         """
+        self.turns.check_room()
         now = self._clock.now()
         command = Fetch(
             buffer=buffer,
@@ -349,17 +334,11 @@ class Driver:
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call once everything decided so far is durable; at once where it is already."""
-        turn = self._pending_turn()
-        if turn is None:
-            callback()
-        else:
-            turn.effects.append(callback)
+        self.turns.when_settled(callback)
 
     async def settled(self) -> None:
         """Return once everything decided so far is durable; at once where it is already."""
-        turn = self._pending_turn()
-        if turn is not None:
-            await turn.durable.wait()
+        await self.turns.settled()
 
     # --- life --------------------------------------------------------------------------------
 
@@ -369,8 +348,7 @@ class Driver:
             group.create_task(self.appends.run(self))
             group.create_task(self.deletions.run())
             group.create_task(self._keep_house())
-            if self._journal is not None:
-                group.create_task(self._commit_turns(self._journal))
+            group.create_task(self.turns.run())
 
     def drain(self) -> None:
         """Refuse new fetches and fragments, and tell everybody who waits; idempotent."""
@@ -391,12 +369,23 @@ class Driver:
 
     def pump(self) -> None:
         """Take what the core decided, have it made durable and carried out, and arm the timer."""
-        while events := self._buffers.take_events():
+        while True:
+            # Entries before events: an effect must wait for the entries that it follows from.
+            entries = self._buffers.take_entries()
+            if self.turns.is_journalled:
+                self.turns.add(entries)
+            events = self._buffers.take_events()
+            if not events:
+                break
             for event in events:
                 self._metrics.observe(event)
                 if type(event) in _EFFECTFUL:
-                    self.when_settled(partial(self._carry_out, event))
+                    self.turns.when_settled(partial(self._carry_out, event))
         self._rearm_timer()
+
+    def _snapshot(self) -> tuple[Any, float]:
+        """The core's state, and the instant it is of."""
+        return self._buffers.snapshot(), self._clock.now()
 
     def _carry_out(self, event: Event) -> None:
         match event:
@@ -444,29 +433,6 @@ class Driver:
         self._buffers.handle_timer(now=self._clock.now())
         self.pump()
 
-    # --- durability --------------------------------------------------------------------------
-
-    def _pending_turn(self) -> _Turn | None:
-        """The turn whose durability everything decided so far hangs on; None: nothing pends."""
-        if self._open_turn.entries:
-            return self._open_turn
-        return self._committing_turn
-
-    async def _commit_turns(self, journal: Journal) -> None:
-        """Make one turn after the other durable, then carry out its effects."""
-        while True:
-            await self._turn_waits.wait()
-            self._turn_waits.clear()
-            while self._open_turn.entries:
-                turn, self._open_turn = self._open_turn, _Turn()
-                self._committing_turn = turn
-                await journal.append(turn.entries)
-                self._committing_turn = None
-                turn.durable.set()
-                for effect in turn.effects:
-                    effect()
-                self.pump()
-
     # --- housekeeping ------------------------------------------------------------------------
 
     async def _keep_house(self) -> None:
@@ -508,6 +474,7 @@ class Driver:
             version = seen.model.model_version
             self._metrics.set_gauges(name, values, -1 if version is None else version)
         self._metrics.watchers.set(self._watcher_count)
+        self._metrics.journal_lag.set(self.turns.lag_s)
 
 
 _EFFECTFUL: Final = frozenset(

@@ -148,6 +148,23 @@ class Metrics:
         self.pending_appends = Gauge(
             "breadbox_pending_appends", "Fragments that wait for admission", registry=registry
         )
+        self.journal_seconds = Histogram(
+            "breadbox_journal_seconds",
+            "Time from the first decision of a turn until the turn is durable",
+            buckets=STORE_BUCKETS_S,
+            registry=registry,
+        )
+        self.journal_entries = Counter(
+            "breadbox_journal_entries", "Entries made durable", registry=registry
+        )
+        self.journal_lag = Gauge(
+            "breadbox_journal_lag_seconds",
+            "Time for which the oldest decision has waited to become durable",
+            registry=registry,
+        )
+        self.snapshots = Counter(
+            "breadbox_journal_snapshots", "Snapshots attempted", ["outcome"], registry=registry
+        )
         self.watchers = Gauge(
             "breadbox_watchers", "Callers that watch the model", registry=registry
         )

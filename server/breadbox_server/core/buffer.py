@@ -27,7 +27,7 @@ fragment. Refused attempts do not count, so that open chunks whose workers are a
 of bytes end by themselves instead of blocking each other for ever.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from breadbox_server.core import inputs, snapshot
@@ -42,7 +42,7 @@ from breadbox_server.core.errors import (
 )
 from breadbox_server.core.events import DiscardReason, EvictionReason, ModelChanged
 from breadbox_server.core.fetching import Fetching
-from breadbox_server.core.ids import CallerId, ModelVersion, PayloadId, RequestId
+from breadbox_server.core.ids import CallerId, ModelVersion, PayloadId, RequestId, WorkerId
 from breadbox_server.core.inputs import (
     Appended,
     Fragment,
@@ -101,6 +101,28 @@ class ReplayBuffer:
     def refers_to(self, payload_id: PayloadId) -> bool:
         """Whether a chunk, an open chunk, a lease or the model refers to a payload."""
         return payload_id in self._state.payloads
+
+    def payloads(self) -> Iterator[Payload]:
+        """Go through every payload referred to, in no order; not to be held over an input.
+
+        Lazy: whoever takes the first few pays for few.
+        """
+        state = self._state
+        for payload_id, owner in state.payloads.owners():
+            if owner is MODEL_OWNER:
+                continue
+            fragments = owner.fragments if isinstance(owner, Chunk) else self._opened_by(owner)
+            # All of an owner's payloads when the first of them comes by.
+            if fragments[0].payload.payload_id == payload_id:
+                for fragment in fragments:
+                    yield fragment.payload
+        for _, weights in state.model.kept_weights():
+            yield weights
+
+    def _opened_by(self, worker_id: WorkerId) -> Sequence[Fragment]:
+        worker = self._state.assembly.find(worker_id)
+        assert worker is not None and worker.open_chunk is not None, "P1: an owner without a chunk"
+        return worker.open_chunk.fragments
 
     def start_session(self, input: inputs.StartSession, *, now: float) -> ModelState:
         """Make a session current, ending the previous one with everything of it (B5).
@@ -410,6 +432,8 @@ class ReplayBuffer:
         weights = [kept for _, kept in state.model.kept_weights()]
         expected = sorted(payload.payload_id for payload in [*payloads, *weights])
         assert sorted(state.payloads.ids()) == expected, "I1: payloads"
+        listed = sorted(payload.payload_id for payload in self.payloads())
+        assert listed == expected, "I1: payloads as listed"
         assert state.payloads.referred_bytes == sum(p.size_bytes for p in payloads), "I1: bytes"
         assert state.payloads.weights_bytes == sum(p.size_bytes for p in weights), "I1: weights"
         for chunk in chunks.values():

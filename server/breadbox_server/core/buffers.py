@@ -18,7 +18,7 @@ S4  Equal inputs at equal times to sets of equal seed give equal answers and equ
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, overload
 
 from breadbox_server.core import inputs, snapshot
@@ -40,6 +40,7 @@ from breadbox_server.core.inputs import (
     Fragment,
     GrantedFragment,
     ModelState,
+    Payload,
     Published,
 )
 from breadbox_server.core.samplers import make_sampler
@@ -221,6 +222,14 @@ class BufferSet:
         """
         found = self._buffers.get(buffer)
         return found is not None and found.refers_to(payload_id)
+
+    def payloads(self, buffer: BufferName) -> Iterator[Payload]:
+        """Go lazily through every payload that a buffer refers to; not to be held over an input.
+
+        Raises:
+            BufferNotFoundError: No buffer has this name.
+        """
+        return self._find(buffer).payloads()
 
     def append_credit(self, buffer: BufferName) -> AppendCredit:
         """Say how many fragments and bytes producers may send without being told to wait.

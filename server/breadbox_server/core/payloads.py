@@ -75,6 +75,10 @@ class PayloadLedger:
         self._disposable.clear()
         return disposable
 
+    def owners(self) -> Iterable[tuple[PayloadId, Owner]]:
+        """List the payloads referred to and who does; O(1) to begin with."""
+        return self._owners.items()
+
     def ids(self) -> Iterable[PayloadId]:
         """List the payloads referred to; O(payloads)."""
         return self._owners.keys()

@@ -1,0 +1,73 @@
+"""Builds the core again from a snapshot and the turns after it. Blocking."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from breadbox_server.core.buffers import BufferSet
+from breadbox_server.core.entries import ReplayError
+from breadbox_server.journal.codec import (
+    JournalFormatError,
+    Snapshot,
+    decode_snapshot,
+    decode_turn,
+    encode_snapshot,
+)
+from breadbox_server.journal.storage import BEGINNING, JournalArchive, JournalDamagedError
+
+_REMEDY: Final = (
+    "start the Breadbox that wrote it, or delete the journal to start empty "
+    "(fragments held are then deleted too)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A core as it was."""
+
+    buffers: BufferSet
+    sequence: int
+    """Of the last turn that it contains."""
+    now: float
+    """The latest instant that the earlier process reached, as far as the journal knows."""
+    snapshot_sequence: int
+    turn_count: int
+    """Turns replayed after the snapshot."""
+
+
+def begin(archive: JournalArchive, buffers: BufferSet, now: float) -> Recovered:
+    """Write a journal's first snapshot: a core in which nothing has happened yet."""
+    buffers.take_entries()
+    archive.begin(encode_snapshot(Snapshot(BEGINNING, now, buffers.snapshot())))
+    return Recovered(buffers, BEGINNING, now, BEGINNING, 0)
+
+
+def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Recovered:
+    """Build the core that the journal tells of.
+
+    Args:
+        archive: One that is begun.
+        restore: Builds a core from a snapshot's state.
+
+    Raises:
+        JournalDamagedError: It cannot be read; says why and what to do. Nothing was changed.
+        JournalUnavailableError: It cannot be reached.
+    """
+    snapshot_sequence, data = archive.read_snapshot()
+    sequence = snapshot_sequence
+    try:
+        snapshot = decode_snapshot(data)
+        buffers, now = restore(snapshot.state), snapshot.now
+        for next_sequence, record in archive.read_turns(snapshot_sequence):
+            sequence = next_sequence
+            for entry_now, entry in decode_turn(record).entries:
+                now = max(now, entry_now)
+                buffers.replay(entry, now=entry_now)
+            # What was told when it happened is not told again; what was to be deleted then is
+            # found when books and store are compared.
+            buffers.take_events()
+    except (JournalFormatError, ReplayError) as error:
+        raise JournalDamagedError(
+            f"the journal at {archive.shown} cannot be read at turn {sequence}: {error}; {_REMEDY}"
+        ) from error
+    return Recovered(buffers, sequence, now, snapshot_sequence, sequence - snapshot_sequence)

@@ -1,0 +1,176 @@
+"""What the core decided, made durable before it takes effect.
+
+A *turn* gathers what is decided while the one before is being written, so that all calls of that
+time share one write. Its effects (replies, grants, wake-ups, deletions) happen once it is durable,
+in the order in which they were decided. Without a journal everything takes effect at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+from breadbox.errors import StoreUnavailableError
+from breadbox_server.journal.storage import JournalLostError, JournalUnavailableError
+from breadbox_server.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+RETRY_DELAY_S: Final = 0.2
+"""Seconds between attempts while the journal cannot be reached."""
+ENTRIES_MAX: Final = 65_536
+"""Entries that may wait while the journal cannot be reached; beyond, new work is refused."""
+
+
+class Journal(Protocol):
+    """Where turns are made durable. One call at a time, in order."""
+
+    async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
+        """Return once the entries of one turn are durable.
+
+        Raises:
+            JournalUnavailableError: It is not known whether they are; try again with the same.
+            JournalLostError: The journal has lost what was in it before.
+            JournalTakenError: Another server writes the journal.
+        """
+
+    async def begin_again(self, state: Any, now: float) -> None:
+        """Begin a journal that was lost with the core's state as it is after this turn.
+
+        Raises:
+            JournalUnavailableError: Try again.
+            JournalTakenError: Another server writes the journal.
+        """
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    entries: list[tuple[float, Any]] = field(default_factory=list)
+    effects: list[Callable[[], None]] = field(default_factory=list)
+    durable: asyncio.Event = field(default_factory=asyncio.Event)
+    began_at: float = field(default_factory=perf_counter)
+
+
+class Turns:
+    """Puts decisions through a journal. For the loop's thread only.
+
+    Args:
+        journal: Where turns are made durable; None: they take effect at once.
+        metrics: Takes the time that turns wait, and how many entries do.
+        on_lost: Gives the core's state, and the instant it is of, when the journal was lost.
+    """
+
+    def __init__(
+        self,
+        journal: Journal | None,
+        *,
+        metrics: Metrics,
+        on_lost: Callable[[], tuple[Any, float]],
+    ) -> None:
+        self._journal = journal
+        self._metrics = metrics
+        self._on_lost = on_lost
+        self._open = _Turn()
+        self._committing: _Turn | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def is_journalled(self) -> bool:
+        """Whether there is a journal."""
+        return self._journal is not None
+
+    def check_room(self) -> None:
+        """Refuse new work while the journal has not kept up for long.
+
+        Raises:
+            StoreUnavailableError: Too many entries wait.
+        """
+        if len(self._open.entries) >= ENTRIES_MAX:
+            raise StoreUnavailableError("the journal cannot be reached")
+
+    def add(self, entries: list[tuple[float, Any]]) -> None:
+        """Take entries into the turn that is open."""
+        if not entries:
+            return
+        if not self._open.entries:
+            self._open.began_at = perf_counter()
+        self._open.entries += entries
+        self._wake.set()
+
+    def when_settled(self, effect: Callable[[], None]) -> None:
+        """Call once everything decided so far is durable; at once where it is already."""
+        turn = self._pending()
+        if turn is None:
+            effect()
+        else:
+            turn.effects.append(effect)
+
+    async def settled(self) -> None:
+        """Return once everything decided so far is durable; at once where it is already."""
+        turn = self._pending()
+        if turn is not None:
+            await turn.durable.wait()
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds for which the oldest decision has waited to become durable; 0: none waits."""
+        oldest = self._committing or (self._open if self._open.entries else None)
+        return 0.0 if oldest is None else perf_counter() - oldest.began_at
+
+    async def run(self) -> None:
+        """Make one turn after the other durable, for ever.
+
+        Raises:
+            JournalTakenError: Another server writes the journal: this one must stop.
+        """
+        if self._journal is None:
+            return
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._open.entries:
+                await self._commit(self._journal)
+
+    async def _commit(self, journal: Journal) -> None:
+        turn, self._open = self._open, _Turn()
+        self._committing = turn
+        while True:
+            try:
+                await journal.append(turn.entries)
+                break
+            except JournalLostError as error:
+                log.error("%s: beginning it again from memory", error)  # noqa: TRY400 - expected
+                await self._begin_again(journal, turn)
+                break
+            except JournalUnavailableError as error:
+                log.warning("%s; trying again", error)
+                await asyncio.sleep(RETRY_DELAY_S)
+        self._committing = None
+        self._metrics.journal_seconds.observe(perf_counter() - turn.began_at)
+        self._metrics.journal_entries.inc(len(turn.entries))
+        turn.durable.set()
+        for effect in turn.effects:
+            effect()
+
+    async def _begin_again(self, journal: Journal, turn: _Turn) -> None:
+        """Write down the core as it is now, which settles this turn and the one behind it."""
+        state, now = self._on_lost()
+        later, self._open = self._open, _Turn()
+        while True:
+            try:
+                await journal.begin_again(state, now)
+                break
+            except JournalUnavailableError as error:
+                log.warning("%s; trying again", error)
+                await asyncio.sleep(RETRY_DELAY_S)
+        # In this order: what was decided first takes effect first.
+        turn.effects += later.effects
+        turn.effects.append(later.durable.set)
+
+    def _pending(self) -> _Turn | None:
+        """The turn whose durability everything decided so far hangs on; None: nothing pends."""
+        if self._open.entries:
+            return self._open
+        return self._committing
