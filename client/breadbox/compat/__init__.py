@@ -1,0 +1,1 @@
+"""Other projects' interfaces on top of Breadbox."""
