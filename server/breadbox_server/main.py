@@ -318,12 +318,13 @@ def _announce(server: RunningServer, settings: Settings) -> None:
     line = f"breadbox: serving on {server.address} store={settings.store_shown}"
     if server.metrics_address:
         line += f" metrics=http://{server.metrics_address}/metrics"
-    click.echo(line)
     if settings.ready_file is not None:
         # Renamed into place, so that whoever waits for it never reads half an address.
         half = settings.ready_file.with_name(settings.ready_file.name + ".half")
         half.write_text(server.address + "\n")
         half.replace(settings.ready_file)
+    # Last: whoever reads the line may rely on the file.
+    click.echo(line)
 
 
 def _exit_at_once() -> NoReturn:
