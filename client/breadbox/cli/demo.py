@@ -184,7 +184,8 @@ class Demo:
                 if self._console.is_terminal:
                     live.update(self._screen.frame(self._log), refresh=True)
                 elif time.monotonic() >= line_at:
-                    self._console.print(self._screen.line(self._log), highlight=False)
+                    line = self._screen.line(self._log)
+                    self._console.print(line, highlight=False, soft_wrap=True)
                     line_at += LINE_EVERY_S
                 if self._reached_target():
                     return 0

@@ -119,7 +119,9 @@ class Screen:
         progress = min(1.0, max(0.0, (mean_return or 0.0) / self._target_return))
         bar = ProgressBar(total=1.0, completed=0.0 if math.isnan(progress) else progress, width=60)
         clock = Text(f"{self.elapsed_s:.0f} s of at most {self._time_limit_s:.0f} s", style="dim")
-        return Panel(Group(table, Text(), bar, clock), title=self._title, width=100)
+        foot = Table.grid(padding=(0, 2))
+        foot.add_row(bar, clock)
+        return Panel(Group(table, Text(), foot), title=self._title, width=100)
 
     def line(self, log: ProgressLog) -> str:
         """One line, for output that is no terminal."""
