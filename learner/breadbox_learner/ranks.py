@@ -138,6 +138,8 @@ class Distributed:
         size = torch.tensor(len(data), device=self._device())
         with self._talking():
             dist.broadcast(size, src=0)
+        if not int(size):
+            return b""
         held = torch.zeros(int(size), dtype=torch.uint8, device=self._device())
         if self.place.is_main:
             held.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
