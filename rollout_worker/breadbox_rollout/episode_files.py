@@ -5,6 +5,8 @@ that a file under its final name is complete. Files, by their keys in the manife
 
     info_path         JSON lines: one for the reset, one for each step
     action_path       npz without objects: action (by leaf), reward, terminated, truncated, value
+    obs_path          npz without objects: obs (by leaf), one row for the reset and one for each
+                      step; without images, which are in the frames; absent if nothing is left
     video_path        MP4, one frame for the reset and one for each step
     base_image_path   instead of video_path: a folder of 0.jpeg, 1.jpeg and so on
 """
@@ -55,7 +57,8 @@ class EpisodeFiles:
         self._partial = partial
         partial.mkdir(parents=True)
         self._infos = (partial / "info").open("w")
-        self._columns = _ColumnSpool(partial)
+        self._columns = _ColumnSpool(partial / "columns")
+        self._observations = _ColumnSpool(partial / "observations")
         self._media = options.media
         self._frames: FrameWriter | None = None
         if options.media == "h264":
@@ -81,6 +84,10 @@ class EpisodeFiles:
         """Write what was done, and numbers that came of it."""
         self._columns.add({"action": action, **columns})
 
+    def add_observation(self, obs: Tree) -> None:
+        """Write the observation of the reset, or of a step, without its images."""
+        self._observations.add({"obs": without_images(obs)})
+
     def finish(self) -> dict[str, str]:
         """Put the files in place; returns their names by key."""
         self._close()
@@ -89,6 +96,9 @@ class EpisodeFiles:
             "info_path": ("info", f"info_{self._episode_id}.jsonl"),
             "action_path": ("action", f"action_{self._episode_id}.npz"),
         }
+        if not self._observations.is_empty:
+            self._observations.write(self._partial / "obs")
+            names["obs_path"] = ("obs", f"obs_{self._episode_id}.npz")
         if self._media == "h264":
             names["video_path"] = ("video.mp4", f"video_{self._episode_id}.mp4")
         elif self._media == "jpeg":
@@ -106,6 +116,7 @@ class EpisodeFiles:
     def _close(self) -> None:
         self._infos.close()
         self._columns.close()
+        self._observations.close()
         if self._frames is not None:
             self._frames.close()
 
@@ -114,9 +125,15 @@ class _ColumnSpool:
     """Rows of numbers to disk, column by column; an npz in the end."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir()
         self._folder = folder
         self._files: dict[str, tuple[BinaryIO, np.dtype[Any], tuple[int, ...]]] = {}
         self._count = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is not a single column."""
+        return not self._files
 
     def add(self, row: Tree) -> None:
         for name, leaf in _leaves(row, ""):
@@ -162,6 +179,16 @@ def _leaves(tree: Tree, path: str) -> list[tuple[str, NDArray[Any]]]:
     else:
         return [(path, np.asarray(tree))]
     return [leaf for name, value in parts for leaf in _leaves(value, name)]
+
+
+def without_images(tree: Tree) -> Tree:
+    """Return the tree without leaves that are images (uint8[H, W, channels]); {} for an image."""
+    if isinstance(tree, dict):
+        return {key: without_images(branch) for key, branch in tree.items()}
+    if isinstance(tree, list | tuple):
+        return {str(index): without_images(branch) for index, branch in enumerate(tree)}
+    leaf = np.asarray(tree)
+    return {} if leaf.dtype == np.uint8 and leaf.ndim == 3 else leaf
 
 
 def plain(value: Any) -> Any:

@@ -247,6 +247,7 @@ class EnvPool:
                 except subprocess.TimeoutExpired:
                     logger.warning("environment process %d does not end; killed", group.index)
                 group.kill()
+            group.arrays = None  # The mapping holds a descriptor.
         self._selector.close()
 
     # Starting ----------------------------------------------------------------------------------

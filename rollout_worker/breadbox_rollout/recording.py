@@ -81,6 +81,7 @@ class EpisodeRecorder:
             "return_sum": 0.0,
         }
         self._files.add_info({"step": 0, "info": _without_frame(info)})
+        self._files.add_observation(obs)
         self._add_frame(env, obs, info, value=None)
 
     def step(self, env: Environment, record: StepRecord) -> None:
@@ -113,6 +114,7 @@ class EpisodeRecorder:
                 "info": _without_frame(record.info),
             }
         )
+        self._files.add_observation(record.obs)
         self._add_frame(env, record.obs, record.info, record.value)
 
     def end(self) -> dict[str, Any] | None:

@@ -39,6 +39,7 @@ class Process:
 
     position = 0
     episode = 0
+    script: ClassVar[str | None] = None
     reset_raises = False
     reset_hangs = False
     build_raises = False
@@ -169,3 +170,32 @@ def check_sequence(fragments: list[Fragment]) -> None:
         if not after.discontinuity:
             assert before.next_obs["clock"].tolist() == after.obs["clock"][0].tolist()
             assert bool(before.ended[-1]) == bool(after.first[0])
+
+
+HOSTILE_LETTERS = "!xnohkwmrRb"
+
+
+class HostileEnv(ScriptedEnv):
+    """Follows a script of every failure there is, drawn from the first seed of its process."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if Process.script is None:
+            rng = np.random.default_rng(seed)
+            letters = list("." * 40 + "tc" + HOSTILE_LETTERS)
+            # What ends the process comes seldom, so that the rest has time to happen.
+            weights = (
+                [0.9 / 40] * 40
+                + [0.03] * 2
+                + [0.001 if letter in "xhR" else 0.005 for letter in HOSTILE_LETTERS]
+            )
+            chosen = rng.choice(letters, 5000, p=np.array(weights) / sum(weights))
+            Process.script = "".join(chosen)
+        self._script = Process.script
+        return super().reset(seed=seed, options=options)
+
+
+def make_hostile() -> HostileEnv:
+    """A factory without a script: the seed decides."""
+    return HostileEnv(".")
