@@ -39,12 +39,13 @@ class SampledBuffer:
         device: str = "cpu",
         as_tensordict: bool | None = None,
     ) -> None:
-        installed = importlib.util.find_spec("tensordict") is not None
         self._client = client
         self._batch_size = batch_size
         self._max_wait_s = max_wait_s
         self._device = device
-        self._as_tensordict = installed if as_tensordict is None else as_tensordict
+        if as_tensordict is None:
+            as_tensordict = importlib.util.find_spec("tensordict") is not None
+        self._as_tensordict = as_tensordict
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Take some fragments.
