@@ -1,0 +1,193 @@
+"""Batches: fragments stacked row by row, whatever order and form they come in."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from breadbox.batches import load_batch
+from breadbox.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
+from breadbox.stores import PayloadStore, open_store
+from support.fake_store import FakeStore
+from support.payload_trees import same
+from support.rich_fragments import STEPS, plain_fragment, rich_fragment, stored
+
+
+@pytest.fixture(params=["fake", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PayloadStore]:
+    store = FakeStore() if request.param == "fake" else open_store(f"file://{tmp_path}/store")
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("codecs", ["raw", "zstd", {"obs.image": "h264"}], ids=str)
+def test_rows_are_the_fragments_in_order(store: PayloadStore, codecs: object) -> None:
+    fragments = [rich_fragment(index) for index in range(3)]
+    references = stored(store, *fragments, codecs=codecs)
+    batch = load_batch(store, references[::-1])
+    assert 3 == len(batch)
+    assert tuple(references[::-1]) == batch.references
+    for row, fragment in enumerate(fragments[::-1]):
+        assert same(fragment.obs["image"], batch.obs["image"][row])
+        assert same(fragment.obs["more"][1][0], batch.obs["more"][1][0][row])
+        assert same(fragment.next_obs["image"], batch.next_obs["image"][row])
+        assert same(fragment.in_state[1][0], batch.in_state[1][0][row])
+        assert same(fragment.reward, batch.reward[row])
+        assert same(fragment.ended, batch.ended[row])
+        assert same(fragment.log_prob, batch.log_prob[row])
+        assert same(fragment.extras["task"], batch.extras["task"][row])
+
+
+def test_fields_that_no_fragment_has_are_none(store: PayloadStore) -> None:
+    batch = load_batch(store, stored(store, plain_fragment(0), plain_fragment(1)))
+    assert batch.in_state is None
+    assert batch.log_prob is None
+    assert batch.final_obs is None
+    assert batch.final_obs_row is None
+    assert {} == batch.extras
+
+
+def test_model_versions_are_filled_in_from_metadata(store: PayloadStore) -> None:
+    versions = np.arange(STEPS)
+    fragments = [
+        plain_fragment(0, model_version_min=4, model_version_max=4),
+        plain_fragment(1, model_version=versions),
+    ]
+    batch = load_batch(store, stored(store, *fragments))
+    assert [[4] * STEPS, versions.tolist()] == batch.model_version.tolist()
+
+
+def test_final_observations_are_joined_with_their_rows_and_steps(store: PayloadStore) -> None:
+    fragments = [
+        rich_fragment(0),
+        plain_fragment(1),
+        rich_fragment(2, final_obs_step=np.array([7], np.int32)),
+    ]
+    fragments[2].final_obs["image"] = fragments[2].final_obs["image"][:1]
+    for fragment in (fragments[0], fragments[2]):
+        fragment.log_prob = fragment.value = fragment.model_version = fragment.in_state = None
+        fragment.extras = {}
+    batch = load_batch(store, stored(store, *fragments))
+    assert [0, 0, 2] == batch.final_obs_row.tolist()
+    assert [2, 5, 7] == batch.final_obs_step.tolist()
+    wanted = np.concatenate([fragments[0].final_obs["image"], fragments[2].final_obs["image"]])
+    assert same(wanted, batch.final_obs["image"])
+
+
+def test_final_observations_that_differ_are_named(store: PayloadStore) -> None:
+    other = rich_fragment(1, final_obs={"image": np.zeros((2, 3, 3, 3), np.uint8)})
+    with pytest.raises(TreeMismatchError, match=r"final_obs\.image"):
+        load_batch(store, stored(store, rich_fragment(0), other))
+    other = rich_fragment(1, final_obs={"picture": np.zeros((2, 64, 64, 3), np.uint8)})
+    with pytest.raises(TreeMismatchError, match="final_obs"):
+        load_batch(store, stored(store, rich_fragment(0), other))
+
+
+MISMATCHES = {
+    "shape": ({"obs": {"image": np.zeros((STEPS, 32, 64, 3), np.uint8)}}, "obs"),
+    "type": ({"reward": np.zeros(STEPS, np.float64)}, "reward"),
+    "absent": ({"log_prob": None}, "log_prob"),
+    "kind": ({"action": [np.zeros(STEPS, np.int64)]}, "action"),
+    "keys": ({"extras": {"job": np.array(["dig"] * STEPS)}}, "extras"),
+    "length": ({"in_state": (np.zeros(4),)}, "in_state"),
+    "row shape": ({"action": np.zeros((STEPS, 2), np.int64)}, "action"),
+}
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_a_fragment_that_differs_is_named_with_path_wanted_and_got(
+    store: PayloadStore, name: str
+) -> None:
+    changes, path = MISMATCHES[name]
+    references = stored(store, rich_fragment(0), rich_fragment(1, **changes))
+    with pytest.raises(TreeMismatchError) as caught:
+        load_batch(store, references)
+    assert path == caught.value.path.partition(".")[0]
+    assert caught.value.wanted != caught.value.got
+    assert "fragment 1 of the batch (worker 'w', fragment_index 1)" == caught.value.where
+
+
+def test_fragments_of_different_lengths_are_named(store: PayloadStore) -> None:
+    references = stored(store, plain_fragment(0), plain_fragment(1, steps=STEPS + 1))
+    with pytest.raises(TreeMismatchError):
+        load_batch(store, references)
+    with pytest.raises(TreeMismatchError, match="model_version"):
+        load_batch(store, references, columns=["model_version"])
+
+
+def test_memory_is_used_again_where_it_fits(store: PayloadStore) -> None:
+    references = stored(store, *[rich_fragment(index) for index in range(4)])
+    first = load_batch(store, references[:2])
+    again = load_batch(store, references[2:], into=first)
+    assert np.shares_memory(first.obs["image"], again.obs["image"])
+    assert same(rich_fragment(2).obs["image"], again.obs["image"][0])
+    larger = load_batch(store, references, into=again)
+    assert not np.shares_memory(again.obs["image"], larger.obs["image"])
+    fewer = load_batch(store, references[:2], into=again, columns=["reward"])
+    assert np.shares_memory(again.reward, fewer.reward)
+
+
+def test_columns_load_only_themselves(store: PayloadStore) -> None:
+    references = stored(store, rich_fragment(0), rich_fragment(1))
+    batch = load_batch(store, references, columns=["reward", "obs.more", "final_obs"])
+    assert (2, STEPS) == batch.reward.shape
+    assert batch.obs["image"] is None
+    assert (2, STEPS, 3) == batch.obs["more"][0].shape
+    assert [0, 0, 1, 1] == batch.final_obs_row.tolist()
+    assert batch.action is None
+    assert batch.model_version is None
+    assert batch.in_state is None
+
+
+def test_no_references_are_refused(store: PayloadStore) -> None:
+    with pytest.raises(InvalidRequestError):
+        load_batch(store, [])
+
+
+def test_bfloat16_is_stacked_as_a_tensor(store: PayloadStore) -> None:
+    states = [torch.full((3,), float(index), dtype=torch.bfloat16) for index in range(2)]
+    references = stored(store, *[plain_fragment(i, in_state=s) for i, s in enumerate(states)])
+    batch = load_batch(store, references)
+    assert torch.equal(torch.stack(states), batch.in_state)
+
+
+def test_a_batch_turns_into_tensors_of_the_same_memory(store: PayloadStore) -> None:
+    references = stored(store, plain_fragment(0, obs=np.zeros((STEPS, 2)), next_obs=np.zeros(2)))
+    batch = load_batch(store, references)
+    tensors = batch.to_torch()
+    assert isinstance(tensors.obs, torch.Tensor)
+    assert batch.obs.ctypes.data == tensors.obs.data_ptr()
+    assert torch.bool == tensors.ended.dtype
+
+
+def test_another_device_gets_tensors_by_way_of_one_slab(store: PayloadStore) -> None:
+    """The meta device stands in for a GPU: it takes the same path, less the copy."""
+    fragment = plain_fragment(0, obs=np.zeros((STEPS, 2)), next_obs=np.zeros(2), in_state=())
+    references = stored(
+        store,
+        fragment,
+        plain_fragment(
+            1, **{name: getattr(fragment, name) for name in ("obs", "next_obs", "in_state")}
+        ),
+    )
+    batch = load_batch(store, references, device="meta")
+    assert torch.device("meta") == batch.obs.device
+    assert (2, STEPS, 2) == tuple(batch.obs.shape)
+    assert torch.float32 == batch.reward.dtype
+    assert () == batch.in_state
+    assert batch.stacked is not None
+    assert same(fragment.reward, batch.stacked.arrays[2][0])
+
+
+def test_a_damaged_fragment_spoils_its_batch_only() -> None:
+    store = FakeStore()
+    references = stored(store, rich_fragment(0), rich_fragment(1))
+    payload_id = references[1].metadata.payload.payload_id
+    damaged = bytearray(store.payloads.unannounced[payload_id])
+    damaged[-100_000] ^= 1
+    store.payloads.unannounced[payload_id] = bytes(damaged)
+    with pytest.raises(PayloadCorruptError):
+        load_batch(store, references)
+    assert 1 == len(load_batch(store, references[:1]))

@@ -1,0 +1,249 @@
+"""Fragments in a store: written and read whole, by columns, by steps, and mapped."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from breadbox.errors import (
+    InvalidRequestError,
+    PayloadCorruptError,
+    PayloadMissingError,
+    TreeMismatchError,
+    UnsupportedArrayError,
+)
+from breadbox.payload import (
+    decode_tree,
+    encode_tree,
+    read_fragments,
+    read_weights,
+    write_fragments,
+    write_weights,
+)
+from breadbox.stores import PayloadStore, open_store
+from support.fake_store import FakeStore
+from support.payload_trees import same
+from support.rich_fragments import (
+    STEPS,
+    arrays_of,
+    plain_fragment,
+    reference_to,
+    rich_fragment,
+    stored,
+)
+
+
+@pytest.fixture(params=["fake", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PayloadStore]:
+    store = FakeStore() if request.param == "fake" else open_store(f"file://{tmp_path}/store")
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("codecs", ["raw", "zstd", {"obs.image": "h264", "*": "lz4"}], ids=str)
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_fragments_come_back_as_they_were(
+    store: PayloadStore, codecs: Any, is_mapped: bool
+) -> None:
+    fragments = [rich_fragment(0), plain_fragment(1), rich_fragment(2, model_version=None)]
+    references = stored(store, *fragments, codecs=codecs)
+    for fragment, read in zip(
+        fragments, read_fragments(store, references, is_mapped=is_mapped), strict=True
+    ):
+        assert same(arrays_of(fragment), arrays_of(read))
+        for name in ("worker_id", "fragment_index", "session_id", "discontinuity"):
+            assert getattr(fragment, name) == getattr(read, name)
+
+
+def test_mapped_fragments_are_read_only_and_outlive_their_payload(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/store")
+    fragment = rich_fragment()
+    references = stored(store, fragment)
+    (mapped,) = read_fragments(store, references, is_mapped=True)
+    store.delete_many([references[0].metadata.payload])
+    assert same(fragment.obs["image"], mapped.obs["image"])
+    assert not mapped.obs["image"].flags.writeable
+    store.close()
+
+
+def test_a_payload_says_where_it_belongs() -> None:
+    store = FakeStore()
+    (payload,) = write_fragments(store, [rich_fragment(7)])
+    attributes = decode_tree(store.payloads.unannounced[payload.payload_id])[1]
+    wanted = {"kind": "fragment", "worker_id": "w", "session_id": "s"}
+    assert wanted | {"fragment_index": "7", "model_version": "3"} == attributes
+
+
+def test_columns_read_what_is_named_and_nothing_else(store: PayloadStore) -> None:
+    fragment = rich_fragment()
+    references = stored(store, fragment, codecs={"reward": "lz4"})
+    (read,) = read_fragments(store, references, columns=["reward", "obs.more.0", "in_state"])
+    assert same(fragment.reward, read.reward)
+    assert read.obs["image"] is None
+    assert same(fragment.obs["more"][0], read.obs["more"][0])
+    assert same(fragment.in_state, read.in_state)
+    assert read.action is None
+    assert read.next_obs is None
+    assert {} == read.extras
+
+
+def test_columns_that_are_absent_are_none_but_unknown_ones_are_refused(store: PayloadStore) -> None:
+    references = stored(store, plain_fragment())
+    (read,) = read_fragments(store, references, columns=["log_prob", "reward"])
+    assert read.log_prob is None
+    for column in ("obs.imag", "rewards", "obs.image.x", ""):
+        with pytest.raises(InvalidRequestError):
+            read_fragments(store, references, columns=[column])
+
+
+@pytest.mark.parametrize("codecs", ["raw", "zstd"])
+@pytest.mark.parametrize("steps", [(0, 3), (2, 5), (5, 8), (0, 8), (7, 8)])
+def test_slices_hold_what_a_shorter_fragment_would(
+    store: PayloadStore, codecs: str, steps: tuple[int, int]
+) -> None:
+    fragment = rich_fragment(steps=STEPS)
+    first, last = steps
+    (read,) = read_fragments(store, stored(store, fragment, codecs=codecs), steps=steps)
+    assert same(fragment.obs["image"][first:last], read.obs["image"])
+    assert same(fragment.obs["more"][1][0][first:last], read.obs["more"][1][0])
+    assert same(fragment.reward[first:last], read.reward)
+    assert same(fragment.extras["task"][first:last], read.extras["task"])
+    if last < STEPS:
+        assert same(np.asarray(fragment.obs["image"][last]), read.next_obs["image"])
+    else:
+        assert same(fragment.next_obs, read.next_obs)
+    assert (read.in_state is None) == (first > 0)
+    ends = [end - first for end in (2, 5) if first <= end < last]
+    assert ends == read.final_obs_step.tolist()
+    assert len(ends) == len(read.final_obs["image"])
+
+
+def test_a_slice_moves_little_more_than_itself() -> None:
+    """Of 200 steps of 12 KiB, two steps may cost a checksum block on each side, not the array."""
+    store = CountingStore()
+    references = stored(store, plain_fragment(steps=200))
+    read_fragments(store, references, steps=(100, 102), columns=["obs.image", "reward"])
+    assert store.moved_bytes < 3 * 256 * 1024
+
+
+def test_columns_move_little_more_than_themselves() -> None:
+    store = CountingStore()
+    references = stored(store, rich_fragment())
+    read_fragments(store, references, columns=["reward"])
+    assert STEPS * 4 == store.moved_bytes
+
+
+class CountingStore(FakeStore):
+    """Counts the bytes that receivers ask for."""
+
+    moved_bytes = 0
+
+    def read_many(self, references: Any, receiver: Any) -> None:
+        original = receiver.segments
+
+        def segments(position: int, head: memoryview) -> Any:
+            wanted = original(position, head)
+            self.moved_bytes += sum(len(each.destination) for each in wanted)
+            return wanted
+
+        super().read_many(references, _Spy(receiver, segments))
+
+
+class _Spy:
+    def __init__(self, receiver: Any, segments: Any) -> None:
+        self.wants_whole = receiver.wants_whole
+        self.head_bytes = receiver.head_bytes
+        self.segments = segments
+        self.arrived = receiver.arrived
+
+
+@pytest.mark.parametrize("steps", [(0, 0), (3, 2), (-1, 2), (0, STEPS + 1)])
+def test_slices_out_of_range_are_refused(store: PayloadStore, steps: tuple[int, int]) -> None:
+    references = stored(store, plain_fragment())
+    with pytest.raises(InvalidRequestError):
+        read_fragments(store, references, steps=steps)
+
+
+def test_a_leaf_without_a_row_per_step_is_named_and_nothing_is_written() -> None:
+    store = FakeStore()
+    short = plain_fragment(1)
+    short.obs["more"][0] = short.obs["more"][0][:-1]
+    with pytest.raises(TreeMismatchError) as caught:
+        write_fragments(store, [plain_fragment(0), short])
+    assert "obs.more.0" == caught.value.path
+    assert "worker 'w', fragment 1" == caught.value.where
+    assert 0 == store.payloads.held_bytes()
+    with pytest.raises(TreeMismatchError):
+        write_fragments(store, [plain_fragment(action=np.array(3))])
+
+
+def test_an_object_array_is_named() -> None:
+    with pytest.raises(UnsupportedArrayError) as caught:
+        write_fragments(FakeStore(), [plain_fragment(action=np.array([None] * STEPS))])
+    assert "action" == caught.value.path
+
+
+def test_a_payload_that_is_no_fragment_is_corrupt(store: PayloadStore) -> None:
+    payloads = store.write_many([encode_tree({"obs": np.zeros(3)}), encode_tree([np.zeros(3)])])
+    for payload in payloads:
+        with pytest.raises(PayloadCorruptError, match="not a fragment's"):
+            read_fragments(store, [reference_to(plain_fragment(), payload)])
+
+
+def test_a_deleted_payload_is_missing(store: PayloadStore) -> None:
+    references = stored(store, plain_fragment())
+    store.delete_many([references[0].metadata.payload])
+    with pytest.raises(PayloadMissingError):
+        read_fragments(store, references)
+
+
+def test_images_as_floats_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    images = {"floats": np.zeros((STEPS, 37, 41, 3), np.float32), "v": np.zeros((STEPS, 40))}
+    with caplog.at_level(logging.WARNING, logger="breadbox"):
+        for index in range(3):
+            write_fragments(FakeStore(), [plain_fragment(index, obs=images, next_obs=None)])
+    (record,) = caplog.records
+    assert "obs.floats" in record.getMessage()
+    assert "4 times" in record.getMessage()
+
+
+# Weights
+
+
+def test_weights_come_back_by_name(store: PayloadStore) -> None:
+    weights = {
+        "layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        "layer.bias": torch.ones(3, dtype=torch.float64),
+        "count": np.array(7),
+        "mask": np.array([True, False]),
+    }
+    read = read_weights(store, write_weights(store, weights))
+    assert weights.keys() == read.keys()
+    for name, array in weights.items():
+        assert same(np.asarray(array), read[name]), name
+        assert read[name].flags.writeable or not read[name].size
+
+
+def test_bfloat16_weights_come_back_as_tensors(store: PayloadStore) -> None:
+    weights = {"a": torch.ones(2, 2, dtype=torch.bfloat16), "b": np.zeros(3, np.int8)}
+    read = read_weights(store, write_weights(store, weights))
+    assert torch.equal(weights["a"], read["a"])
+    assert same(weights["b"], read["b"])
+
+
+def test_weights_of_a_type_that_safetensors_lacks_are_named(store: PayloadStore) -> None:
+    with pytest.raises(UnsupportedArrayError) as caught:
+        write_weights(store, {"words": np.array(["a"])})
+    assert "words" == caught.value.path
+
+
+def test_payloads_that_hold_no_weights_are_corrupt(store: PayloadStore) -> None:
+    noise = np.zeros(50, np.uint8)
+    for tree in ({"safetensors": noise}, {"other": noise}, {"safetensors": np.zeros(50)}):
+        (payload,) = store.write_many([encode_tree(tree)])
+        with pytest.raises(PayloadCorruptError):
+            read_weights(store, payload)
