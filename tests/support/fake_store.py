@@ -146,8 +146,7 @@ class FakeCustodian:
 
     async def usage(self) -> StoreUsage:
         self.payloads.require_up()
-        held = [*self.payloads.unannounced.values(), *self.payloads.confirmed.values()]
-        return StoreUsage(used_bytes=sum(map(len, held)), limit_bytes=0)
+        return StoreUsage(used_bytes=self.payloads.held_bytes(), limit_bytes=0)
 
     async def close(self) -> None:
         return None

@@ -184,12 +184,16 @@ def _open_cluster_store(
         pool: redis.ConnectionPool = client.get_redis_connection(node).connection_pool
         return pool
 
+    def refresh() -> None:
+        with translated_errors():
+            client.nodes_manager.initialize()
+
     return RedisStore(
         client,
         pool_of,
         unannounced_s=unannounced_s,
         piece_size_bytes=piece_size_bytes,
-        refresh=client.nodes_manager.initialize,
+        refresh=refresh,
     )
 
 

@@ -73,7 +73,7 @@ class RedisStore:
             router: Finds the connection pool for a payload.
             unannounced_s: Seconds until an unconfirmed payload expires.
             piece_size_bytes: Payloads beyond this are cut into pieces of it.
-            refresh: Called when a node says that the keys have moved, before another try.
+            refresh: Finds out anew which node has which keys, before another try.
         """
         self._client = client
         self._router = router
@@ -148,12 +148,17 @@ class RedisStore:
                 for pool, part in groups.items():
                     with borrowed_wire(pool) as wire:
                         act(wire, part)
-            except (StoreUnavailableError, MovedError) as error:
+            except MovedError as error:
+                if attempt == _ATTEMPTS_MAX:
+                    # For the caller the same as a node that is away: asking later helps.
+                    raise StoreUnavailableError(f"keys are on the move: {error}") from error
+                self._refresh()
+            except StoreUnavailableError as error:
                 if attempt == _ATTEMPTS_MAX:
                     raise
                 _log.info("payload store call failed, trying again: %s", error)
-                if isinstance(error, MovedError):
-                    self._refresh()
+                # The node may be gone, and another one may have taken its keys over.
+                self._refresh()
             else:
                 return
 

@@ -1,0 +1,135 @@
+"""Payloads in a real Redis Cluster: spread over its nodes, moved, and failed over."""
+
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from breadbox.stores import open_custodian, open_store
+from breadbox.stores.base import PayloadStore
+from breadbox.types import PayloadReference
+from support.redis_cluster import RedisCluster
+from support.store_contract import read_back
+
+pytestmark = pytest.mark.integration
+
+PIECE_BYTES = 64 * 1024
+PAYLOAD_BYTES = 3 * PIECE_BYTES + 100
+MOVED_SLOTS = range(600)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    with RedisCluster() as running:
+        yield running
+
+
+@pytest.fixture
+def store(cluster: RedisCluster) -> Iterator[PayloadStore]:
+    opened = open_store(cluster.url, piece_size_bytes=PIECE_BYTES)
+    yield opened
+    opened.close()
+
+
+def payloads(count: int) -> list[bytes]:
+    return [secrets.token_bytes(PAYLOAD_BYTES) for _ in range(count)]
+
+
+def write(store: PayloadStore, contents: Sequence[bytes]) -> list[PayloadReference]:
+    return store.write_many([[memoryview(content)] for content in contents])
+
+
+def test_payloads_are_spread_over_the_nodes_and_read_back(
+    cluster: RedisCluster, store: PayloadStore
+) -> None:
+    before = cluster.keys_by_primary()
+    contents = payloads(60)
+    references = write(store, contents)
+    after = cluster.keys_by_primary()
+
+    assert contents == read_back(store, references)
+    grown = [new - old for new, old in zip(after, before, strict=True)]
+    assert 60 * 4 == sum(grown)
+    assert all(count > 0 for count in grown)
+
+
+def test_all_pieces_of_a_payload_stay_on_one_node(
+    cluster: RedisCluster, store: PayloadStore
+) -> None:
+    (reference,) = write(store, payloads(1))
+    found = [
+        len(list(node.client.scan_iter(match=f"*{reference.payload_id}*")))
+        for node in cluster.primaries
+    ]
+
+    assert [0, 0, 4] == sorted(found)
+
+
+async def test_the_server_confirms_and_deletes_on_every_node(
+    cluster: RedisCluster, store: PayloadStore
+) -> None:
+    custodian = open_custodian(cluster.url)
+    references = write(store, payloads(30))
+    missing = PayloadReference(secrets.token_hex(16), 1000)
+    confirmed = await custodian.confirm([*references, missing])
+    listed = {payload_id async for payload_id in custodian.confirmed()}
+    await custodian.delete(references)
+    left = await custodian.present(references)
+    await custodian.close()
+
+    assert [*[True] * 30, False] == confirmed
+    assert {reference.payload_id for reference in references} <= listed
+    assert [False] * 30 == left
+
+
+async def test_the_usage_is_that_of_all_nodes(cluster: RedisCluster) -> None:
+    custodian = open_custodian(cluster.url)
+    usage = await custodian.usage()
+    await custodian.close()
+    of_nodes = [int(node.client.info("memory")["used_memory"]) for node in cluster.primaries]
+
+    assert 0 == usage.limit_bytes
+    assert max(of_nodes) < usage.used_bytes
+
+
+def test_payloads_are_written_and_read_while_their_slots_move(
+    cluster: RedisCluster, store: PayloadStore
+) -> None:
+    contents = payloads(60)
+    references = write(store, contents)
+    mover = threading.Thread(target=cluster.move_slots, args=(MOVED_SLOTS,))
+    mover.start()
+    rounds = 0
+    while mover.is_alive():
+        more = payloads(6)
+        contents += more
+        references += write(store, more)
+        assert contents[:12] == read_back(store, references[:12])
+        rounds += 1
+    mover.join()
+
+    assert contents == read_back(store, references)
+    assert rounds > 0
+
+
+@pytest.mark.chaos
+async def test_the_death_of_a_primary_is_ridden_through() -> None:
+    """What was replicated is read from the heir; what comes after goes there."""
+    with RedisCluster(has_replicas=True) as cluster:
+        store = open_store(cluster.url, piece_size_bytes=PIECE_BYTES)
+        custodian = open_custodian(cluster.url)
+        # From here on both know all nodes, not only the one that the URL names.
+        await custodian.ping()
+        contents = payloads(30)
+        references = write(store, contents)
+        for node in cluster.primaries:
+            assert 1 == node.client.wait(1, 5000)
+        cluster.kill_primary()
+
+        assert contents == read_back(store, references)
+        assert [True] * 30 == await custodian.confirm(references)
+        more = payloads(30)
+        assert more == read_back(store, write(store, more))
+        store.close()
+        await custodian.close()
