@@ -93,9 +93,10 @@ async def test_the_usage_is_that_of_all_nodes(cluster: RedisCluster) -> None:
     assert max(of_nodes) < usage.used_bytes
 
 
-def test_payloads_are_written_and_read_while_their_slots_move(
+async def test_payloads_are_written_confirmed_and_read_while_their_slots_move(
     cluster: RedisCluster, store: PayloadStore
 ) -> None:
+    custodian = open_custodian(cluster.url)
     contents = payloads(60)
     references = write(store, contents)
     mover = threading.Thread(target=cluster.move_slots, args=(MOVED_SLOTS,))
@@ -105,9 +106,11 @@ def test_payloads_are_written_and_read_while_their_slots_move(
         more = payloads(6)
         contents += more
         references += write(store, more)
+        assert [True] * 6 == await custodian.confirm(references[-6:])
         assert contents[:12] == read_back(store, references[:12])
         rounds += 1
     mover.join()
+    await custodian.close()
 
     assert contents == read_back(store, references)
     assert rounds > 0

@@ -124,10 +124,12 @@ class RedisCustodian:
     async def _ask(self, script: str, groups: Sequence[Sequence[bytes]]) -> list[bytes]:
         """Run a script on groups of keys, each of one payload; a flag per key, by group."""
         if self._is_cluster:
-            return [
-                await self._client.eval(script, len(keys), *keys) if keys else b""
-                for keys in groups
-            ]
+            # The client sorts the calls by node, and asks all nodes at once.
+            pipeline = self._client.pipeline()
+            for keys in filter(None, groups):
+                pipeline.eval(script, len(keys), *keys)
+            answers = iter(await pipeline.execute() if any(groups) else [])
+            return [next(answers) if keys else b"" for keys in groups]
         keys = [key for group in groups for key in group]
         calls = [keys[at : at + _KEYS_PER_SCRIPT] for at in range(0, len(keys), _KEYS_PER_SCRIPT)]
         if len(calls) <= 1:
