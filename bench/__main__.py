@@ -12,10 +12,11 @@ from rich.console import Console
 from bench import report
 from bench.measure import Figure
 from bench.payload_rows import payload_rows
+from bench.rollout import rollout_rows
 from bench.service_rows import service_rows
 
 _HERE = Path(__file__).parent
-_SECTIONS = ("payload", "service", "core")
+_SECTIONS = ("payload", "service", "rollout", "core")
 
 
 @click.command()
@@ -49,6 +50,8 @@ def _figures(quick: bool, only: str | None) -> Iterator[Figure]:
             chunk_count=20_000 if quick else 100_000,
             wake_count=100 if quick else 500,
         )
+    if only in (None, "rollout"):
+        yield from rollout_rows(rounds=3 if quick else 10)
     if only in (None, "core"):
         yield from _core_figures(quick)
 

@@ -134,6 +134,11 @@ class RolloutWorker:
         self._stop.set()
 
     @property
+    def policy(self) -> PolicyModule | None:
+        """The policy; None until an environment has told its spaces."""
+        return None if self._inference is None else self._inference.policy
+
+    @property
     def step_count(self) -> int:
         """Steps answered so far."""
         return sum(reader.step_count for reader in self._readers)

@@ -38,6 +38,12 @@ class Rollout:
         finally:
             self.ended.set()
 
+    @property
+    def device_type(self) -> str:
+        """Where the policy ran."""
+        assert self.worker.policy is not None
+        return next(self.worker.policy.parameters()).device.type
+
     def by_worker(self) -> dict[str, list[Fragment]]:
         found: dict[str, list[Fragment]] = defaultdict(list)
         for fragment in list(self.service.fragments):
@@ -67,6 +73,7 @@ def running_worker(
     batch_env_count: int = 4,
     spec: EnvSpec | None = None,
     queue_fragments: int = 64,
+    device: str = "cpu",
     **pool_options: Any,
 ) -> Iterator[Rollout]:
     """Run a worker in a thread until the block ends; then nothing of it is left."""
@@ -87,7 +94,7 @@ def running_worker(
         sender,
         reporter,
         options,
-        make_inference=lambda made: Inference(made, torch.device("cpu")),
+        make_inference=lambda made: Inference(made, torch.device(device)),
     )
     rollout = Rollout(service, worker, sender)
     for part in (watcher, sender, reporter):
