@@ -29,7 +29,17 @@ from breadbox.batches import Batch
 from breadbox.errors import ClosedError, ReplayBufferError
 from breadbox.fragment import Fragment
 from breadbox.lease import FRAGMENTS_PER_READ, RENEW_AT
-from breadbox.operations import Context, Do, Effect, Invoke, Operation, Sleep, StoreSlot
+from breadbox.operations import (
+    Attempted,
+    Both,
+    Context,
+    Do,
+    Effect,
+    Invoke,
+    Operation,
+    Sleep,
+    StoreSlot,
+)
 from breadbox.options import CHANNEL_OPTIONS, ClientOptions, Tls, check_address
 from breadbox.stores.base import PayloadStore
 from breadbox.types import FragmentReference, LeaseGrant, ReleaseMode
@@ -174,6 +184,17 @@ class Client:
                 return await self._sleep(duration_s)
             case Do(function=function):
                 return await asyncio.to_thread(function)
+            case Both(invoke=invoke, do=do):
+                async with asyncio.TaskGroup() as tasks:
+                    sent = tasks.create_task(self._attempt(invoke))
+                    done = tasks.create_task(self._attempt(do))
+                return sent.result(), done.result()
+
+    async def _attempt(self, effect: Effect) -> Attempted:
+        try:
+            return Attempted(result=await self._perform(effect))
+        except ReplayBufferError as error:
+            return Attempted(error=error)
 
     async def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
         method = getattr(self._stub, call.method)

@@ -26,6 +26,9 @@ from breadbox.types import AdmissionOutcome, AppendResult
 
 _log = logging.getLogger(__name__)
 
+BATCHES_AT_ONCE = 4
+"""Full batches that are handed to the client together."""
+
 
 class AppendClient(Protocol):
     """What an appender needs of a client."""
@@ -49,7 +52,7 @@ class AppenderOptions:
     """
 
     batch_count: int = 512
-    """Fragments that are sent at once when so many wait; 1 to 4096."""
+    """Fragments that are sent without delay when so many wait; 1 to 4096."""
     flush_after_s: float = 0.05
     """Seconds after which a fragment is sent although fewer wait. 0: at once."""
     queue_count_max: int = 4096
@@ -278,7 +281,9 @@ class Appender:
         with self._changed:
             while (wait_s := self._due_in_s()) > 0:
                 self._changed.wait(None if wait_s == math.inf else wait_s)
-            count = min(len(self._queue), self._options.batch_count)
+            # Several batches at once, if they are there: the client writes one while the server
+            # judges another. Not all, so that producers go on while these are on their way.
+            count = min(len(self._queue), BATCHES_AT_ONCE * self._options.batch_count)
             batch = [self._queue.popleft() for _ in range(count)]
             self._sending_count = count
             return batch

@@ -4,7 +4,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import uuid4
@@ -16,7 +17,17 @@ from breadbox.batches import Batch
 from breadbox.errors import ClosedError, ReplayBufferError
 from breadbox.fragment import Fragment
 from breadbox.lease import Lease, LeaseKeeper
-from breadbox.operations import Context, Do, Effect, Invoke, Operation, Sleep, StoreSlot
+from breadbox.operations import (
+    Attempted,
+    Both,
+    Context,
+    Do,
+    Effect,
+    Invoke,
+    Operation,
+    Sleep,
+    StoreSlot,
+)
 from breadbox.options import CHANNEL_OPTIONS, ClientOptions, Tls, check_address
 from breadbox.stores.base import PayloadStore
 from breadbox.types import ReleaseMode
@@ -67,6 +78,13 @@ def connect(
         store_url=store_url,
     )
     return Client(check_address(address), options)
+
+
+def _attempt(function: Callable[[], Any]) -> Attempted:
+    try:
+        return Attempted(result=function())
+    except ReplayBufferError as error:
+        return Attempted(error=error)
 
 
 def open_channel(address: str, options: ClientOptions) -> grpc.Channel:
@@ -200,17 +218,43 @@ class Client:
                 return self._sleep(duration_s)
             case Do(function=function):
                 return function()
+            case Both(invoke=invoke, do=do):
+                return self._perform_both(invoke, do)
+
+    def _perform_both(self, invoke: Invoke, do: Do) -> tuple[Attempted, Attempted]:
+        call = invoke.call
+        with self._translated(call.method):
+            method = getattr(self._stub, call.method)
+            future = method.future(call.request, timeout=invoke.timeout_s, metadata=self._metadata)
+        try:
+            done = _attempt(do.function)
+        except BaseException:
+            future.cancel()
+            raise
+
+        def answer() -> Any:
+            with self._translated(call.method):
+                response = future.result()
+            return call.decode(response)
+
+        return _attempt(answer), done
 
     def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
         method = getattr(self._stub, call.method)
-        try:
+        with self._translated(call.method):
             return method(call.request, timeout=timeout_s, metadata=self._metadata)
+
+    @contextmanager
+    def _translated(self, method: str) -> Iterator[None]:
+        """Raise the library's errors for gRPC's."""
+        try:
+            yield
         except grpc.RpcError as error:
             if self.closed:
-                raise ClosedError(f"{call.method}: the client was closed") from error
+                raise ClosedError(f"{method}: the client was closed") from error
             raise status.from_rpc_error(error, self.address) from error
-        except ValueError as error:  # What gRPC raises on a closed channel.
-            raise ClosedError(f"{call.method}: {error}") from error
+        except (ValueError, grpc.FutureCancelledError) as error:  # Of a closed channel.
+            raise ClosedError(f"{method}: {error}") from error
 
     def _sleep_unless_closed(self, duration_s: float) -> None:
         if self._closed.wait(duration_s):
@@ -375,7 +419,7 @@ class Client:
             BackpressureError: Nothing was admitted for `append_wait_s`; `results` has what was.
             LimitExceededError: As many workers take part in the session as may.
             StoreUnavailableError: The store stayed away for `reconnect_s`.
-            UnsupportedArrayError: An array cannot be stored; nothing was sent.
+            UnsupportedArrayError: An array cannot be stored; fragments before it may be admitted.
         """
         return self._run(
             operations.append_many(self._context, buffer or self.buffer, list(fragments), codecs)

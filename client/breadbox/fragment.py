@@ -4,7 +4,7 @@ Step t is what the policy saw and did at time t and what came of it: `reward[t]`
 and `truncated[t]` are the environment's answer to `action[t]`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -85,15 +85,31 @@ class Fragment:
     @property
     def size_bytes(self) -> int:
         """Bytes of all arrays, before any codec: what holding it in memory costs."""
-        trees = (
-            self.obs, self.action, self.reward, self.terminated, self.truncated, self.first,
-            self.episode_id, self.next_obs, self.in_state, self.final_obs_step, self.final_obs,
-            self.log_prob, self.value, self.model_version, self.extras,
-        )  # fmt: skip
-        return sum(tree_size_bytes(tree) for tree in trees)
+        total = 0
+        for name in _ARRAY_FIELDS:
+            value = getattr(self, name)
+            # Once per fragment and field on the way in, so arrays are not walked as trees.
+            is_array = type(value) is np.ndarray
+            total += value.nbytes if is_array else tree_size_bytes(value)
+        return total
 
     @property
     def ended(self) -> NDArray[np.bool_]:
         """bool[T]; terminated or truncated."""
         ended: NDArray[np.bool_] = self.terminated | self.truncated
         return ended
+
+
+_ARRAY_FIELDS = tuple(
+    each.name
+    for each in fields(Fragment)
+    if each.name
+    not in (
+        "worker_id",
+        "fragment_index",
+        "session_id",
+        "model_version_min",
+        "model_version_max",
+        "discontinuity",
+    )
+)

@@ -37,9 +37,9 @@ from breadbox.types import (
 
 T = TypeVar("T")
 
-APPEND_COUNT_MAX = 1024
-"""Fragments announced in one call; the server takes 4096."""
-APPEND_BYTES_MAX = 256 * 2**20
+APPEND_COUNT_MAX = 512
+"""Fragments announced in one call; the server takes 4096. Small enough to overlap with writing."""
+APPEND_BYTES_MAX = 64 * 2**20
 """Payload bytes written before they are announced; a larger group is cut."""
 _REFUSED = frozenset(
     {AdmissionOutcome.DUPLICATE, AdmissionOutcome.STALE, AdmissionOutcome.WRONG_SESSION}
@@ -72,7 +72,23 @@ class Do:
     function: Callable[[], Any]
 
 
-Effect = Invoke | Sleep | Do
+@dataclass(frozen=True, slots=True)
+class Both:
+    """Send a call, and meanwhile run a function; the result is an `Attempted` of each."""
+
+    invoke: Invoke
+    do: Do
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """What came of one of two things that were done at a time: a result, or an error."""
+
+    result: Any = None
+    error: errors.ReplayBufferError | None = None
+
+
+Effect = Invoke | Sleep | Do | Both
 Operation = Generator[Effect, Any, T]
 
 
@@ -130,8 +146,27 @@ class Context:
         return replace(self.policy, backpressure_s_max=self.options.append_wait_s)
 
 
+class Meanwhile:
+    """A function to run beside a call, and what came of it."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.attempted: Attempted | None = None
+        """None: it was not run."""
+
+    def take(self, both: tuple[Attempted, Attempted]) -> Any:
+        """Keep what came of the function; give, or raise, what came of the call."""
+        sent, self.attempted = both
+        if sent.error is not None:
+            raise sent.error
+        return sent.result
+
+
 def repeat(
-    context: Context, make_call: Callable[[float], Call[T]], policy: RetryPolicy | None = None
+    context: Context,
+    make_call: Callable[[float], Call[T]],
+    policy: RetryPolicy | None = None,
+    meanwhile: "Meanwhile | None" = None,
 ) -> Generator[Effect, Any, tuple[T, int]]:
     """Send a call until it is answered, refused, or the retry policy gives up.
 
@@ -140,6 +175,7 @@ def repeat(
         make_call: The call to send at this time; asked again for every attempt, so that a wait
             can shrink by what has passed.
         policy: How long to try again; None: the client's.
+        meanwhile: Run while the first attempt is under way; whether that fails is its own matter.
 
     Returns:
         The answer, and how many times the call was sent.
@@ -147,8 +183,13 @@ def repeat(
     budget = RetryBudget(policy or context.policy, context.rng)
     while True:
         call = make_call(context.now())
+        invocation = Invoke(call, call.wait_s + context.options.deadline_s)
         try:
-            answer = yield Invoke(call, call.wait_s + context.options.deadline_s)
+            if meanwhile is None:
+                answer = yield invocation
+            else:
+                this, meanwhile = meanwhile, None
+                answer = this.take((yield Both(invocation, Do(this.function))))
         except errors.ReplayBufferError as error:
             now = context.now()
             delay_s = budget.delay_s_after(error, now=now) if call.repeatable else None
@@ -380,11 +421,13 @@ def append_many(
         PayloadMissingError: The store lost a payload twice between writing and announcing.
     """
     store = yield from opened_store(context)
+    chosen = codecs or context.options.codecs
+    appendings = [_Appending(context, buffer, store, group, chosen) for group in _groups(fragments)]
     results: list[AppendResult] = []
-    for group in _groups(fragments):
-        appending = _Appending(context, buffer, store, group, codecs or context.options.codecs)
+    for position, appending in enumerate(appendings):
+        following = appendings[position + 1] if position + 1 < len(appendings) else None
         try:
-            results += yield from appending.run()
+            results += yield from appending.run(following)
         except errors.BackpressureError as error:
             reached = [*results, *error.results]
             unsent = AppendResult(AdmissionOutcome.BUFFER_FULL)
@@ -409,7 +452,10 @@ def _groups(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
 
 
 class _Appending:
-    """One group of fragments on its way: written, announced, judged."""
+    """One group of fragments on its way: written, announced, judged.
+
+    While a group is judged the next one is written, so that neither server nor client waits.
+    """
 
     def __init__(
         self,
@@ -431,12 +477,14 @@ class _Appending:
         self._rewritten: set[int] = set()
         """Positions whose payload was written again since they were last asked to wait."""
 
-    def run(self) -> Operation[list[AppendResult]]:
+    def run(self, following: "_Appending | None") -> Operation[list[AppendResult]]:
         pending: Sequence[int] = range(len(self._fragments))
-        self._references = yield from self._write(pending)
+        if not self._references:
+            self._references = yield from self._write(pending)
         progress_at = self._context.now()
         while pending:
-            delay_s, left = yield from self._announce(pending)
+            delay_s, left = yield from self._announce(pending, following)
+            following = None
             if len(left) < len(pending):
                 progress_at = self._context.now()
             elif delay_s is not None:
@@ -455,7 +503,12 @@ class _Appending:
             )
         )
 
-    def _announce(self, pending: Sequence[int]) -> Operation[tuple[float | None, list[int]]]:
+    def _write_ahead(self) -> list[PayloadReference]:
+        return payload.write_fragments(self._store, self._fragments, codecs=self._codecs)
+
+    def _announce(
+        self, pending: Sequence[int], following: "_Appending | None"
+    ) -> Operation[tuple[float | None, list[int]]]:
         """Announce once; returns how long to wait (None: not at all) and what is still to send."""
         call = calls.append_fragments(
             self._buffer,
@@ -465,7 +518,12 @@ class _Appending:
             ],
         )
         context = self._context
-        reply, attempts = yield from repeat(context, _always(call), context.append_policy)
+        meanwhile = Meanwhile(following._write_ahead) if following else None
+        reply, attempts = yield from repeat(
+            context, _always(call), context.append_policy, meanwhile
+        )
+        if following and meanwhile and meanwhile.attempted and not meanwhile.attempted.error:
+            following._references = meanwhile.attempted.result
         if len(reply.results) != len(pending):
             raise errors.InternalError(
                 f"the server judged {len(reply.results)} of {len(pending)} fragments"

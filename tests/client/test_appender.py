@@ -142,7 +142,7 @@ def test_fragments_of_many_threads_are_all_sent_once(client: FakeClient) -> None
         for thread in threads:
             thread.join(30)
     assert list(range(400)) == sorted(sent(client))
-    assert max(len(batch) for batch in client.batches) <= 4
+    assert max(len(batch) for batch in client.batches) <= 8
 
 
 # Bounds -----------------------------------------------------------------------------------------

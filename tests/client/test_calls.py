@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,7 +14,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 import breadbox
-from breadbox import aio, calls, errors, types
+from breadbox import aio, calls, errors, operations, types
 from breadbox.options import ClientOptions, Tls
 from breadbox.v1 import buffer_pb2, fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -22,6 +23,7 @@ from support import descriptors
 from support.callers import Caller, make_caller
 from support.clock import ManualClock
 from support.fake_service import FakeService, Gate, refuse, serving
+from support.fragments import vector_fragment
 
 PAYLOAD = types.PayloadReference("0" * 32, 100, 0)
 PAYLOAD_ON_WIRE = fragment_pb2.PayloadReference(payload_id="0" * 32, size_bytes=100)
@@ -312,6 +314,74 @@ async def test_a_server_that_restarts_is_found_again_under_the_same_request_id(k
         await caller.call("close")
     (before,), (after,) = first.requests("FetchFragments"), second.requests("FetchFragments")
     assert before.request_id == after.request_id == grant.request_id
+
+
+# Appending --------------------------------------------------------------------------------------
+
+
+def admit_all(request: Any, context: grpc.ServicerContext) -> pb.AppendFragmentsResponse:
+    admitted = pb.AppendResult(outcome=fragment_pb2.ADMISSION_OUTCOME_ADMITTED)
+    return pb.AppendFragmentsResponse(results=[admitted] * len(request.fragments))
+
+
+def stored_names(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def in_pairs(
+    fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> pb.GetStoreConfigResponse:
+    """Fragments go in groups of two, into a store of the test's own."""
+    monkeypatch.setattr(operations, "APPEND_COUNT_MAX", 2)
+    config = pb.GetStoreConfigResponse(
+        store_url=f"file://{tmp_path}", unannounced_duration=Duration(seconds=600)
+    )
+    fake.will("GetStoreConfig", config)
+    return config
+
+
+@pytest.mark.usefixtures("in_pairs")
+async def test_groups_are_announced_in_order_with_payloads_that_are_there(
+    caller: Caller, fake: FakeService, tmp_path: Path
+) -> None:
+    fake.will("AppendFragments", admit_all, refuse(grpc.StatusCode.UNAVAILABLE), *[admit_all] * 2)
+    fragments = [vector_fragment(index) for index in range(5)]
+    results = await caller.call("append_many", fragments)
+    assert [types.AdmissionOutcome.ADMITTED] * 5 == [result.outcome for result in results]
+    requests = fake.requests("AppendFragments")
+    sent = [[metadata.fragment_index for metadata in request.fragments] for request in requests]
+    assert [[0, 1], [2, 3], [2, 3], [4]] == sent
+    announced = {m.payload.payload_id for request in requests for m in request.fragments}
+    assert announced == stored_names(tmp_path)
+
+
+@pytest.mark.usefixtures("in_pairs")
+async def test_closing_ends_an_append_whose_next_group_is_written_meanwhile(
+    caller: Caller, fake: FakeService
+) -> None:
+    gate = Gate(pb.AppendFragmentsResponse())
+    fake.will("AppendFragments", gate)
+    append = start(caller.call("append_many", [vector_fragment(index) for index in range(4)]))
+    assert await asyncio.to_thread(gate.entered.wait, 10)
+    await caller.call("close")
+    with pytest.raises(errors.ClosedError):
+        await append
+
+
+@pytest.mark.usefixtures("in_pairs")
+async def test_cancelling_an_append_whose_next_group_is_written_meanwhile_is_not_converted(
+    address: str, fake: FakeService
+) -> None:
+    gate = Gate(pb.AppendFragmentsResponse())
+    fake.will("AppendFragments", gate)
+    async with make_caller("asyncio", address) as caller:
+        append = start(caller.call("append_many", [vector_fragment(index) for index in range(4)]))
+        assert await asyncio.to_thread(gate.entered.wait, 10)
+        append.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await append
+        assert await asyncio.to_thread(gate.caller_left.wait, 10)
 
 
 # Cancelling and closing -------------------------------------------------------------------------

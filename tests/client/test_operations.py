@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from breadbox import calls, errors, operations, stores
@@ -451,6 +452,70 @@ def test_large_fragments_are_announced_in_groups_of_bounded_bytes(
     world.will("AppendFragments", reply(ADMITTED, ADMITTED), reply(ADMITTED))
     append(world, 3)
     assert [[0, 1], [2]] == announced(world)
+
+
+def in_groups_of(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(operations, "APPEND_COUNT_MAX", count)
+
+
+def test_a_group_is_written_while_the_one_before_is_judged(
+    store: RecordingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_groups_of(monkeypatch, 2)
+    world = OperationWorld(store=store)
+    written_at_call: list[int] = []
+
+    def judge(call: Any) -> AppendReply:
+        written_at_call.append(len(store.written))
+        return reply(*[ADMITTED] * len(call.request.fragments))
+
+    world.will("AppendFragments", judge, judge, judge)
+    assert [ADMITTED] * 5 == append(world, 5)
+    assert [4, 5, 5] == written_at_call
+
+
+def test_a_group_whose_early_write_failed_is_written_when_its_turn_comes(
+    store: RecordingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_groups_of(monkeypatch, 1)
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", reply(ADMITTED), reply(ADMITTED))
+    original = store.write_many
+    calls_made: list[int] = []
+
+    def fails_once(payloads: Any) -> list[PayloadReference]:
+        calls_made.append(len(payloads))
+        if len(calls_made) == 2:
+            raise errors.StoreUnavailableError("away")
+        return original(payloads)
+
+    monkeypatch.setattr(store, "write_many", fails_once)
+    assert [ADMITTED] * 2 == append(world, 2)
+    assert 3 == len(calls_made)
+
+
+def test_a_lost_reply_does_not_write_the_next_group_twice(
+    store: RecordingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_groups_of(monkeypatch, 1)
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", AWAY, reply(DUPLICATE), reply(ADMITTED))
+    assert [DUPLICATE, ADMITTED] == append(world, 2)
+    assert 2 == len(store.written)
+    assert [] == store.deleted
+
+
+def test_an_array_that_cannot_be_stored_is_an_error_after_what_came_before_it(
+    store: RecordingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_groups_of(monkeypatch, 1)
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", reply(ADMITTED))
+    bad = vector_fragment(1)
+    bad.obs = np.array([object()] * bad.step_count)
+    with pytest.raises(errors.UnsupportedArrayError):
+        world.run(operations.append_many(world.context, "b", [vector_fragment(0), bad]))
+    assert [[0]] == announced(world)
 
 
 def test_a_reply_of_the_wrong_length_is_a_bug_of_the_server(store: RecordingStore) -> None:

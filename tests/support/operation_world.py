@@ -6,7 +6,17 @@ from typing import Any, TypeVar
 
 from breadbox.calls import Call
 from breadbox.errors import ReplayBufferError
-from breadbox.operations import Context, Do, Invoke, Operation, Sleep, StoreSlot
+from breadbox.operations import (
+    Attempted,
+    Both,
+    Context,
+    Do,
+    Effect,
+    Invoke,
+    Operation,
+    Sleep,
+    StoreSlot,
+)
 from breadbox.options import ClientOptions
 from breadbox.stores.base import PayloadStore
 from support.clock import ManualClock
@@ -64,7 +74,7 @@ class OperationWorld:
             answer: T = stop.value
             return answer
 
-    def _perform(self, effect: Invoke | Sleep | Do) -> Any:
+    def _perform(self, effect: Effect) -> Any:
         match effect:
             case Invoke(call=call, timeout_s=timeout_s):
                 self.sent.append((call, timeout_s))
@@ -78,3 +88,13 @@ class OperationWorld:
                 return self.clock.sleep(duration_s)
             case Do(function=function):
                 return function()
+            case Both(invoke=invoke, do=do):
+                # The function first: what is in it must not depend on the answer.
+                done = self._attempt(do)
+                return self._attempt(invoke), done
+
+    def _attempt(self, effect: Effect) -> Attempted:
+        try:
+            return Attempted(result=self._perform(effect))
+        except ReplayBufferError as error:
+            return Attempted(error=error)
