@@ -59,9 +59,12 @@ def test_a_buffer_that_forgets_what_is_given_back_is_found() -> None:
 
 
 def test_a_buffer_that_forgets_what_is_given_back_is_found_on_a_walk() -> None:
-    with pytest.raises(AssertionError):
+    def take_walks() -> None:
         for seed in range(WALK_COUNT):
             walk(BrokenMachine(), seed, WALK_LENGTH)
+
+    with pytest.raises(AssertionError):
+        take_walks()
 
 
 def walk(machine: BufferMachine, seed: int, length: int) -> None:

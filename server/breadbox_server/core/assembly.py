@@ -37,6 +37,17 @@ class OpenChunk:
         """Payload bytes of its fragments."""
         return sum(fragment.payload.size_bytes for fragment in self.fragments)
 
+    def gap_before(self, fragment: Fragment) -> DiscardReason | None:
+        """Say why it cannot go on with this fragment; None: it can.
+
+        An index may be missing because it was skipped, or because it was refused as stale.
+        """
+        if fragment.discontinuity:
+            return DiscardReason.DISCONTINUITY
+        if fragment.fragment_index != self.fragments[-1].fragment_index + 1:
+            return DiscardReason.GAP
+        return None
+
 
 class Worker:
     """What is remembered of one worker within a session."""
@@ -47,19 +58,6 @@ class Worker:
         self.worker_id = worker_id
         self.outcomes = OutcomeWindow()
         self.open_chunk: OpenChunk | None = None
-
-    def gap_before(self, fragment: Fragment) -> DiscardReason | None:
-        """Say why the open chunk cannot go on with this fragment; None: it can, or there is none.
-
-        An index may be missing because it was skipped, or because it was refused as stale.
-        """
-        if self.open_chunk is None:
-            return None
-        if fragment.discontinuity:
-            return DiscardReason.DISCONTINUITY
-        if fragment.fragment_index != self.open_chunk.fragments[-1].fragment_index + 1:
-            return DiscardReason.GAP
-        return None
 
 
 class Placement(NamedTuple):
@@ -106,9 +104,9 @@ class Assembly:
     def foresee(self, worker: Worker | None, fragment: Fragment) -> Placement:
         """Say what `place` would do with a fragment; None is a worker not yet remembered."""
         open_chunk = None if worker is None else worker.open_chunk
-        if worker is None or open_chunk is None:
+        if open_chunk is None:
             return Placement(None, 0, self._fragments_per_chunk == 1)
-        gap = worker.gap_before(fragment)
+        gap = open_chunk.gap_before(fragment)
         if gap is not None:
             return Placement(gap, open_chunk.size_bytes, self._fragments_per_chunk == 1)
         closes = len(open_chunk.fragments) + 1 == self._fragments_per_chunk

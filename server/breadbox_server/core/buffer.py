@@ -121,7 +121,8 @@ class ReplayBuffer:
 
     def _opened_by(self, worker_id: WorkerId) -> Sequence[Fragment]:
         worker = self._state.assembly.find(worker_id)
-        assert worker is not None and worker.open_chunk is not None, "P1: an owner without a chunk"
+        assert worker is not None, "P1: an owner that is not known"
+        assert worker.open_chunk is not None, "P1: an owner without an open chunk"
         return worker.open_chunk.fragments
 
     def start_session(self, input: inputs.StartSession, *, now: float) -> ModelState:

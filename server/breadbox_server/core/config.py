@@ -123,28 +123,25 @@ class BufferConfig:
             check_duration(name, getattr(self, name))
 
     def _check_limiter(self) -> None:
-        match self.limiter:
-            case MinimumChunksConfig(chunk_count=count):
-                if not 1 <= count <= self.capacity_chunks:
-                    raise InvalidArgumentError(
-                        "limiter.chunk_count",
-                        f"must be from 1 to capacity_chunks ({self.capacity_chunks}), got {count}",
-                    )
-            case SampleToInsertRatioConfig(
-                ratio=ratio, error_chunks=error, minimum_chunk_count=count
-            ):
-                if not (math.isfinite(ratio) and ratio > 0):
-                    raise InvalidArgumentError("limiter.ratio", f"must be positive, got {ratio!r}")
-                if not (math.isfinite(error) and error >= max(1.0, ratio)):
-                    raise InvalidArgumentError(
-                        "limiter.error_chunks",
-                        f"must be at least 1 and at least ratio ({ratio}), got {error!r}",
-                    )
-                if not 1 <= count <= self.capacity_chunks:
-                    raise InvalidArgumentError(
-                        "limiter.minimum_chunk_count",
-                        f"must be from 1 to capacity_chunks ({self.capacity_chunks}), got {count}",
-                    )
+        limiter = self.limiter
+        if isinstance(limiter, MinimumChunksConfig):
+            self._check_held("limiter.chunk_count", limiter.chunk_count)
+            return
+        ratio, error_chunks = limiter.ratio, limiter.error_chunks
+        if not (math.isfinite(ratio) and ratio > 0):
+            raise InvalidArgumentError("limiter.ratio", f"must be positive, got {ratio!r}")
+        if not (math.isfinite(error_chunks) and error_chunks >= max(1.0, ratio)):
+            raise InvalidArgumentError(
+                "limiter.error_chunks",
+                f"must be at least 1 and at least ratio ({ratio}), got {error_chunks!r}",
+            )
+        self._check_held("limiter.minimum_chunk_count", limiter.minimum_chunk_count)
+
+    def _check_held(self, name: str, count: int) -> None:
+        if not 1 <= count <= self.capacity_chunks:
+            raise InvalidArgumentError(
+                name, f"must be from 1 to capacity_chunks ({self.capacity_chunks}), got {count}"
+            )
 
     @property
     def capacity_fragments(self) -> int:

@@ -33,10 +33,6 @@ class PayloadLedger:
         """Whether the buffer refers to a payload."""
         return payload_id in self._owners
 
-    def __len__(self) -> int:
-        """Count the payloads referred to."""
-        return len(self._owners)
-
     def owner(self, payload_id: PayloadId) -> Owner:
         """Give who refers to a payload, which must be referred to."""
         return self._owners[payload_id]

@@ -1,0 +1,303 @@
+"""B1 to B4: which fragments are taken, and how they become chunks."""
+
+import pytest
+
+from breadbox_server.core.admission import Circumstances, judge
+from breadbox_server.core.buffers import DEFAULT_BUFFER
+from breadbox_server.core.config import FullPolicy
+from breadbox_server.core.errors import InvalidArgumentError, WorkersFullError
+from breadbox_server.core.events import (
+    ChunksEvicted,
+    DiscardReason,
+    EvictionReason,
+    FragmentJudged,
+    FragmentsDiscarded,
+    PayloadsDisposable,
+)
+from breadbox_server.core.inputs import AdmissionOutcome, AppendFragment
+from core.world import World
+from support.metadata import make_fragment
+
+ADMITTED = AdmissionOutcome.ADMITTED
+FITS = Circumstances(
+    is_of_current_session=True,
+    was_judged_before=False,
+    version=3,
+    version_min=3,
+    size_bytes=10,
+    closes_chunk=True,
+    held_count=1,
+    capacity_chunks=2,
+    limiter_permits=True,
+    full_policy=FullPolicy.BLOCK,
+    referred_bytes=80,
+    evictable_bytes=50,
+    capacity_bytes=90,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({}, ADMITTED),
+        ({"is_of_current_session": False, "was_judged_before": True}, "wrong_session"),
+        ({"was_judged_before": True, "version": 2}, "duplicate"),
+        ({"version": 2, "limiter_permits": False}, "stale"),
+        ({"limiter_permits": False}, "buffer_full"),
+        ({"limiter_permits": False, "full_policy": FullPolicy.EVICT_OLDEST}, "buffer_full"),
+        ({"limiter_permits": False, "closes_chunk": False}, ADMITTED),
+        ({"held_count": 2}, "buffer_full"),
+        ({"held_count": 2, "closes_chunk": False}, ADMITTED),
+        ({"held_count": 2, "full_policy": FullPolicy.EVICT_OLDEST}, ADMITTED),
+        ({"size_bytes": 11}, "bytes_full"),
+        ({"size_bytes": 60, "full_policy": FullPolicy.EVICT_OLDEST}, ADMITTED),
+        ({"size_bytes": 61, "full_policy": FullPolicy.EVICT_OLDEST}, "bytes_full"),
+    ],
+)
+def test_admission_names_the_first_reason_that_applies(
+    changes: dict[str, object], outcome: AdmissionOutcome | str
+) -> None:
+    assert AdmissionOutcome(outcome) is judge(FITS._replace(**changes))
+
+
+def test_stale_fragment_evicts_nothing_although_the_buffer_is_full() -> None:
+    """B1: the ancestor made room first and judged afterwards."""
+    world = World(capacity_chunks=2, staleness_max=0)
+    world.publish(5)
+    world.fill(2, version=5)
+    assert AdmissionOutcome.STALE is world.append("w1", 0, version=4)
+    assert [("w0", 0, 0), ("w0", 1, 0)] == world.held()
+
+
+def test_each_judgement_is_told_with_its_size() -> None:
+    world = World()
+    world.append(size_bytes=33)
+    world.append(size_bytes=33)
+    judged = world.events(FragmentJudged)
+    assert [(ADMITTED, 33), (AdmissionOutcome.DUPLICATE, 33)] == [
+        (event.outcome, event.size_bytes) for event in judged
+    ]
+
+
+def test_appending_again_answers_the_first_outcome_and_changes_nothing() -> None:
+    """B2."""
+    world = World(staleness_max=0)
+    world.publish(2)
+    world.append(index=0, version=2)
+    world.append(index=1, version=1)
+    snapshot = world.buffers.snapshot()
+    for index, first in ((0, ADMITTED), (1, AdmissionOutcome.STALE)):
+        again = AppendFragment(DEFAULT_BUFFER, make_fragment("w0", index, version=2))
+        answer = world.buffers.apply(again, now=world.now)
+        assert (AdmissionOutcome.DUPLICATE, first) == (answer.outcome, answer.first_outcome)
+    assert snapshot == world.buffers.snapshot()
+
+
+def test_index_older_than_what_is_remembered_is_a_duplicate_without_a_first_outcome() -> None:
+    world = World(outcomes_per_worker_max=2)
+    world.fill(3)
+    again = AppendFragment(DEFAULT_BUFFER, make_fragment("w0", 0))
+    answer = world.buffers.apply(again, now=world.now)
+    assert (AdmissionOutcome.DUPLICATE, None) == (answer.outcome, answer.first_outcome)
+
+
+def test_index_that_was_skipped_may_still_come() -> None:
+    world = World()
+    world.append(index=0)
+    world.append(index=2)
+    assert ADMITTED is world.append(index=1)
+    assert AdmissionOutcome.DUPLICATE is world.append(index=1)
+
+
+def test_refusal_that_asks_to_wait_is_not_remembered() -> None:
+    world = World(capacity_chunks=1, full_policy=FullPolicy.BLOCK)
+    world.append(index=0)
+    assert AdmissionOutcome.BUFFER_FULL is world.append(index=1)
+    world.release(world.granted(1).lease_id)
+    assert ADMITTED is world.append(index=1)
+
+
+def test_only_some_refusals_ask_to_wait() -> None:
+    waiting = [outcome.name for outcome in AdmissionOutcome if outcome.asks_to_wait]
+    assert ["BUFFER_FULL", "BYTES_FULL"] == waiting
+
+
+def test_new_session_forgets_workers() -> None:
+    world = World()
+    world.append(index=0)
+    world.start("s1")
+    assert ADMITTED is world.append(index=0, session_id="s1")
+
+
+@pytest.mark.parametrize(
+    ("index", "discontinuity", "reason"),
+    [(2, False, DiscardReason.GAP), (1, True, DiscardReason.DISCONTINUITY)],
+)
+def test_gap_discards_the_open_chunk_and_starts_a_new_one(
+    index: int, discontinuity: bool, reason: DiscardReason
+) -> None:
+    """B3."""
+    world = World(fragments_per_chunk=2)
+    first = make_fragment("w0", 0)
+    world.offer(first)
+    world.buffers.take_events()
+    assert ADMITTED is world.append("w0", index, discontinuity=discontinuity)
+    events = world.buffers.take_events()
+    assert FragmentsDiscarded(DEFAULT_BUFFER, reason, 1) in events
+    assert PayloadsDisposable(DEFAULT_BUFFER, (first.payload,)) in events
+    assert ADMITTED is world.append("w0", index + 1)
+    assert [("w0", index, 0)] == world.held()
+
+
+def test_fragment_refused_as_stale_leaves_a_gap() -> None:
+    world = World(fragments_per_chunk=2, staleness_max=0)
+    world.publish(1)
+    world.append("w0", 0, version=1)
+    world.append("w0", 1, version=0)
+    world.append("w0", 2, version=1)
+    assert 1 == world.count("fragments_discarded_gap")
+    world.append("w0", 3, version=1)
+    assert [("w0", 2, 0)] == world.held()
+
+
+def test_chunk_has_the_version_of_its_oldest_fragment() -> None:
+    """B4: the oldest need not be the first."""
+    world = World(fragments_per_chunk=3, staleness_max=5)
+    world.publish(5)
+    for index, version in enumerate((4, 3, 5)):
+        world.append("w0", index, version=version)
+    assert {2: 1} == world.seen().chunk_count_by_staleness
+
+
+def test_workers_fill_chunks_of_their_own() -> None:
+    world = World(fragments_per_chunk=2)
+    for index in (0, 1):
+        for worker_id in ("w0", "w1"):
+            world.append(worker_id, index)
+    assert [("w0", 0, 0), ("w1", 0, 0)] == world.held()
+
+
+def test_silent_worker_loses_its_open_chunk() -> None:
+    world = World(fragments_per_chunk=2, open_chunk_s=5.0)
+    world.append("w0", 0)
+    world.advance(3.0)
+    world.append("w1", 0)
+    assert world.now + 2.0 == world.buffers.next_timer()
+    world.advance(2.0)
+    assert 1 == world.count("fragments_discarded_worker_silent")
+    assert 1 == world.seen().open_chunk_count
+    world.append("w0", 1)
+    assert [] == world.held()
+
+
+def test_refused_attempts_do_not_break_a_workers_silence() -> None:
+    """Else open chunks that fill the buffer with bytes would block each other for ever."""
+    world = World(fragments_per_chunk=2, open_chunk_s=5.0, capacity_bytes=20)
+    world.append("w0", 0)
+    world.append("w1", 0)
+    world.advance(4.0)
+    assert AdmissionOutcome.BYTES_FULL is world.append("w0", 1)
+    world.advance(1.0)
+    assert ADMITTED is world.append("w0", 1)
+
+
+def test_workers_beyond_the_limit_are_refused_and_change_nothing() -> None:
+    world = World(workers_max=1)
+    world.append("w0", 0)
+    snapshot = world.buffers.snapshot()
+    with pytest.raises(WorkersFullError) as caught:
+        world.append("w1", 0)
+    assert {"limit": "1"} == caught.value.metadata
+    assert snapshot == world.buffers.snapshot()
+    assert ADMITTED is world.append("w0", 1)
+
+
+def test_version_that_was_never_published_is_refused() -> None:
+    world = World()
+    with pytest.raises(InvalidArgumentError, match="newest version published is 0"):
+        world.append(version=1)
+
+
+def test_payload_in_use_is_refused_whoever_uses_it() -> None:
+    world = World()
+    fragment = make_fragment("w0", 0)
+    world.offer(fragment)
+    with pytest.raises(InvalidArgumentError, match="in use"):
+        world.append("w1", 0, payload=fragment.payload)
+
+
+def test_payload_that_can_never_fit_is_refused() -> None:
+    world = World(capacity_bytes=10)
+    with pytest.raises(InvalidArgumentError, match="at most 10 bytes"):
+        world.append(size_bytes=11)
+
+
+def test_look_ahead_is_the_answer_and_changes_nothing() -> None:
+    world = World(capacity_chunks=1, full_policy=FullPolicy.BLOCK)
+    fragment = make_fragment("w0", 0)
+    assert world.buffers.judge(DEFAULT_BUFFER, fragment, now=world.now) is None
+    assert 0 == world.count("fragments_admitted")
+    world.offer(fragment)
+    foreseen = world.buffers.judge(DEFAULT_BUFFER, make_fragment("w0", 1), now=world.now)
+    assert foreseen is not None
+    assert AdmissionOutcome.BUFFER_FULL is foreseen.outcome
+
+
+def test_credit_is_what_fits_without_waiting() -> None:
+    evicting = World(fragments_per_chunk=2, capacity_chunks=3, capacity_bytes=100)
+    evicting.append("w0", 0)
+    assert (5, 90) == evicting.buffers.append_credit(DEFAULT_BUFFER)
+    evicting.append("w0", 1)
+    assert (6, 100) == evicting.buffers.append_credit(DEFAULT_BUFFER)
+    blocking = World(capacity_chunks=2, capacity_bytes=100, full_policy=FullPolicy.BLOCK)
+    blocking.append("w0", 0)
+    assert (1, 90) == blocking.buffers.append_credit(DEFAULT_BUFFER)
+    blocking.append("w0", 1)
+    assert (0, 80) == blocking.buffers.append_credit(DEFAULT_BUFFER)
+
+
+def test_full_buffer_evicts_the_oldest_even_under_lease() -> None:
+    """B7: the chunk goes, its payload stays until the lease ends."""
+    world = World(capacity_chunks=2, uses_max=2, sampler="oldest_first")
+    world.fill(2)
+    lease = world.granted(1)
+    world.append("w0", 2)
+    assert [("w0", 1, 0), ("w0", 2, 0)] == world.held()
+    events = world.buffers.take_events()
+    assert ChunksEvicted(DEFAULT_BUFFER, EvictionReason.CAPACITY, (1,)) in events
+    assert 30 == world.seen().payload_bytes
+    world.release(lease.lease_id)
+    assert [lease.fragments[0].fragment.payload] == [
+        payload for event in world.events(PayloadsDisposable) for payload in event.payloads
+    ]
+
+
+def test_bytes_are_made_room_for_by_the_oldest_chunks_without_a_lease() -> None:
+    world = World(capacity_bytes=40, uses_max=2, sampler="oldest_first")
+    world.fill(4)
+    world.granted(1)
+    assert ADMITTED is world.append("w0", 4, size_bytes=15)
+    assert [("w0", 0, 1), ("w0", 3, 0), ("w0", 4, 0)] == world.held()
+
+
+def test_nothing_is_evicted_where_it_would_not_make_room_enough() -> None:
+    world = World(capacity_bytes=40, uses_max=2, sampler="oldest_first")
+    world.fill(4)
+    world.granted(3)
+    assert AdmissionOutcome.BYTES_FULL is world.append("w0", 4, size_bytes=11)
+    assert 4 == len(world.held())
+
+
+def test_bytes_of_an_open_chunk_that_a_gap_discards_count_as_room() -> None:
+    world = World(fragments_per_chunk=2, capacity_bytes=20, full_policy=FullPolicy.BLOCK)
+    world.append("w0", 0, size_bytes=15)
+    assert AdmissionOutcome.BYTES_FULL is world.append("w0", 1, size_bytes=15)
+    assert ADMITTED is world.append("w0", 2, size_bytes=15)
+
+
+def test_blocking_buffer_evicts_nothing() -> None:
+    world = World(capacity_chunks=2, capacity_bytes=30, full_policy=FullPolicy.BLOCK)
+    world.fill(2)
+    assert AdmissionOutcome.BUFFER_FULL is world.append("w0", 2)
+    assert AdmissionOutcome.BUFFER_FULL is world.append("w0", 2, size_bytes=30)
+    assert 0 == world.count("chunks_evicted_capacity")

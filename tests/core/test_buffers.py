@@ -1,0 +1,198 @@
+"""The set of buffers: names, limits, draining, deletion, independence of each other."""
+
+import random
+
+import pytest
+
+from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.errors import (
+    BufferExistsError,
+    BufferNotFoundError,
+    BuffersFullError,
+    DomainError,
+    DrainingError,
+    InvalidArgumentError,
+)
+from breadbox_server.core.events import FetchGranted, FetchRefused, PayloadsDisposable
+from breadbox_server.core.ids import BufferName
+from breadbox_server.core.inputs import (
+    AppendFragment,
+    CreateBuffer,
+    DeleteBuffer,
+    Fetch,
+    StartSession,
+)
+from core.world import World
+from support.metadata import make_fragment, make_payload
+
+OTHER = BufferName("other")
+
+
+def create(world: World, name: str = OTHER, **limits: object) -> None:
+    world.buffers.apply(CreateBuffer(BufferName(name), BufferConfig(**limits)), now=world.now)
+
+
+def test_default_buffer_is_there_from_the_start() -> None:
+    buffers = BufferSet(random.Random(1), BufferConfig(capacity_chunks=7))
+    assert ("default",) == buffers.names()
+    assert 7 == buffers.describe(DEFAULT_BUFFER, now=0.0).config.capacity_chunks
+
+
+def test_buffers_are_listed_by_name() -> None:
+    world = World()
+    create(world, "z")
+    create(world, "A.1_b-c")
+    assert ("A.1_b-c", "default", "z") == world.buffers.names()
+
+
+@pytest.mark.parametrize("name", ["", ".x", "-x", "a/b", "a b", "x" * 65, "ä", "x\n", 7])
+def test_malformed_buffer_names_are_refused(name: str) -> None:
+    world = World()
+    with pytest.raises(InvalidArgumentError, match="buffer must be"):
+        create(world, name)
+    assert ("default",) == world.buffers.names()
+
+
+def test_creating_again_with_equal_limits_changes_nothing_and_with_others_is_refused() -> None:
+    world = World()
+    create(world, capacity_chunks=5)
+    create(world, capacity_chunks=5)
+    with pytest.raises(BufferExistsError) as caught:
+        create(world, capacity_chunks=6)
+    assert {"buffer": "other"} == caught.value.metadata
+
+
+def test_buffers_beyond_the_limit_are_refused() -> None:
+    buffers = BufferSet(random.Random(1), BufferConfig(), buffers_max=1)
+    with pytest.raises(BuffersFullError, match="limit of 1 buffers"):
+        buffers.apply(CreateBuffer(OTHER, BufferConfig()), now=0.0)
+
+
+def test_buffer_of_an_unknown_sampler_is_not_created() -> None:
+    world = World()
+    with pytest.raises(InvalidArgumentError, match="sampler"):
+        create(world, sampler="best")
+    assert ("default",) == world.buffers.names()
+
+
+def test_everything_about_an_unknown_buffer_is_refused() -> None:
+    world = World()
+    for act in (
+        lambda: world.buffers.apply(StartSession(OTHER, "s0"), now=world.now),
+        lambda: world.buffers.apply(DeleteBuffer(OTHER), now=world.now),
+        lambda: world.buffers.describe(OTHER, now=world.now),
+        lambda: world.buffers.model(OTHER),
+        lambda: world.buffers.prepared(OTHER, "r"),
+        lambda: world.buffers.append_credit(OTHER),
+        lambda: world.buffers.judge(OTHER, make_fragment(), now=world.now),
+        lambda: world.buffers.payloads(OTHER),
+    ):
+        with pytest.raises(BufferNotFoundError, match="no buffer is named 'other'"):
+            act()
+    assert not world.buffers.refers_to(OTHER, make_payload().payload_id)
+
+
+def test_buffers_do_not_see_each_others_chunks_sessions_or_waiters() -> None:
+    world = World()
+    create(world)
+    world.buffers.apply(StartSession(OTHER, "s0"), now=world.now)
+    fetch = Fetch(buffer=OTHER, request_id="r", fragment_count=1, deadline_at=world.now + 9)
+    world.buffers.apply(fetch, now=world.now)
+    world.append()
+    assert [] == world.events(FetchGranted)
+    assert 0 == world.buffers.describe(OTHER, now=world.now).chunk_count
+    assert world.now + 9 == world.buffers.next_timer()
+
+
+def test_payload_belongs_to_one_buffer_only() -> None:
+    world = World()
+    create(world)
+    world.buffers.apply(StartSession(OTHER, "s0"), now=world.now)
+    fragment = make_fragment()
+    world.offer(fragment)
+    with pytest.raises(InvalidArgumentError, match="in use"):
+        world.buffers.apply(AppendFragment(OTHER, fragment), now=world.now)
+
+
+def test_deleted_buffer_lets_go_of_everything_once() -> None:
+    world = World(fragments_per_chunk=2)
+    weights = make_payload()
+    world.publish(0, weights=weights)
+    fragments = [make_fragment("w0", index) for index in range(5)]
+    for fragment in fragments:
+        world.offer(fragment)
+    world.granted(2)
+    waits = world.fetch(4)
+    world.buffers.take_events()
+    world.buffers.apply(DeleteBuffer(DEFAULT_BUFFER), now=world.now)
+    events = world.buffers.take_events()
+    refused = [event for event in events if isinstance(event, FetchRefused)]
+    assert [(waits, BufferNotFoundError)] == [(e.caller_id, type(e.error)) for e in refused]
+    gone = [p for e in events if isinstance(e, PayloadsDisposable) for p in e.payloads]
+    expected = [weights, *(fragment.payload for fragment in fragments)]
+    assert sorted(p.payload_id for p in expected) == sorted(p.payload_id for p in gone)
+    assert () == world.buffers.names()
+    assert world.buffers.next_timer() is None
+
+
+def test_deleting_an_empty_buffer_is_possible_and_its_name_is_free_again() -> None:
+    world = World()
+    create(world, capacity_chunks=5)
+    world.buffers.apply(DeleteBuffer(OTHER), now=world.now)
+    create(world, capacity_chunks=6)
+
+
+def test_drain_refuses_waiters_and_new_work_but_not_the_end_of_old_work() -> None:
+    world = World()
+    world.fill(2)
+    lease = world.granted(1)
+    waits = world.fetch(2)
+    world.buffers.drain(now=world.now)
+    assert [(waits, DrainingError)] == [
+        (event.caller_id, type(event.error)) for event in world.events(FetchRefused)
+    ]
+    for act in (
+        lambda: world.fetch(1),
+        lambda: world.append("w0", 2),
+        lambda: world.buffers.judge(DEFAULT_BUFFER, make_fragment("w0", 2), now=world.now),
+    ):
+        with pytest.raises(DrainingError):
+            act()
+    world.renew(lease.lease_id)
+    world.release(lease.lease_id)
+    assert 0 == world.seen().lease_count
+
+
+def test_input_sees_everything_that_was_due_although_the_timer_is_late() -> None:
+    world = World(lease_s=5.0)
+    world.append()
+    world.granted()
+    world.now += 50.0
+    assert 1 == len(world.granted().fragments)
+    world.now += 50.0
+    assert 1 == world.seen().chunk_count
+
+
+def test_payloads_lists_all_that_is_referred_to() -> None:
+    world = World(fragments_per_chunk=2)
+    weights = make_payload()
+    world.publish(0, weights=weights)
+    fragments = [make_fragment("w0", index) for index in range(5)]
+    for fragment in fragments:
+        world.offer(fragment)
+    world.granted(2)
+    expected = sorted([weights.payload_id, *(f.payload.payload_id for f in fragments)])
+    listed = list(world.buffers.payloads(DEFAULT_BUFFER))
+    assert expected == sorted(payload.payload_id for payload in listed)
+    assert all(world.buffers.refers_to(DEFAULT_BUFFER, p.payload_id) for p in listed)
+
+
+def test_every_error_has_a_reason_of_its_own_and_keeps_its_fields() -> None:
+    kinds = DomainError.__subclasses__()
+    assert len(kinds) == len({kind.reason for kind in kinds})
+    error = InvalidArgumentError("field", "is wrong")
+    assert ({"field": "field", "problem": "is wrong"}, "field is wrong") == (
+        error.metadata,
+        str(error),
+    )

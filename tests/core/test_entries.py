@@ -1,0 +1,203 @@
+"""What is written down, and what a damaged journal or snapshot is answered with.
+
+That a replay builds an equal state is shown by the stateful test, which crashes at random.
+"""
+
+import json
+import random
+
+import pytest
+
+from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.config import BufferConfig, SampleToInsertRatioConfig
+from breadbox_server.core.entries import BufferCreated, FragmentTaken, GrantMade, ReplayError
+from breadbox_server.core.events import FetchGranted, PayloadsDisposable
+from breadbox_server.core.ids import BufferName
+from breadbox_server.core.inputs import (
+    CreateBuffer,
+    DeleteBuffer,
+    PublishModel,
+    ReleaseLease,
+    StartSession,
+)
+from core.world import World
+from support.metadata import make_fragment
+
+
+def kinds(world: World) -> list[str]:
+    return [type(entry).__name__ for _, entry in world.buffers.take_entries()]
+
+
+def replayed(world: World, *, seed: int = 99) -> BufferSet:
+    """Build the world's set again from nothing but its entries."""
+    twin = BufferSet.restore(None, random.Random(seed))
+    for now, entry in world.buffers.take_entries():
+        twin.replay(entry, now=now)
+    twin.handle_timer(now=world.now)
+    return twin
+
+
+def test_only_what_changed_something_is_written_down() -> None:
+    world = World(staleness_max=0)
+    world.publish(1)
+    world.buffers.take_entries()
+    fragment = make_fragment(version=1)
+    world.offer(fragment)
+    world.offer(fragment)
+    world.append("w0", 1, version=0)
+    world.append("w0", 1, session_id="other")
+    assert ["FragmentTaken", "FragmentTaken"] == kinds(world)
+    lease = world.granted(request_id="r")
+    world.granted(request_id="r")
+    assert ["GrantMade"] == kinds(world)
+    world.release(lease.lease_id)
+    world.release(lease.lease_id)
+    assert ["ReleaseLease"] == kinds(world)
+    world.start("s0")
+    world.end("other")
+    world.publish(1)
+    world.drop("0" * 32)
+    world.cancel(world.fetch())
+    world.report_undelivered(lease.lease_id)
+    world.seen()
+    assert [] == kinds(world)
+
+
+def test_entries_carry_their_time_and_the_grant_follows_its_cause() -> None:
+    world = World()
+    world.fetch(request_id="r")
+    world.buffers.take_entries()
+    world.advance(2.0)
+    world.append()
+    (append_now, taken), (grant_now, made) = world.buffers.take_entries()
+    assert (world.now, world.now) == (append_now, grant_now)
+    assert isinstance(taken, FragmentTaken)
+    assert isinstance(made, GrantMade)
+    assert ("r", (0,), (60.0,)) == (made.request_id, made.chunk_ids, made.leases_s)
+
+
+def test_nothing_is_written_down_unless_asked_for() -> None:
+    buffers = BufferSet(random.Random(1), BufferConfig())
+    buffers.apply(StartSession(DEFAULT_BUFFER, "s0"), now=0.0)
+    assert [] == buffers.take_entries()
+
+
+def test_replay_from_the_beginning_creates_and_deletes_buffers() -> None:
+    world = World()
+    limits = BufferConfig(limiter=SampleToInsertRatioConfig(2.0, 3.0, 4))
+    for name in ("kept", "deleted"):
+        world.buffers.apply(CreateBuffer(BufferName(name), limits), now=world.now)
+    world.buffers.apply(DeleteBuffer(BufferName("deleted")), now=world.now)
+    twin = replayed(world)
+    assert ("default", "kept") == twin.names()
+    assert limits == twin.describe(BufferName("kept"), now=world.now).config
+    assert world.buffers.snapshot() == twin.snapshot()
+
+
+def test_replayed_buffer_draws_what_the_lost_one_would_have_drawn() -> None:
+    world = World(uses_max=5)
+    world.fill(20)
+    world.granted(3)
+    twin = replayed(world)
+    world_draw = world.granted(5, request_id="next")
+    world.buffers, lost = twin, world.buffers
+    twin_draw = world.granted(5, request_id="next")
+    assert world_draw.fragments == twin_draw.fragments
+    assert world_draw.lease_id == twin_draw.lease_id
+    assert lost.snapshot() == twin.snapshot()
+
+
+def test_what_was_due_while_nobody_was_there_happens_at_the_first_timer() -> None:
+    world = World(lease_s=5.0)
+    world.append()
+    world.granted(request_id="r")
+    state = json.loads(json.dumps(world.buffers.snapshot()))
+    twin = BufferSet.restore(state, random.Random(0))
+    world.buffers = twin
+    world.advance(100.0)
+    assert [("w0", 0, 0)] == world.held()
+
+
+def test_repeated_request_is_answered_after_a_restart_as_before() -> None:
+    world = World()
+    world.fill(3)
+    first = world.granted(2, request_id="r")
+    world.buffers = replayed(world)
+    again = world.granted(2, request_id="r")
+    assert (first.lease_id, first.fragments, first.expires_at) == (
+        again.lease_id,
+        again.fragments,
+        again.expires_at,
+    )
+    assert not again.first_delivery
+    assert "duplicate" == world.append("w0", 1).value
+
+
+def test_replay_tells_payloads_whose_deletion_may_not_have_happened() -> None:
+    world = World()
+    fragment = make_fragment()
+    world.offer(fragment)
+    world.release(world.granted().lease_id)
+    events = replayed(world).take_events()
+    told = [p for event in events if isinstance(event, PayloadsDisposable) for p in event.payloads]
+    assert [fragment.payload] == told
+    assert not any(isinstance(event, FetchGranted) for event in events)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        StartSession(BufferName("unknown"), "s1"),
+        BufferCreated(DEFAULT_BUFFER, BufferConfig(), 1),
+        PublishModel(DEFAULT_BUFFER, "another", 1),
+        ReleaseLease(DEFAULT_BUFFER, "unknown", "consumed"),
+        GrantMade(DEFAULT_BUFFER, "r", 1, 1, (7,), ("l",), (1.0,)),
+        GrantMade(DEFAULT_BUFFER, "r", 1, 1, (), ("l",), (1.0, 2.0)),
+    ],
+    ids=lambda entry: type(entry).__name__,
+)
+def test_entry_that_does_not_fit_is_refused(entry: object) -> None:
+    world = World()
+    with pytest.raises(ReplayError, match=type(entry).__name__):
+        world.buffers.replay(entry, now=world.now)
+
+
+def test_grant_without_a_session_does_not_fit() -> None:
+    world = World(starts=False)
+    with pytest.raises(ReplayError, match="without a session"):
+        world.buffers.replay(
+            GrantMade(DEFAULT_BUFFER, "r", 1, 1, (0,), ("l",), (1.0,)), now=world.now
+        )
+
+
+def test_snapshot_of_another_format_is_refused() -> None:
+    state = World().buffers.snapshot()
+    with pytest.raises(ReplayError, match="format 99"):
+        BufferSet.restore({**state, "format": 99}, random.Random(0))
+
+
+@pytest.mark.parametrize("damage", ["missing", "type", "value", "limits"])
+def test_damaged_snapshot_is_refused(damage: str) -> None:
+    state = World().buffers.snapshot()
+    [plain] = state["buffers"]
+    match damage:
+        case "missing":
+            del plain["chunks"]
+        case "type":
+            plain["chunks"] = 7
+        case "value":
+            plain["config"]["full_policy"] = "unheard of"
+        case "limits":
+            plain["config"]["capacity_chunks"] = -1
+    with pytest.raises(ReplayError, match="cannot be read"):
+        BufferSet.restore(state, random.Random(0))
+
+
+def test_snapshot_of_a_counter_that_is_new_begins_at_zero() -> None:
+    state = World().buffers.snapshot()
+    del state["buffers"][0]["counters"]["grants"]
+    state["buffers"][0]["counters"]["a name of the past"] = 5
+    restored = BufferSet.restore(state, random.Random(0))
+    counters = restored.describe(DEFAULT_BUFFER, now=0.0).counters
+    assert 0 == counters["grants"]
+    assert "a name of the past" not in counters

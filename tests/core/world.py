@@ -1,0 +1,146 @@
+"""One buffer and a clock that stands still, with a short word for every input."""
+
+import random
+from typing import Any, TypeVar
+
+from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.description import BufferDescription
+from breadbox_server.core.events import Event, FetchGranted
+from breadbox_server.core.ids import CallerId, LeaseId
+from breadbox_server.core.inputs import (
+    AdmissionOutcome,
+    AppendFragment,
+    CancelFetch,
+    DropPayloads,
+    EndSession,
+    Fetch,
+    Fragment,
+    ModelState,
+    Payload,
+    Published,
+    PublishModel,
+    ReleaseLease,
+    ReleaseMode,
+    RenewLease,
+    StartSession,
+    UndeliveredGrant,
+    UpdateBuffer,
+)
+from support.metadata import make_fragment
+
+EventT = TypeVar("EventT", bound=Event)
+
+
+class World:
+    """Limits are given as keywords of `BufferConfig`; session "s0" is current from the start."""
+
+    def __init__(self, *, starts: bool = True, seed: int = 0, **limits: Any) -> None:
+        self.config = BufferConfig(**limits)
+        self.buffers = BufferSet(random.Random(seed), self.config, is_recording=True)
+        self.now = 100.0
+        self._request_count = 0
+        if starts:
+            self.start("s0")
+            self.buffers.take_events()
+
+    def start(self, session_id: str, version: int | None = None) -> ModelState:
+        return self.buffers.apply(StartSession(DEFAULT_BUFFER, session_id, version), now=self.now)
+
+    def end(self, session_id: str = "s0") -> None:
+        self.buffers.apply(EndSession(DEFAULT_BUFFER, session_id), now=self.now)
+
+    def publish(
+        self, version: int, *, session_id: str = "s0", weights: Payload | None = None
+    ) -> Published:
+        publish = PublishModel(DEFAULT_BUFFER, session_id, version, weights)
+        return self.buffers.apply(publish, now=self.now)
+
+    def offer(self, fragment: Fragment) -> AdmissionOutcome:
+        return self.buffers.apply(AppendFragment(DEFAULT_BUFFER, fragment), now=self.now).outcome
+
+    def append(self, worker_id: str = "w0", index: int = 0, **fields: Any) -> AdmissionOutcome:
+        return self.offer(make_fragment(worker_id, index, **fields))
+
+    def fill(self, chunk_count: int, *, worker_id: str = "w0", **fields: Any) -> None:
+        """Append as many chunks of one worker, which has appended nothing yet."""
+        for index in range(chunk_count * self.config.fragments_per_chunk):
+            assert self.append(worker_id, index, **fields) is AdmissionOutcome.ADMITTED
+
+    def fetch(
+        self,
+        fragment_count: int = 1,
+        *,
+        request_id: str | None = None,
+        max_wait_s: float = 10.0,
+        rank: int = 0,
+        world_size: int = 1,
+        lease_s: float | None = None,
+    ) -> CallerId:
+        self._request_count += 1
+        fetch = Fetch(
+            buffer=DEFAULT_BUFFER,
+            request_id=f"request-{self._request_count}" if request_id is None else request_id,
+            fragment_count=fragment_count,
+            deadline_at=self.now + max_wait_s,
+            rank=rank,
+            world_size=world_size,
+            lease_s=lease_s,
+        )
+        return self.buffers.apply(fetch, now=self.now)
+
+    def granted(self, fragment_count: int = 1, **fields: Any) -> FetchGranted:
+        """Fetch what is granted at once."""
+        self.buffers.take_events()
+        self.fetch(fragment_count, **fields)
+        [event] = self.events(FetchGranted)
+        return event
+
+    def cancel(self, caller_id: CallerId) -> None:
+        self.buffers.apply(CancelFetch(DEFAULT_BUFFER, caller_id), now=self.now)
+
+    def release(self, lease_id: LeaseId, mode: ReleaseMode = ReleaseMode.CONSUMED) -> None:
+        self.buffers.apply(ReleaseLease(DEFAULT_BUFFER, lease_id, mode), now=self.now)
+
+    def give_back(self, lease_id: LeaseId) -> None:
+        self.release(lease_id, ReleaseMode.RETURNED)
+
+    def renew(self, lease_id: LeaseId, lease_s: float | None = None) -> float:
+        return self.buffers.apply(RenewLease(DEFAULT_BUFFER, lease_id, lease_s), now=self.now)
+
+    def report_undelivered(self, lease_id: LeaseId) -> None:
+        self.buffers.apply(UndeliveredGrant(DEFAULT_BUFFER, lease_id), now=self.now)
+
+    def drop(self, *payload_ids: str) -> int:
+        return self.buffers.apply(DropPayloads(DEFAULT_BUFFER, payload_ids), now=self.now)
+
+    def update(self, **limits: Any) -> None:
+        self.config = BufferConfig(**limits)
+        self.buffers.apply(UpdateBuffer(DEFAULT_BUFFER, self.config), now=self.now)
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        self.buffers.handle_timer(now=self.now)
+
+    def events(self, kind: type[EventT]) -> list[EventT]:
+        """Take all events, and give those of a kind."""
+        return [event for event in self.buffers.take_events() if isinstance(event, kind)]
+
+    def seen(self) -> BufferDescription:
+        return self.buffers.describe(DEFAULT_BUFFER, now=self.now)
+
+    def count(self, name: str) -> int:
+        return self.seen().counters[name]
+
+    def held(self) -> list[tuple[str, int, int]]:
+        """Give (worker, first index, uses) of every chunk held, by age."""
+        table = self.buffers._buffers[DEFAULT_BUFFER]._state.holdings.table
+        return [
+            (chunk.fragments[0].worker_id, chunk.fragments[0].fragment_index, chunk.use_count)
+            for chunk in table.by_age()
+        ]
+
+
+def indices(grant: FetchGranted) -> list[int]:
+    """Give the fragment indices of a grant, in order."""
+    return [granted.fragment.fragment_index for granted in grant.fragments]
