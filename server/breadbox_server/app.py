@@ -28,13 +28,15 @@ from breadbox.stores.base import PayloadCustodian
 from breadbox.stores.urls import parse_store_url
 from breadbox.v1 import replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server.authorization import Gate, Role
+from breadbox_server.books import Books, books_open
 from breadbox_server.clients import ClientCensus
 from breadbox_server.clock import Clock, LoopClock
-from breadbox_server.core.buffers import BufferSet
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.errors import StartError
 from breadbox_server.interceptors import CallInterceptor
+from breadbox_server.journal.storage import JournalError
 from breadbox_server.metrics import Metrics
+from breadbox_server.reconciliation import Reconciler
 from breadbox_server.service import ReplayBufferService, StoreAdvice
 from breadbox_server.settings import Settings, parse_address
 from breadbox_server.tokens import TokenFile
@@ -107,14 +109,24 @@ async def serving(
         stack.enter_context(_store_directory(settings))
         custodian = await _open_store(settings, custodian)
         stack.push_async_callback(custodian.close)
-        clock = clock or LoopClock(asyncio.get_running_loop())
         seed = settings.seed if settings.seed is not None else random.SystemRandom().getrandbits(64)
+        books = await stack.enter_async_context(books_open(settings, random.Random(seed), metrics))
+        clock = clock or LoopClock(asyncio.get_running_loop(), not_before=books.now)
         driver = Driver(
-            BufferSet(random.Random(seed), settings.default_config, settings.buffers_max),
+            books.buffers,
             custodian,
             clock=clock,
             metrics=metrics,
             limits=DriverLimits(unowned_s=settings.unannounced_s),
+            journal=books.journal,
+        )
+        reconciler = Reconciler(
+            driver,
+            custodian,
+            clock=clock,
+            metrics=metrics,
+            orphan_s=settings.unannounced_s,
+            deletes_orphans=_is_alone(settings, books),
         )
         tokens = _read_tokens(settings, metrics)
         census = ClientCensus(clock.now)
@@ -123,19 +135,66 @@ async def serving(
         interceptor = CallInterceptor(metrics, Gate(tokens), census)
         server, health_servicer = _build_server(settings, driver, metrics, interceptor)
         address = _bind(server, settings, metrics)
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(driver.run())
-            following = group.create_task(tokens.keep_fresh()) if tokens else None
-            try:
-                await server.start()
-                await _set_health(health_servicer, health_pb2.HealthCheckResponse.SERVING)
-                log.info("serving on %s, payloads in %s", address, settings.store_shown)
-                yield RunningServer(address, metrics_address, driver, metrics)
-            finally:
-                await _drain(server, health_servicer, driver, settings.drain_grace_s)
-                running.cancel()
-                if following is not None:
-                    following.cancel()
+        with _one_line_errors():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(driver.run())]
+                if tokens:
+                    tasks.append(group.create_task(tokens.keep_fresh()))
+                try:
+                    await _open_books(driver, reconciler, books)
+                    tasks.append(group.create_task(reconciler.run()))
+                    if books.compaction is not None:
+                        tasks.append(group.create_task(books.compaction.run()))
+                    await server.start()
+                    await _set_health(health_servicer, health_pb2.HealthCheckResponse.SERVING)
+                    log.info("serving on %s, payloads in %s", address, settings.store_shown)
+                    yield RunningServer(address, metrics_address, driver, metrics)
+                finally:
+                    await _drain(server, health_servicer, driver, settings.drain_grace_s)
+                    for task in tasks:
+                        task.cancel()
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Tell what an operator can mend as a StartError, also when a task group has wrapped it.
+
+    Raises:
+        StartError: Nothing else went wrong than what an operator can mend.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        mendable, rest = group.split((StartError, JournalError))
+        if mendable is None or rest is not None:
+            raise
+        error: BaseException = mendable
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise StartError(str(error)) from error
+
+
+async def _open_books(driver: Driver, reconciler: Reconciler, books: Books) -> None:
+    """Bring the books up to date before anybody is served.
+
+    Raises:
+        StartError: The store went away meanwhile.
+    """
+    driver.pump()
+    try:
+        await reconciler.reconcile()
+    except StoreError as error:
+        raise StartError(f"--store stopped answering: {error}; start again") from error
+    await driver.settled()
+    books.note_limits()
+
+
+def _is_alone(settings: Settings, books: Books) -> bool:
+    """Whether nobody but this server can know of a payload in the store.
+
+    A directory is locked, and the journal is fenced; a Redis without a journal may be shared.
+    """
+    return books.journal is not None or parse_store_url(settings.store).kind == "file"
 
 
 async def _drain(

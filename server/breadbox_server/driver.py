@@ -8,7 +8,7 @@ is no journal.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -29,7 +29,14 @@ from breadbox_server.core.events import (
     PayloadsDisposable,
     WaitElapsed,
 )
-from breadbox_server.core.ids import BufferName, CallerId, ModelVersion, RequestId, SessionId
+from breadbox_server.core.ids import (
+    BufferName,
+    CallerId,
+    ModelVersion,
+    PayloadId,
+    RequestId,
+    SessionId,
+)
 from breadbox_server.core.inputs import (
     Appended,
     AppendFragment,
@@ -40,6 +47,7 @@ from breadbox_server.core.inputs import (
     GrantedFragment,
     Input,
     ModelState,
+    Payload,
     Published,
     PublishModel,
     UndeliveredGrant,
@@ -307,6 +315,14 @@ class Driver:
         if self.deletions.is_full:
             return AppendCredit(0, 0)
         return self._buffers.append_credit(buffer)
+
+    def payloads(self, buffer: BufferName) -> Iterator[Payload]:
+        """Every payload that a buffer refers to; not to be held over an `await`."""
+        return self._buffers.payloads(buffer)
+
+    def refers_to(self, buffer: BufferName, payload_id: PayloadId) -> bool:
+        """Whether a buffer refers to a payload."""
+        return self._buffers.refers_to(buffer, payload_id)
 
     def remaining_s(self, expires_at: float) -> float:
         """Seconds from now to an instant of the core, at least 0."""

@@ -54,4 +54,4 @@ class InternalError(DomainError):
 
 
 class StartError(Exception):
-    """The server cannot start; the text says in one line what, why and what to do."""
+    """The server cannot start, or go on; the text says in one line what, why and what to do."""

@@ -208,6 +208,24 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
 )
 @_option("--reflection/--no-reflection", "has_reflection", default=True)
 @_option(
+    "--journal",
+    default="auto",
+    metavar="URL",
+    help="Where decisions are made durable: auto (beside the payloads), none, a Redis, file:///DIR.",
+)
+@_option(
+    "--journal-sync/--no-journal-sync",
+    "has_journal_sync",
+    default=False,
+    help="Whether a journal in SQLite must survive the machine, not only the process.",
+)
+@_option(
+    "--snapshot-entries",
+    type=click.IntRange(100),
+    default=30_000,
+    help="Entries in the journal after which it is made shorter.",
+)
+@_option(
     "--ephemeral",
     "is_ephemeral",
     is_flag=True,

@@ -119,6 +119,12 @@ class Metrics:
             ["buffer"],
             registry=registry,
         )
+        self.payloads_lost = Counter(
+            "breadbox_payloads_lost",
+            "Payloads that the store lost although they were confirmed",
+            ["buffer"],
+            registry=registry,
+        )
         self.rpcs = Counter(
             "breadbox_rpcs", "Calls answered", ["method", "code"], registry=registry
         )
@@ -232,6 +238,10 @@ class Metrics:
     def count_missing(self, buffer: str, fragment_count: int) -> None:
         """Count fragments whose payload the store does not have."""
         self._of(buffer, self.payloads_missing).inc(fragment_count)
+
+    def count_lost(self, buffer: str, payload_count: int) -> None:
+        """Count payloads that the store lost."""
+        self._of(buffer, self.payloads_lost).inc(payload_count)
 
     def forget_buffer(self, buffer: str) -> None:
         """Drop the series of a deleted buffer, so that names that come and go leave none behind."""

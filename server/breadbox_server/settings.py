@@ -66,6 +66,12 @@ class Settings:
     """Seconds that running calls get to end when the server stops."""
     has_reflection: bool = True
     """Whether tools may ask the server for its methods."""
+    journal: str = "auto"
+    """URL of the journal's Redis or directory; "auto": beside the payloads; "none": none."""
+    has_journal_sync: bool = False
+    """Whether a turn in SQLite must survive the machine, not only the process."""
+    snapshot_entries: int = 30_000
+    """Entries in the journal after which a new snapshot is made."""
     is_ephemeral: bool = False
     """Whether a `file://` store is deleted when the server has stopped."""
     ready_file: Path | None = None

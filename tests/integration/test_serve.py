@@ -176,7 +176,7 @@ def test_two_servers_never_share_a_store(tmp_path: Path):
 
 
 def test_a_store_that_does_not_answer_is_told_without_its_password():
-    done = failing("--listen", "127.0.0.1:0", "--store", "redis://:hunter2@127.0.0.1:1/0")
+    done = failing("--listen", "127.0.0.1:0", BREADBOX_STORE="redis://:hunter2@127.0.0.1:1/0")
     assert_one_line(done, "--store", "does not answer")
     assert "hunter2" not in done.stderr
 
@@ -184,7 +184,7 @@ def test_a_store_that_does_not_answer_is_told_without_its_password():
 def test_a_store_whose_password_is_wrong_is_told_without_it():
     with RedisServer(password="right", with_tcp=True) as store:
         url = f"redis://:hunter2@127.0.0.1:{store.port}/0"
-        done = failing("--listen", "127.0.0.1:0", "--store", url)
+        done = failing("--listen", "127.0.0.1:0", BREADBOX_STORE=url)
     assert_one_line(done, "--store")
     assert "hunter2" not in done.stderr
 

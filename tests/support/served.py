@@ -115,7 +115,7 @@ async def served(
         default_config=config or BufferConfig(),
         seed=7,
         drain_grace_s=2.0,
-        **{"listen": "127.0.0.1:0", **settings},
+        **{"listen": "127.0.0.1:0", "journal": "none", **settings},
     )
     async with (
         serving(chosen, custodian=custodian, clock=clock) as server,

@@ -33,13 +33,15 @@ class Recovered:
     snapshot_sequence: int
     turn_count: int
     """Turns replayed after the snapshot."""
+    entry_count: int
+    """Entries in them."""
 
 
 def begin(archive: JournalArchive, buffers: BufferSet, now: float) -> Recovered:
     """Write a journal's first snapshot: a core in which nothing has happened yet."""
     buffers.take_entries()
     archive.begin(encode_snapshot(Snapshot(BEGINNING, now, buffers.snapshot())))
-    return Recovered(buffers, BEGINNING, now, BEGINNING, 0)
+    return Recovered(buffers, BEGINNING, now, BEGINNING, 0, 0)
 
 
 def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Recovered:
@@ -55,6 +57,7 @@ def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Rec
     """
     snapshot_sequence, data = archive.read_snapshot()
     sequence = snapshot_sequence
+    entry_count = 0
     try:
         snapshot = decode_snapshot(data)
         buffers, now = restore(snapshot.state), snapshot.now
@@ -62,6 +65,7 @@ def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Rec
             sequence = next_sequence
             for entry_now, entry in decode_turn(record).entries:
                 now = max(now, entry_now)
+                entry_count += 1
                 buffers.replay(entry, now=entry_now)
             # What was told when it happened is not told again; what was to be deleted then is
             # found when books and store are compared.
@@ -70,4 +74,5 @@ def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Rec
         raise JournalDamagedError(
             f"the journal at {archive.shown} cannot be read at turn {sequence}: {error}; {_REMEDY}"
         ) from error
-    return Recovered(buffers, sequence, now, snapshot_sequence, sequence - snapshot_sequence)
+    turn_count = sequence - snapshot_sequence
+    return Recovered(buffers, sequence, now, snapshot_sequence, turn_count, entry_count)

@@ -4,6 +4,7 @@
     breadbox:{journal}:snapshot         hash: sequence, piece count
     breadbox:{journal}:piece:<n>:<k>    piece k of the snapshot of sequence n
     breadbox:{journal}:owner            the server that may write
+    breadbox:{journal}:notes            hash: what is noted beside the journal
 
 The braces are a hash tag: in a cluster all of them live on one node, so that a script may use them.
 A turn is written by a script that first looks whether the journal is still ours and still whole:
@@ -31,9 +32,12 @@ _PREFIX: Final = "breadbox:{journal}:"
 TURNS: Final = _PREFIX + "turns"
 SNAPSHOT: Final = _PREFIX + "snapshot"
 OWNER: Final = _PREFIX + "owner"
+NOTES: Final = _PREFIX + "notes"
 _TOUCH: Final = _PREFIX + "touch"
 PIECE_SIZE_BYTES: Final = 2**20
 """Redis is not held up by one huge value."""
+SNAPSHOT_READS: Final = 5
+"""Attempts at a snapshot that somebody is replacing meanwhile."""
 TRIM_TURNS: Final = 1000
 READ_TURNS: Final = 500
 
@@ -97,15 +101,16 @@ class RedisArchive:
 
     def read_snapshot(self) -> tuple[int, bytes]:
         """See JournalArchive."""
-        with _translated_errors():
-            head = self._client.hgetall(SNAPSHOT)
-            if not head:
-                raise JournalDamagedError(self._remedy("has no snapshot"))
-            sequence, piece_count = int(head[b"sequence"]), int(head[b"piece_count"])
-            pieces = [self._client.get(_piece(sequence, k)) for k in range(piece_count)]
-        if None in pieces:
-            raise JournalDamagedError(self._remedy("has an incomplete snapshot"))
-        return sequence, b"".join(pieces)
+        for _ in range(SNAPSHOT_READS):
+            with _translated_errors():
+                head = self._client.hgetall(SNAPSHOT)
+                if not head:
+                    raise JournalDamagedError(self._remedy("has no snapshot"))
+                sequence, piece_count = int(head[b"sequence"]), int(head[b"piece_count"])
+                pieces = [self._client.get(_piece(sequence, k)) for k in range(piece_count)]
+            if None not in pieces:
+                return sequence, b"".join(pieces)
+        raise JournalDamagedError(self._remedy("has an incomplete snapshot"))
 
     def read_turns(self, after: int) -> Iterator[tuple[int, bytes]]:
         """See JournalArchive."""
@@ -128,6 +133,8 @@ class RedisArchive:
         """See JournalArchive."""
         with _translated_errors():
             old = self._client.hgetall(SNAPSHOT)
+            if old and int(old[b"sequence"]) > sequence:
+                return
             pieces = _cut(data)
             for k, piece in enumerate(pieces):
                 self._client.eval(*_anyway("SET", _piece(sequence, k), piece))
@@ -136,6 +143,17 @@ class RedisArchive:
             if old and int(old[b"sequence"]) != sequence:
                 for k in range(int(old[b"piece_count"])):
                     self._client.unlink(_piece(int(old[b"sequence"]), k))
+
+    def read_note(self, name: str) -> str:
+        """See JournalArchive."""
+        with _translated_errors():
+            text: bytes | None = self._client.hget(NOTES, name)
+        return "" if text is None else text.decode()
+
+    def write_note(self, name: str, text: str) -> None:
+        """See JournalArchive."""
+        with _translated_errors():
+            self._client.eval(*_anyway("HSET", NOTES, name, text))
 
     def close(self) -> None:
         """See JournalArchive."""
@@ -183,11 +201,15 @@ class RedisWriter:
             await self._client.eval(*_head(sequence, len(pieces)))
             await self._client.eval(*_anyway("XADD", TURNS, f"{sequence}-0", "d", b""))
 
-    async def trim(self, up_to: int) -> None:
+    async def trim(self, up_to: int) -> bool:
         """See JournalWriter."""
         with _translated_errors():
             # The newest turn stays in any case: appends look at it.
-            await self._client.xtrim(TURNS, minid=f"{up_to}-0", approximate=True, limit=TRIM_TURNS)
+            trimmed = await self._client.xtrim(
+                TURNS, minid=f"{up_to}-0", approximate=True, limit=TRIM_TURNS
+            )
+        # Redis deletes whole nodes of a stream, some hundred turns; the last stays for later.
+        return bool(trimmed)
 
     async def close(self) -> None:
         """See JournalWriter."""

@@ -89,6 +89,8 @@ class SqliteArchive:
     def write_snapshot(self, sequence: int, data: bytes) -> None:
         """See JournalArchive."""
         older = self._snapshots()
+        if older and max(older) > sequence:
+            return
         path = self._directory / f"{SNAPSHOT_PREFIX}{sequence}"
         half = path.with_name(f".{path.name}")
         with _translated_errors():
@@ -100,6 +102,21 @@ class SqliteArchive:
             for other, old_path in older.items():
                 if other != sequence:
                     old_path.unlink(missing_ok=True)
+
+    def read_note(self, name: str) -> str:
+        """See JournalArchive."""
+        with _translated_errors():
+            row = self._connection.execute(
+                "SELECT text FROM notes WHERE name = ?", (name,)
+            ).fetchone()
+        return row[0] if row else ""
+
+    def write_note(self, name: str, text: str) -> None:
+        """See JournalArchive."""
+        with _translated_errors(), self._connection:
+            self._connection.execute(
+                "INSERT OR REPLACE INTO notes (name, text) VALUES (?, ?)", (name, text)
+            )
 
     def close(self) -> None:
         """See JournalArchive."""
@@ -159,14 +176,21 @@ class SqliteWriter:
         finally:
             archive.close()
 
-    async def trim(self, up_to: int) -> None:
+    async def trim(self, up_to: int) -> bool:
         """See JournalWriter."""
+        if self._thread is None:
+            return self._trim(up_to)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._trim, up_to)
+
+    def _trim(self, up_to: int) -> bool:
         with _translated_errors(), self._connection:
-            self._connection.execute(
+            done = self._connection.execute(
                 "DELETE FROM turns WHERE sequence IN "
                 "(SELECT sequence FROM turns WHERE sequence <= ? ORDER BY sequence LIMIT ?)",
                 (up_to, TRIM_TURNS),
             )
+            return done.rowcount == TRIM_TURNS
 
     async def close(self) -> None:
         """See JournalWriter."""
@@ -183,6 +207,9 @@ def _connect(directory: Path, *, sync: bool) -> sqlite3.Connection:
         connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'OFF'}")
         connection.execute(
             "CREATE TABLE IF NOT EXISTS turns (sequence INTEGER PRIMARY KEY, data BLOB NOT NULL)"
+        )
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, text TEXT NOT NULL)"
         )
         connection.commit()
         return connection

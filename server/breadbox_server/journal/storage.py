@@ -66,7 +66,13 @@ class JournalArchive(Protocol):
         """
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
-        """Replace the snapshot by a newer one, whole or not at all."""
+        """Replace the snapshot by this one, whole or not at all, unless it is an older one."""
+
+    def read_note(self, name: str) -> str:
+        """What was noted under a name beside the journal; empty when nothing was."""
+
+    def write_note(self, name: str, text: str) -> None:
+        """Note something under a name."""
 
     def close(self) -> None:
         """Close files or connections. Idempotent."""
@@ -92,10 +98,11 @@ class JournalWriter(Protocol):
             JournalTakenError: Another server writes this journal.
         """
 
-    async def trim(self, up_to: int) -> None:
-        """Delete some of the turns that a snapshot has made superfluous, but not for long.
+    async def trim(self, up_to: int) -> bool:
+        """Delete some of the turns that a snapshot has made superfluous, a small portion.
 
-        Returns when done, or when it has worked for long enough; call it again later.
+        Returns:
+            Whether there may be more to delete.
 
         Raises:
             JournalUnavailableError: It cannot be reached.

@@ -21,6 +21,8 @@ class TurnJournal:
         """Of the last turn that is durable."""
         self.size_bytes = 0
         """Bytes of all turns written by this process."""
+        self.entry_count = 0
+        """Entries in them."""
 
     async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
         """Return once the entries of one turn are durable; see `Journal.append`."""
@@ -28,6 +30,7 @@ class TurnJournal:
         await self._writer.append(self.sequence + 1, data)
         self.sequence += 1
         self.size_bytes += len(data)
+        self.entry_count += len(entries)
 
     async def begin_again(self, state: Any, now: float) -> None:
         """Begin a journal that was lost; see `Journal.begin_again`."""

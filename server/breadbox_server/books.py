@@ -1,0 +1,145 @@
+"""The core as it was when the server ended: opened at the start, written from then on."""
+
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import perf_counter, time
+from typing import Any, Final
+
+from breadbox.errors import StoreUrlError
+from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.errors import InvalidArgumentError
+from breadbox_server.core.inputs import UpdateBuffer
+from breadbox_server.errors import StartError
+from breadbox_server.journal.compaction import Compaction
+from breadbox_server.journal.place import AUTO, NONE, JournalPlace
+from breadbox_server.journal.recovery import Recovered, begin, recover
+from breadbox_server.journal.storage import JournalArchive, JournalError
+from breadbox_server.journal.turn_journal import TurnJournal
+from breadbox_server.metrics import Metrics
+from breadbox_server.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_CONFIG_NOTE: Final = "default_config"
+
+
+@dataclass(slots=True)
+class Books:
+    """The core, and where its decisions go."""
+
+    buffers: BufferSet
+    now: float = 0.0
+    """The latest instant that an earlier process reached; 0: there was none."""
+    journal: TurnJournal | None = None
+    compaction: Compaction | None = None
+    note_limits: Callable[[], None] = lambda: None
+    """To be called once the core's first decisions are durable."""
+
+
+@asynccontextmanager
+async def books_open(
+    settings: Settings, rng: random.Random, metrics: Metrics
+) -> AsyncIterator[Books]:
+    """Build the core: from its journal, or empty; inside the block it can be written.
+
+    Blocks the loop while it reads: nobody is served yet.
+
+    Raises:
+        StartError: The journal cannot be reached or read; says what, why, what to do.
+    """
+    place = _choose_place(settings)
+    if place is None:
+        yield Books(BufferSet(rng, settings.default_config, settings.buffers_max))
+        return
+    try:
+        archive = place.open_archive()
+    except JournalError as error:
+        raise _cannot_start(error) from error
+    try:
+        recovered = _recover(archive, settings, rng)
+        has_new_limits = _apply_new_limits(archive, settings, recovered)
+        writer = place.open_writer(archive, sync=settings.has_journal_sync)
+    except JournalError as error:
+        archive.close()
+        raise _cannot_start(error) from error
+    except StartError:
+        archive.close()
+        raise
+    journal = TurnJournal(writer, recovered.sequence)
+    compaction = Compaction(
+        place,
+        writer,
+        journal,
+        metrics=metrics,
+        grown_entries=recovered.entry_count,
+        entries_max=settings.snapshot_entries,
+    )
+
+    def note_limits() -> None:
+        if has_new_limits:
+            archive.write_note(_CONFIG_NOTE, repr(settings.default_config))
+
+    try:
+        yield Books(recovered.buffers, recovered.now, journal, compaction, note_limits)
+    finally:
+        archive.close()
+        await writer.close()
+
+
+def _choose_place(settings: Settings) -> JournalPlace | None:
+    is_left_open = settings.journal == AUTO
+    journal = NONE if is_left_open and settings.is_ephemeral else settings.journal
+    try:
+        return JournalPlace.choose(journal, settings.store)
+    except StoreUrlError as error:
+        raise StartError(f"--journal cannot be used: {error}") from error
+
+
+def _recover(archive: JournalArchive, settings: Settings, rng: random.Random) -> Recovered:
+    def restore(state: Any) -> BufferSet:
+        return BufferSet.restore(state, rng, settings.buffers_max, is_recording=True)
+
+    if not archive.is_begun():
+        fresh = BufferSet(rng, settings.default_config, settings.buffers_max, is_recording=True)
+        return begin(archive, fresh, time())
+    started = perf_counter()
+    recovered = recover(archive, restore)
+    log.info(
+        "recovered %d buffers at turn %d, of these %d turns after the snapshot, in %.2f s",
+        len(recovered.buffers.names()),
+        recovered.sequence,
+        recovered.turn_count,
+        perf_counter() - started,
+    )
+    return recovered
+
+
+def _apply_new_limits(archive: JournalArchive, settings: Settings, recovered: Recovered) -> bool:
+    """Give the default buffer the limits of the command line, if these are new.
+
+    If they are as at the last start, limits that were changed meanwhile by UpdateBuffer stand.
+
+    Returns:
+        Whether they are new.
+    """
+    wanted = settings.default_config
+    if archive.read_note(_CONFIG_NOTE) == repr(wanted):
+        return False
+    buffers = recovered.buffers
+    if DEFAULT_BUFFER in buffers.names():
+        try:
+            buffers.apply(UpdateBuffer(DEFAULT_BUFFER, wanted), now=max(recovered.now, time()))
+        except InvalidArgumentError as error:
+            option = "--" + error.field.replace("_", "-")
+            raise StartError(
+                f"{option} {error.problem}; the buffer 'default' exists: start with the value that "
+                "it has, or delete the buffer first"
+            ) from error
+    return True
+
+
+def _cannot_start(error: JournalError) -> StartError:
+    return StartError(f"--journal cannot be used: {error}")

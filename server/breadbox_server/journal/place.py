@@ -1,0 +1,74 @@
+"""Where a journal is: chosen from the settings, opened, and told to the compactor."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from breadbox.stores.urls import parse_store_url
+from breadbox_server.journal.redis_stream import RedisArchive, RedisWriter
+from breadbox_server.journal.sqlite import SqliteArchive, SqliteWriter
+from breadbox_server.journal.storage import JournalArchive, JournalWriter
+
+AUTO = "auto"
+NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPlace:
+    """A place for a journal. `repr` hides the URL, which may hold a password."""
+
+    kind: str
+    """ "sqlite" or "redis"."""
+    where: str = field(repr=False)
+    """A directory, or the URL of Redis."""
+
+    @classmethod
+    def choose(cls, journal: str, store: str) -> "JournalPlace | None":
+        """Choose a place.
+
+        Args:
+            journal: "auto": beside the payloads; "none": nowhere; else a URL like a store's.
+            store: URL of the payload store.
+
+        Raises:
+            StoreUrlError: A URL is malformed.
+        """
+        if journal == NONE:
+            return None
+        url = store if journal == AUTO else journal
+        parsed = parse_store_url(url)
+        return cls("sqlite", parsed.directory) if parsed.kind == "file" else cls("redis", url)
+
+    @classmethod
+    def from_line(cls, line: str) -> "JournalPlace":
+        """Read what `to_line` wrote."""
+        return cls(**json.loads(line))
+
+    def to_line(self) -> str:
+        """One line for another process; holds the password, if there is one."""
+        return json.dumps({"kind": self.kind, "where": self.where}) + "\n"
+
+    def open_archive(self) -> JournalArchive:
+        """Open it for reading back; makes the directory of a new one.
+
+        Raises:
+            JournalError: It cannot be reached, or is no journal.
+        """
+        if self.kind == "redis":
+            return RedisArchive(self.where)
+        Path(self.where).mkdir(mode=0o700, parents=True, exist_ok=True)
+        return SqliteArchive(Path(self.where))
+
+    def open_writer(self, archive: JournalArchive, *, sync: bool) -> JournalWriter:
+        """Open it for writing; from now on whoever wrote before is refused.
+
+        Args:
+            archive: The same place, open.
+            sync: Whether a turn must survive the machine. Redis does as it is configured.
+
+        Raises:
+            JournalUnavailableError: It cannot be reached.
+        """
+        if isinstance(archive, RedisArchive):
+            return RedisWriter(self.where, archive.take())
+        return SqliteWriter(Path(self.where), sync=sync)
