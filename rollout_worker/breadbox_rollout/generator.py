@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,9 @@ class EpisodeGenerator:
         make_policy: Callable[[Any, Any], PolicyModule],
         make_inference: Callable[[PolicyModule], Inference],
     ) -> None:
+        # Made absolute here: the thread and the processes may be elsewhere by then.
+        options = replace(options, out=options.out.absolute())
+        options.out.mkdir(parents=True, exist_ok=True)
         self._options = options
         self._make_policy = make_policy
         self._make_inference = make_inference
@@ -189,7 +192,6 @@ class _Run:
         self._stop = stop
         self._put = put
         self._failures = failures
-        options.out.mkdir(parents=True, exist_ok=True)
         self.recordings = Recordings(
             _recording_options(options, secrets.token_hex(4)),
             {"env": options.env.name, "task": options.task, "policy": options.policy_name}
@@ -317,7 +319,7 @@ def _pool_options(options: GeneratorOptions) -> PoolOptions:
 
 def _recording_options(options: GeneratorOptions, prefix: str) -> RecordingOptions:
     return RecordingOptions(
-        folder=str(options.out.absolute()),
+        folder=str(options.out),
         overlay=options.overlay,
         media=options.media,
         fps=options.fps,

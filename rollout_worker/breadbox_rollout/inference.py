@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from breadbox.errors import InvalidRequestError
+from breadbox.errors import InvalidRequestError, ReplayBufferError
 from breadbox.fragment import Tree
 from breadbox.policies import PolicyModule, State
 from breadbox_rollout.columns import map_tree
@@ -24,6 +24,10 @@ class Decision:
     value: NDArray[np.float32]
     states: list[State]
     """Recurrent state after the step, one per environment, on the policy's device."""
+
+
+class PolicyOutputError(ReplayBufferError):
+    """The policy's output is not finite: the weights it was given have diverged."""
 
 
 def check_device(name: str) -> torch.device:
@@ -80,6 +84,9 @@ class Inference:
             obs: Leaves [B, ...]; only read.
             states: One per environment; ignored by a policy without memory.
             first: bool[B].
+
+        Raises:
+            PolicyOutputError: A log-prob or a value is NaN or infinite.
         """
         with torch.inference_mode(), self._precision():
             state = self.policy.merge_state(states) if self.is_recurrent else None
@@ -90,10 +97,16 @@ class Inference:
                 generator=self._generator,
             )
         batch_size = len(first)
+        log_prob, value = _arrays(result.log_prob.float()), _arrays(result.value.float())
+        if not (np.isfinite(log_prob).all() and np.isfinite(value).all()):
+            raise PolicyOutputError(
+                f"the policy's log-probs {log_prob[:4]} or values {value[:4]} are not finite: "
+                "its weights have diverged"
+            )
         return Decision(
             action=_arrays(result.action),
-            log_prob=_arrays(result.log_prob.float()),
-            value=_arrays(result.value.float()),
+            log_prob=log_prob,
+            value=value,
             states=self.policy.split_state(result.state)
             if self.is_recurrent
             else [None] * batch_size,

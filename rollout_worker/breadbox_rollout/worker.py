@@ -149,6 +149,7 @@ class RolloutWorker:
         Raises:
             EnvironmentStartError: No environment starts, or none is left.
             WeightsMismatchError: Published weights are not those of this policy.
+            PolicyOutputError: They have diverged.
         """
         try:
             with self._pool:

@@ -140,6 +140,7 @@ def test_ctrl_c_ends_generate_and_keeps_finished_episodes(tmp_path: Path) -> Non
 
 
 def test_a_worker_without_a_server_waits_says_so_and_drains_on_sigterm(tmp_path: Path) -> None:
+    """D35: the ancestor was killed, and with it everything that was under way."""
     log = tmp_path / "log"
     with log.open("w") as errors:
         process = subprocess.Popen(

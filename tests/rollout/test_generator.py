@@ -159,6 +159,19 @@ def test_workers_run_ahead_of_the_consumer_but_not_without_limit(tmp_path: Path)
         assert 49 == len(list(iterator))
 
 
+def test_a_relative_folder_means_the_same_in_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D33: the ancestor's processes each resolved it where they happened to be."""
+    monkeypatch.chdir(tmp_path)
+    with generating(Path("out"), "..t", count=1, media="none") as episodes:
+        monkeypatch.chdir("/")
+        (episode,) = list(episodes)
+    assert Path(episode["info_path"]).is_absolute()
+    assert (tmp_path / "out" / Path(episode["info_path"]).name).exists()
+    assert (tmp_path / "out" / "manifest.jsonl").exists()
+
+
 def test_frames_that_are_missing_are_told(tmp_path: Path) -> None:
     spec = EnvSpec(name="CartPole-v1", options={"render_mode": None})
     options = GeneratorOptions(env=spec, out=tmp_path, episode_count=1, restarts_max=0)

@@ -16,6 +16,7 @@ from breadbox.policies import (
     policy_weights,
     set_policy_weights,
 )
+from breadbox.policies.actions import make_action_head
 
 IMAGE = spaces.Box(0, 255, (36, 40, 3), np.uint8)
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
@@ -108,6 +109,15 @@ def test_a_fresh_policy_is_near_uniform_and_the_same_seed_draws_the_same_actions
     ]
     assert torch.equal(draws[0].action, draws[1].action)
     assert float((draws[0].log_prob.detach().exp() - 0.25).abs().max()) < 0.05
+
+
+def test_choices_are_drawn_as_often_as_they_are_likely() -> None:
+    head = make_action_head(spaces.Discrete(3))
+    logits = torch.log(torch.tensor([0.5, 0.3, 0.2])).expand(20_000, 3)
+    action, log_prob = head.sample(logits, torch.Generator().manual_seed(2))
+    shares = torch.bincount(action, minlength=3) / len(action)
+    torch.testing.assert_close(torch.tensor([0.5, 0.3, 0.2]), shares, atol=0.02, rtol=0.0)
+    torch.testing.assert_close(logits[0][action], log_prob)
 
 
 @pytest.mark.parametrize(

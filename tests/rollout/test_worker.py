@@ -1,8 +1,12 @@
 """The whole worker: real environment processes and threads, a fake service."""
 
+import json
 import threading
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -11,6 +15,7 @@ from breadbox.fragment import Fragment
 from breadbox.policies import WeightsMismatchError, make_policy, policy_weights
 from breadbox.types import AdmissionOutcome, AppendResult, EpisodeEnd
 from breadbox_rollout.environments import EnvSpec
+from breadbox_rollout.inference import PolicyOutputError
 from support.eventually import eventually_sync
 from support.rollout_service import FakeService
 from support.rollout_worker import Rollout, running_worker
@@ -185,6 +190,43 @@ def test_episodes_are_reported_with_how_they_ended() -> None:
     report = service.reports[1]
     assert 1.0 <= report.return_sum <= 1.6
     assert report.discounted_return_sum < report.return_sum
+
+
+def test_chosen_episodes_are_recorded_while_fragments_stay_right(tmp_path: Path) -> None:
+    """D28, D30: every second episode of the first environment, also across failures."""
+    service = FakeService()
+    service.publish("s", 3)
+    manifest = tmp_path / "manifest.jsonl"
+
+    def recorded() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in manifest.read_text().splitlines()]
+
+    with running_worker(service, "....t..c.!", record_dir=tmp_path):
+        eventually_sync(lambda: manifest.exists() and len(recorded()) >= 3, within_s=60.0)
+    for fragment in service.fragments:
+        check_fragment(fragment)
+    for episode in recorded():
+        assert (0, 3, "w") == (
+            episode["env_index"],
+            episode["model_version_min"],
+            episode["worker"],
+        )
+        with av.open(str(tmp_path / episode["video_path"])) as container:
+            frame_count = sum(1 for _ in container.decode(video=0))
+        assert episode["step_count"] + 1 == frame_count
+    assert [] == list(tmp_path.glob(".partial*"))
+
+
+def test_weights_that_diverged_end_the_worker_with_their_reason() -> None:
+    """D36: the ancestor opened a debugger and hung."""
+    service = FakeService()
+    weights = fresh_weights(0)
+    service.publish("s", 0, {name: np.full_like(array, np.nan) for name, array in weights.items()})
+    with (
+        running_worker(service, ".") as rollout,
+        pytest.raises(PolicyOutputError, match="diverged"),
+    ):
+        rollout.wait_for_error()
 
 
 def test_weights_of_another_policy_end_the_worker_by_name() -> None:

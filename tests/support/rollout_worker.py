@@ -4,6 +4,8 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +15,10 @@ from breadbox.policies import make_policy
 from breadbox_rollout.environments import EnvSpec
 from breadbox_rollout.episodes import EpisodeReporter
 from breadbox_rollout.inference import Inference
+from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.models import ModelWatcher
 from breadbox_rollout.pool import EnvPool, PoolOptions
+from breadbox_rollout.recording import RecordingOptions
 from breadbox_rollout.sender import Sender
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
 from support.rollout_service import FakeService
@@ -74,6 +78,7 @@ def running_worker(
     spec: EnvSpec | None = None,
     queue_fragments: int = 64,
     device: str = "cpu",
+    record_dir: Path | None = None,
     **pool_options: Any,
 ) -> Iterator[Rollout]:
     """Run a worker in a thread until the block ends; then nothing of it is left."""
@@ -87,14 +92,23 @@ def running_worker(
         batch_wait_s_max=0.01,
         worker_prefix="w",
     )
+    recordings = None
+    if record_dir is not None:
+        recording = RecordingOptions(folder=str(record_dir), every=2, env_count=1, overlay=True)
+        recordings = Recordings(recording, {"worker": "w"})
     worker = RolloutWorker(
-        EnvPool(spec, PoolOptions(**{"env_count": 2, **pool_options})),
+        EnvPool(
+            spec,
+            PoolOptions(**{"env_count": 2, **pool_options}),
+            recording=asdict(recordings.options) if recordings else None,
+        ),
         lambda observations, actions: make_policy(policy, observations, actions),
         watcher,
         sender,
         reporter,
         options,
         make_inference=lambda made: Inference(made, torch.device(device)),
+        recordings=recordings,
     )
     rollout = Rollout(service, worker, sender)
     for part in (watcher, sender, reporter):

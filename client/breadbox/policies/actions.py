@@ -52,7 +52,10 @@ class CategoricalHead(ActionHead):
     def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
         """See `ActionHead.sample`."""
         log_probs = torch.log_softmax(inputs.float(), dim=-1)
-        index = torch.multinomial(log_probs.exp(), 1, generator=generator)
+        # The choice whose exponential clock, running at its probability, rings first. The same
+        # draw as torch.multinomial's, without its checks: they wait for a CUDA device each time.
+        clocks = torch.empty_like(log_probs).exponential_(generator=generator)
+        index = (log_probs.exp() / clocks).argmax(-1, keepdim=True)
         return index.squeeze(-1) + self._start, log_probs.gather(-1, index).squeeze(-1)
 
     def judge(self, inputs: Tensor, action: Tree) -> Judged:

@@ -1,0 +1,92 @@
+"""Episode statistics: sums, tasks, and reports that hold up nobody."""
+
+import threading
+from collections.abc import Sequence
+
+from breadbox.errors import UnavailableError
+from breadbox.types import EpisodeEnd, EpisodeReport
+from breadbox_rollout.episodes import EpisodeReporter, EpisodeTracker, ReporterCounts
+from support.rollout_service import FakeService
+
+
+def report_of(task: str = "default") -> EpisodeReport:
+    return EpisodeReport(
+        worker_id="w",
+        task=task,
+        return_sum=1.0,
+        discounted_return_sum=1.0,
+        step_count=1,
+        end=EpisodeEnd.TERMINATED,
+    )
+
+
+def test_an_episode_is_summed_plain_and_discounted() -> None:
+    tracker = EpisodeTracker("w", "default", 0.5)
+    for reward in (1.0, 2.0, 4.0):
+        tracker.reward(reward)
+    assert EpisodeReport(
+        worker_id="w",
+        task="default",
+        return_sum=7.0,
+        discounted_return_sum=3.0,
+        step_count=3,
+        end=EpisodeEnd.TRUNCATED,
+    ) == tracker.end(EpisodeEnd.TRUNCATED)
+
+
+def test_an_episode_without_a_step_is_no_episode_and_the_next_starts_at_zero() -> None:
+    tracker = EpisodeTracker("w", "default", 0.5)
+    tracker.reward(9.0)
+    tracker.end(EpisodeEnd.TERMINATED)
+    assert None is tracker.end(EpisodeEnd.ABORTED)
+    tracker.reward(1.0)
+    report = tracker.end(EpisodeEnd.TERMINATED)
+    assert report is not None
+    assert (1.0, 1.0) == (report.return_sum, report.discounted_return_sum)
+
+
+def test_a_task_lasts_for_its_episode_only() -> None:
+    """D28: the ancestor took a task for a dictionary, and its thread died."""
+    tracker = EpisodeTracker("w", "default", 0.5)
+    tasks = []
+    for next_task in ("dig", None, None):
+        tracker.reward(1.0)
+        report = tracker.end(EpisodeEnd.TERMINATED, next_task)
+        assert report is not None
+        tasks.append(report.task)
+    assert ["default", "dig", "default"] == tasks
+
+
+def test_reports_wait_for_nobody_and_those_that_are_too_many_are_counted() -> None:
+    """D28: the ancestor's rollout thread waited for every episode."""
+    gate, entered = threading.Event(), threading.Event()
+
+    class Stuck(FakeService):
+        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+            entered.set()
+            assert gate.wait(60.0)
+            super().report_episodes(episodes)
+
+    service = Stuck()
+    reporter = EpisodeReporter(service, reports_max=2)
+    reporter.start()
+    reporter.put(report_of())
+    assert entered.wait(60.0)
+    for _ in range(5):
+        reporter.put(report_of())
+    gate.set()
+    reporter.close(60.0)
+    assert ReporterCounts(reported=3, lost=3) == reporter.counts()
+    assert 3 == len(service.reports)
+
+
+def test_a_report_that_cannot_be_sent_is_lost_and_counted() -> None:
+    class Away(FakeService):
+        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+            raise UnavailableError("away")
+
+    reporter = EpisodeReporter(Away())
+    reporter.put(report_of())
+    reporter.start()
+    reporter.close(60.0)
+    assert ReporterCounts(reported=0, lost=1) == reporter.counts()
