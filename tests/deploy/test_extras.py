@@ -1,0 +1,74 @@
+"""What a deployable imports, its extra installs: or its image starts and dies of a missing module."""
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = {"breadbox", "breadbox_server", "breadbox_rollout", "breadbox_learner"}
+DISTRIBUTION_OF = {
+    "PIL": "pillow",
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "grpc_status": "grpcio-status",
+    "prometheus_client": "prometheus-client",
+    "pydantic_core": "pydantic",
+    "yaml": "pyyaml",
+}
+"""Where it is not the module's own name."""
+
+
+def installed_with(extra: str) -> set[str]:
+    """Distributions that `breadbox[extra]` names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"][extra]
+    return {re.split(r"[\[<>=~! ]", each)[0].lower() for each in wanted}
+
+
+def imported_by(folder: Path) -> dict[str, str]:
+    """Modules of others that are imported at the top of a module below `folder`, and by which."""
+    found = {}
+    for path in folder.rglob("*.py"):
+        if "offline" in path.parts:
+            continue
+        for node in ast.parse(path.read_text()).body:
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            for name in names:
+                found[name.split(".")[0]] = path.name
+    return {
+        name: where
+        for name, where in found.items()
+        if name not in OURS and name not in sys.stdlib_module_names
+    }
+
+
+@pytest.mark.parametrize(
+    ("folder", "extra"),
+    [
+        ("server/breadbox_server", "server"),
+        ("rollout_worker/breadbox_rollout", "rollout-worker"),
+        ("client/breadbox/policies", "rollout-worker"),
+        ("learner/breadbox_learner", "learner"),
+        ("client/breadbox/policies", "learner"),
+        ("client/breadbox/stores", "server"),
+    ],
+)
+def test_what_a_deployable_imports_its_extra_installs(folder: str, extra: str) -> None:
+    installed = installed_with(extra)
+    missing = {
+        name: where
+        for name, where in imported_by(ROOT / folder).items()
+        if DISTRIBUTION_OF.get(name, name) not in installed
+    }
+
+    assert {} == missing
