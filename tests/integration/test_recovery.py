@@ -1,0 +1,321 @@
+"""A killed server comes back with everything that it acknowledged, and answers as before."""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from breadbox.stores import open_store
+from breadbox.types import PayloadReference
+from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2_grpc
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from support.eventually import eventually_sync
+from support.redis_server import RedisServer
+from support.served import reason_of
+from support.server_process import ServerProcess
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+CALL_S = 20.0
+ADMITTED = fragment_pb2.ADMISSION_OUTCOME_ADMITTED
+DUPLICATE = fragment_pb2.ADMISSION_OUTCOME_DUPLICATE
+STALE = fragment_pb2.ADMISSION_OUTCOME_STALE
+
+
+class World:
+    """A server that can be killed, its store, and a stub that finds it again."""
+
+    def __init__(self, stack: ExitStack, store_url: str, log: Path, *arguments: str) -> None:
+        self.server = ServerProcess("--store", store_url, *arguments, log=log)
+        stack.enter_context(self.server)
+        options = [("grpc.max_reconnect_backoff_ms", 200)]
+        channel = stack.enter_context(grpc.insecure_channel(self.server.address, options))
+        self.stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(channel)
+        self.store = open_store(store_url)
+        stack.callback(self.store.close)
+        self.log = log
+
+    def crash(self) -> None:
+        """Kill the server and start it again."""
+        self.server.kill()
+        self.server.start()
+
+    def call(self, method: str, request):
+        return getattr(self.stub, method)(request, timeout=CALL_S, wait_for_ready=True)
+
+    def start_session(self) -> None:
+        self.call("StartSession", pb.StartSessionRequest(session_id="run"))
+
+    def write(self, count: int = 1) -> list[PayloadReference]:
+        return self.store.write_many([[memoryview(b"x" * 500)]] * count)
+
+    def fragments(self, count: int, *, worker: str = "w", first: int = 0, version: int = 0):
+        return [
+            fragment_pb2.FragmentMetadata(
+                worker_id=worker,
+                fragment_index=first + position,
+                session_id="run",
+                model_version_min=version,
+                model_version_max=version,
+                step_count=4,
+                payload=wire_payload(reference),
+            )
+            for position, reference in enumerate(self.write(count))
+        ]
+
+    def append(self, fragments) -> list[tuple[int, int]]:
+        reply = self.call("AppendFragments", pb.AppendFragmentsRequest(fragments=fragments))
+        return [(result.outcome, result.first_outcome) for result in reply.results]
+
+    def fetch(self, request_id: str, count: int, **fields):
+        return self.call(
+            "FetchFragments",
+            pb.FetchFragmentsRequest(request_id=request_id, fragment_count=count, **fields),
+        )
+
+    def buffer(self, name: str = "default"):
+        return self.call("GetBuffer", pb.GetBufferRequest(name=name)).buffer
+
+    def durable_buffer(self):
+        """A buffer without the counters of what changed nothing."""
+        buffer = self.buffer()
+        for name in [*buffer.state.counters]:
+            if name.startswith(("fetches_", "fragments_")) and "discarded" not in name:
+                del buffer.state.counters[name]
+        return buffer
+
+
+def wire_payload(reference: PayloadReference) -> fragment_pb2.PayloadReference:
+    return fragment_pb2.PayloadReference(
+        payload_id=reference.payload_id,
+        size_bytes=reference.size_bytes,
+        piece_size_bytes=reference.piece_size_bytes,
+    )
+
+
+@pytest.fixture(params=["file", "redis", "file-sync"])
+def world(request, tmp_path: Path) -> Iterator[World]:
+    with ExitStack() as stack:
+        if request.param == "redis":
+            url = stack.enter_context(RedisServer()).url
+        else:
+            url = f"file://{tmp_path}/store"
+        sync = ["--journal-sync"] if request.param == "file-sync" else []
+        yield World(
+            *(stack, url, tmp_path / "log", *sync),
+            *("--fragments-per-chunk", "2", "--uses-max", "2"),
+        )
+
+
+def test_a_killed_server_comes_back_with_the_same_books(world: World):
+    world.start_session()
+    world.append(world.fragments(9))
+    world.append(world.fragments(4, worker="other"))
+    weights = world.write()[0]
+    world.call(
+        "PublishModel",
+        pb.PublishModelRequest(session_id="run", model_version=1, weights=wire_payload(weights)),
+    )
+    world.append(world.fragments(1, worker="late", version=1))
+    kept = world.fetch("kept", 4)
+    world.call(
+        "ReleaseLease",
+        pb.ReleaseLeaseRequest(lease_id=kept.lease.lease_id, mode=pb.RELEASE_MODE_CONSUMED),
+    )
+    world.fetch("open", 2)
+    world.call(
+        "CreateBuffer",
+        pb.CreateBufferRequest(name="second", config=buffer_pb2.BufferConfig(staleness_max=9)),
+    )
+    before, second = world.durable_buffer(), world.buffer("second")
+    watched = world.call("WatchModel", pb.WatchModelRequest())
+
+    world.crash()
+
+    assert before == world.durable_buffer()
+    assert second == world.buffer("second")
+    assert watched == world.call("WatchModel", pb.WatchModelRequest())
+    assert (1, 2) == (before.state.lease_count, before.state.open_chunk_count)
+
+
+def test_a_killed_server_answers_repeated_calls_as_before(world: World):
+    world.start_session()
+    fragments = world.fragments(8)
+    world.append(fragments)
+    granted = world.fetch("mine", 4)
+    both = world.fetch("both", 4, rank=1, world_size=2)
+    prepared = world.call("GetPreparedFragments", pb.GetPreparedFragmentsRequest(request_id="both"))
+    consumed = world.fetch("consumed", 2)
+    release = pb.ReleaseLeaseRequest(
+        lease_id=consumed.lease.lease_id, mode=pb.RELEASE_MODE_CONSUMED
+    )
+    world.call("ReleaseLease", release)
+
+    world.crash()
+
+    assert [(DUPLICATE, ADMITTED)] * 8 == world.append(fragments)
+    again = world.fetch("mine", 4)
+    assert granted.lease.lease_id == again.lease.lease_id
+    assert list(granted.fragments) == list(again.fragments)
+    assert list(both.fragments) == list(world.fetch("both", 4, rank=1, world_size=2).fragments)
+    assert prepared == world.call(
+        "GetPreparedFragments", pb.GetPreparedFragmentsRequest(request_id="both")
+    )
+    world.call("ReleaseLease", release)
+    with pytest.raises(grpc.RpcError) as caught:
+        world.fetch("consumed", 2)
+    assert "LEASE_NOT_FOUND" == reason_of(caught.value)
+    world.call(
+        "ReleaseLease",
+        pb.ReleaseLeaseRequest(lease_id=granted.lease.lease_id, mode=pb.RELEASE_MODE_CONSUMED),
+    )
+
+
+def test_many_crashes_with_snapshots_between_them_lose_nothing(tmp_path: Path):
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        world = World(
+            stack, redis.url, tmp_path / "log", "--snapshot-entries", "100", "--log-level", "debug"
+        )
+        world.start_session()
+        appended = 0
+        for _ in range(6):
+            for _ in range(3):
+                outcomes = world.append(world.fragments(60, first=appended))
+                assert [(ADMITTED, 0)] * 60 == outcomes
+                appended += 60
+            made = world.log.read_text().count("snapshot at turn")
+            eventually_sync(lambda: world.log.read_text().count("snapshot at turn") > made)  # noqa: B023
+            before = world.durable_buffer()
+            world.crash()
+            assert before == world.durable_buffer()
+        assert appended == world.buffer().state.chunk_count
+        with redis.client() as client:
+            assert client.xlen("breadbox:{journal}:turns") < 200
+
+
+def test_limits_of_new_flags_are_taken_and_limits_changed_meanwhile_stand(tmp_path: Path):
+    def limits(*arguments: str, update: int | None = None) -> tuple[int, int]:
+        with ExitStack() as stack:
+            world = World(stack, f"file://{tmp_path}/store", tmp_path / "log", *arguments)
+            if update is not None:
+                config = buffer_pb2.BufferConfig(staleness_max=update)
+                world.call("UpdateBuffer", pb.UpdateBufferRequest(name="default", config=config))
+            config = world.buffer().config
+            world.server.stop()
+            return config.uses_max, config.staleness_max
+
+    assert (3, 7) == limits("--uses-max", "3", update=7)
+    assert (3, 7) == limits("--uses-max", "3")
+    assert (4, 2) == limits("--uses-max", "4")
+
+
+def test_a_journal_of_another_format_is_refused_with_the_remedy(tmp_path: Path):
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        world = World(stack, redis.url, tmp_path / "log")
+        world.start_session()
+        world.server.kill()
+        with redis.client() as client:
+            ((entry_id, _),) = client.xrevrange("breadbox:{journal}:turns", count=1)
+            sequence = int(entry_id.split(b"-")[0]) + 1
+            client.xadd("breadbox:{journal}:turns", {"d": b"[99,[]]"}, id=f"{sequence}-0")
+            turns = client.xlen("breadbox:{journal}:turns")
+        with pytest.raises(AssertionError, match="did not start") as caught:
+            world.server.start()
+        with redis.client() as client:
+            assert turns == client.xlen("breadbox:{journal}:turns")
+    text = str(caught.value).splitlines()[-1]
+    assert "format 99" in text
+    assert "start empty" in text
+
+
+def test_a_server_that_was_replaced_stops_and_says_why(tmp_path: Path):
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        old = World(stack, redis.url, tmp_path / "old.log")
+        old.start_session()
+        new = World(stack, redis.url, tmp_path / "new.log")
+        with pytest.raises(grpc.RpcError):
+            old.stub.EndSession(pb.EndSessionRequest(session_id="run"), timeout=CALL_S)
+        assert 2 == old.server.wait()
+        assert "run" == new.buffer().session_id
+    assert "another server" in (tmp_path / "old.log").read_text()
+
+
+def test_an_emptied_redis_costs_its_fragments_and_nothing_else(tmp_path: Path):
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        world = World(stack, redis.url, tmp_path / "log")
+        world.start_session()
+        world.append(world.fragments(10))
+        with redis.client() as client:
+            client.flushall()
+        eventually_sync(lambda: world.buffer().state.chunk_count == 0)
+        assert [(ADMITTED, 0)] * 5 == world.append(world.fragments(5, first=10))
+        before = world.durable_buffer()
+        assert 10 == before.state.counters["chunks_evicted_payload_lost"]
+        world.crash()
+        assert before == world.durable_buffer()
+        assert 5 == len(world.fetch("r", 5).fragments)
+
+
+def test_payloads_lost_while_the_server_was_down_are_dropped_and_counted(world: World):
+    world.start_session()
+    lost, kept = world.fragments(2), world.fragments(2, worker="other")
+    world.append([*lost, *kept])
+    world.server.kill()
+    world.store.delete_many([reference_of(fragment) for fragment in lost])
+    if not any(world.server.arguments[1].startswith(kind) for kind in ("redis", "unix")):
+        root = Path(world.server.arguments[1].removeprefix("file://"))
+        for fragment in lost:
+            for path in root.rglob(fragment.payload.payload_id):
+                path.unlink()
+    world.server.start()
+    state = world.buffer().state
+    assert 1 == state.chunk_count
+    assert 1 == state.counters["chunks_evicted_payload_lost"]
+    assert {"other"} == {item.metadata.worker_id for item in world.fetch("r", 2).fragments}
+
+
+def test_payloads_that_no_book_knows_are_deleted_after_a_while(tmp_path: Path):
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        client = stack.enter_context(redis.client())
+        world = World(stack, redis.url, tmp_path / "log", "--unannounced-s", "1")
+        world.start_session()
+        world.append(world.fragments(3))
+        (orphan,) = world.write()
+        key = f"breadbox:{{{orphan.payload_id}}}:0"
+        client.persist(key)
+        world.crash()
+        eventually_sync(lambda: not client.exists(key))
+        assert 3 == len(client.keys("breadbox:{*}:0"))
+
+
+def test_recovery_of_many_fragments_is_quick(tmp_path: Path):
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        world = World(stack, redis.url, tmp_path / "log", "--capacity-chunks", "1000000")
+        world.start_session()
+        count = 20_000
+        for first in range(0, count, 2000):
+            world.append(world.fragments(2000, first=first))
+        world.server.kill()
+        started = time.perf_counter()
+        world.server.start()
+        elapsed_s = time.perf_counter() - started
+        assert count == world.buffer().state.chunk_count
+    told = re.findall(r"recovered .* in ([0-9.]+) s", (tmp_path / "log").read_text())
+    # Generous for a busy machine: it is some tenths of a second on an idle one.
+    assert float(told[-1]) < 20
+    assert elapsed_s < 40
+
+
+def reference_of(fragment) -> PayloadReference:
+    payload = fragment.payload
+    return PayloadReference(payload.payload_id, payload.size_bytes, payload.piece_size_bytes)
