@@ -90,7 +90,8 @@ def import_episodes(
 ) -> None:
     """Put the episodes at PATH into a buffer.
 
-    PATH is a Parquet, JSON lines or msgpack file, a directory of them, or minari:NAME.
+    PATH is a Parquet, JSON lines or msgpack file, a folder of them, a folder that `breadbox
+    generate` wrote, or minari:NAME.
     """
     dataset = Dataset(
         path,

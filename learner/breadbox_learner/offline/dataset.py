@@ -9,6 +9,7 @@ from breadbox_learner.offline.assembly import RowAssembler, map_rows
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.errors import OfflineDataError, UnsupportedDatasetError
 from breadbox_learner.offline.files import RowBatch, is_readable, read_file
+from breadbox_learner.offline.manifest import MANIFEST_NAME, read_manifest
 from breadbox_learner.offline.minari_dataset import MINARI_SCHEME, read_minari
 from breadbox_learner.offline.options import MappingOptions, RowGrouping
 from breadbox_learner.offline.prelearner import ITEM, InputMode, detect_mode
@@ -23,8 +24,8 @@ class Dataset:
     """Recorded episodes at a path.
 
     The path is a file (Parquet, JSON lines, msgpack), a directory of such files (read in the order
-    of their names), or `minari:NAME` for a local Minari dataset. What the rows hold is found out
-    from their columns, file by file.
+    of their names), a folder that `breadbox generate` wrote, or `minari:NAME` for a local Minari
+    dataset. What rows hold is found out from their columns, file by file.
 
     Attributes:
         report: Everything found so far; grows while episodes are read.
@@ -56,6 +57,10 @@ class Dataset:
             yield from ([episode] for episode in read_minari(self.path))
             return
         path = Path(self.path)
+        if path.name == MANIFEST_NAME or (path / MANIFEST_NAME).exists():
+            limits = self.mapping.limits
+            yield from ([each] for each in read_manifest(path, self.report, limits=limits))
+            return
         assembler = RowAssembler(self.mapping, self.report)
         for file in self._files(path):
             self.report.file = str(file)

@@ -113,46 +113,61 @@ class _Layout:
 
     def read_row(self, columns: Columns, row: int) -> list[Episode]:
         """The episodes of one row."""
-        steps = self._read_steps(columns, row)
-        ids = None if self.eps_id is None else _ids(columns[self.eps_id][row], self.eps_id)
-        if ids is None:
-            return [self._episode(steps, 0, len(steps), uuid.uuid4().hex)]
-        if len(ids) == 1:
-            ids = ids * len(steps)
-        self._demand_steps(ids, len(steps), self.eps_id)
-        edges = [step for step in range(1, len(ids)) if ids[step] != ids[step - 1]]
-        bounds = zip([0, *edges], [*edges, len(ids)], strict=True)
-        return [self._episode(steps, start, stop, ids[start]) for start, stop in bounds]
-
-    def _read_steps(self, columns: Columns, row: int) -> "_Steps":
         rewards = read.float_numbers(columns[self.rewards][row], self.rewards)
+        starts = self._episode_starts(columns, row, len(rewards))
+        stops = [*starts[1:], len(rewards)]
+        steps = self._read_steps(columns, row, rewards, stops)
+        ids = self._ids_at(columns, self.eps_id, row, starts)
+        agent_ids = self._ids_at(columns, self.agent_id, row, starts)
+        module_ids = self._ids_at(columns, self.module_id, row, starts)
+        return [
+            self._episode(steps, number, start, stop, (episode_id, agent_id, module_id))
+            for number, (start, stop, episode_id, agent_id, module_id) in enumerate(
+                zip(starts, stops, ids, agent_ids, module_ids, strict=True)
+            )
+        ]
+
+    def _episode_starts(self, columns: Columns, row: int, count: int) -> list[int]:
+        """Steps at which another episode, or another agent's, starts."""
+        changes = np.zeros(count, dtype=np.bool_)
+        changes[:1] = True
+        for name in (self.eps_id, self.agent_id):
+            held = None if name is None else np.atleast_1d(np.asarray(columns[name][row]))
+            if held is not None and len(held) > 1:
+                self._demand_steps(held, count, name)
+                changes[1:] |= held[1:] != held[:-1]
+        return np.flatnonzero(changes).tolist()
+
+    def _ids_at(
+        self, columns: Columns, name: str | None, row: int, starts: list[int]
+    ) -> list[str] | list[None]:
+        if name is None:
+            return [None] * len(starts)
+        held = np.atleast_1d(np.asarray(columns[name][row]))
+        return read.id_texts(held[starts] if len(held) > 1 else held.repeat(len(starts)), name)
+
+    def _read_steps(
+        self, columns: Columns, row: int, rewards: NDArray[Any], stops: list[int]
+    ) -> "_Steps":
         count = len(rewards)
-        obs = self._samples(columns, self.obs, OBS, row)
-        new_obs = None
-        if self.new_obs is not None and not self.options.ignore_final_observation:
-            new_obs = self._samples(columns, self.new_obs, NEW_OBS, row)
-        steps = _Steps(
+        obs = self._samples(columns, self.obs, OBS, row, count)
+        # Of the observations that steps led to, only an episode's last is not in `obs` as well.
+        last_places = [stop - 1 for stop in stops]
+        if self.new_obs is None or self.options.ignore_final_observation:
+            final_obs = trees.take(obs, np.array(last_places, dtype=np.int64))
+        else:
+            final_obs = self._samples(columns, self.new_obs, NEW_OBS, row, count, last_places)
+        return _Steps(
             obs=obs,
-            new_obs=new_obs,
-            actions=self._samples(columns, self.actions, ACTIONS, row),
+            final_obs=final_obs,
+            actions=self._samples(columns, self.actions, ACTIONS, row, count),
             rewards=rewards,
             terminated=self._flags(columns, self.terminated, row, count),
             truncated=self._flags(columns, self.truncated, row, count),
             infos=self._infos(columns, row, count),
-            extras={name: self._samples(columns, name, name, row) for name in self.extras},
+            extras={name: self._samples(columns, name, name, row, count) for name in self.extras},
             t_started=self._t_started(columns, row),
-            agent_id=_first_id(columns, self.agent_id, row),
-            module_id=_first_id(columns, self.module_id, row),
         )
-        for name, tree in (
-            (self.obs, steps.obs),
-            (self.new_obs, steps.new_obs),
-            (self.actions, steps.actions),
-            *steps.extras.items(),
-        ):
-            if tree is not None and name is not None:
-                self._demand_steps(trees.first_leaf(tree), count, name)
-        return steps
 
     def _demand_steps(self, values: Any, count: int, name: str | None) -> None:
         if len(values) != count:
@@ -160,15 +175,29 @@ class _Layout:
                 f"has {len(values)} steps, column {self.rewards!r} has {count}", column=name
             )
 
-    def _samples(self, columns: Columns, physical: str, canonical: str, row: int) -> Tree:
+    def _samples(
+        self,
+        columns: Columns,
+        physical: str,
+        canonical: str,
+        row: int,
+        count: int,
+        places: list[int] | None = None,
+    ) -> Tree:
+        """The samples of one row, or those at some places, as a tree of arrays."""
         value = columns[physical][row]
-        if isinstance(value, dict):
-            return trees.map_tree(np.asarray, value)
-        limits = self.options.limits
         try:
+            if isinstance(value, dict):
+                tree = trees.map_tree(np.asarray, value)
+                self._demand_steps(trees.first_leaf(tree), count, physical)
+                return tree if places is None else trees.take(tree, np.array(places))
+            limits = self.options.limits
             if self.packed[physical]:
                 value = packing.unpack_if_packed(value, limits=limits)
             _demand_array(value, is_observation=canonical in (OBS, NEW_OBS))
+            self._demand_steps(value, count, physical)
+            if places is not None:
+                value = np.asarray(value)[places]
             if self.packed[physical]:
                 value = packing.unpack_column(value, physical, limits=limits)
             spec = read.space_spec(canonical, self.options)
@@ -206,14 +235,26 @@ class _Layout:
             return 0
         return int(read.whole_numbers(np.atleast_1d(np.asarray(columns[self.t][row])), self.t)[0])
 
-    def _episode(self, steps: "_Steps", start: int, stop: int, episode_id: str) -> Episode:
+    def _episode(
+        self,
+        steps: "_Steps",
+        number: int,
+        start: int,
+        stop: int,
+        ids: tuple[str | None, str | None, str | None],
+    ) -> Episode:
+        episode_id, agent_id, module_id = ids
         is_last = stop == len(steps)
         terminated, truncated = steps.flags_at(stop - 1)
+        observations = [
+            trees.slice_tree(steps.obs, start, stop),
+            trees.slice_tree(steps.final_obs, number, number + 1),
+        ]
         return Episode(
-            id=episode_id,
-            agent_id=steps.agent_id,
-            module_id=steps.module_id or self.options.module_id_of(steps.agent_id),
-            observations=steps.observations(start, stop),
+            id=uuid.uuid4().hex if episode_id is None else episode_id,
+            agent_id=agent_id,
+            module_id=module_id or self.options.module_id_of(agent_id),
+            observations=trees.concat(observations),
             actions=trees.slice_tree(steps.actions, start, stop),
             rewards=steps.rewards[start:stop],
             terminated=terminated,
@@ -232,8 +273,9 @@ class _Steps:
     """One row, decoded."""
 
     obs: Tree
-    new_obs: Tree
-    """None when not recorded: then the last observation stands in for the final one."""
+    final_obs: Tree
+    """What each episode led to, leaves [episodes, ...]; where it was not recorded, the last
+    observation stands in for it."""
     actions: Tree
     rewards: NDArray[Any]
     terminated: NDArray[np.bool_] | None
@@ -241,21 +283,9 @@ class _Steps:
     infos: list[Info] | None
     extras: dict[str, Tree]
     t_started: int
-    agent_id: str | None
-    module_id: str | None
 
     def __len__(self) -> int:
         return len(self.rewards)
-
-    def observations(self, start: int, stop: int) -> Tree:
-        """The observations of some steps, and the one that the last of them led to."""
-        source = self.obs if self.new_obs is None else self.new_obs
-        return trees.concat(
-            [
-                trees.slice_tree(self.obs, start, stop),
-                trees.slice_tree(source, stop - 1, stop),
-            ]
-        )
 
     def flags_at(self, step: int) -> tuple[bool, bool]:
         """Terminated, truncated; a recording without any flag holds whole episodes."""
@@ -286,11 +316,3 @@ def _demand_array(value: Any, *, is_observation: bool) -> None:
     raise OfflineDataError(
         f"is a {type(value).__name__}; wanted an array with one value per step, or a packed one"
     )
-
-
-def _ids(value: Any, name: str) -> list[str]:
-    return read.id_texts(np.atleast_1d(np.asarray(value)), name)
-
-
-def _first_id(columns: Columns, name: str | None, row: int) -> str | None:
-    return None if name is None else _ids(columns[name][row], name)[0]

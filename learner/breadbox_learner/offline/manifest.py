@@ -1,0 +1,160 @@
+"""Episodes that `breadbox generate` recorded: a manifest, and the files that its lines name."""
+
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox_learner.offline.episode import Episode
+from breadbox_learner.offline.errors import OfflineDataError
+from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits
+from breadbox_learner.offline.report import FindingKind, ValidationReport
+from breadbox_learner.offline.trees import Tree
+
+MANIFEST_NAME = "manifest.jsonl"
+
+_LINE_BYTES_MAX = 1 << 20
+
+
+def read_manifest(
+    path: Path, report: ValidationReport, *, limits: DataLimits = DEFAULT_LIMITS
+) -> Iterator[Episode]:
+    """Episodes of a manifest, line by line; what cannot be read is reported, others are used.
+
+    Observations are those recorded beside the frames, with the frames as their image; where only
+    frames were recorded, an observation is a frame.
+
+    Raises:
+        OfflineDataError: the manifest itself cannot be read.
+        ValidationError: an episode is malformed and the policy for that is to raise.
+    """
+    manifest = path / MANIFEST_NAME if path.is_dir() else path
+    report.file = str(manifest)
+    for row, line in enumerate(_lines(manifest)):
+        try:
+            yield _read_episode(manifest.parent, line, limits)
+        except OfflineDataError as error:
+            report.note(FindingKind.MALFORMED, error.problem, row=row, column=error.column)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            report.note(FindingKind.MALFORMED, str(error) or type(error).__name__, row=row)
+
+
+def _lines(manifest: Path) -> Iterator[bytes]:
+    try:
+        with manifest.open("rb") as file:
+            while line := file.readline(_LINE_BYTES_MAX):
+                if line.strip():
+                    yield line
+    except OSError as error:
+        raise OfflineDataError(f"cannot be read: {error}", file=str(manifest)) from error
+
+
+def _read_episode(folder: Path, line: bytes, limits: DataLimits) -> Episode:
+    entry = json.loads(line)
+    if not isinstance(entry, dict):
+        raise OfflineDataError("a line of a manifest is an object")
+    columns = _read_npz(_file_of(folder, entry, "action_path"), limits)
+    observations = _read_observations(folder, entry, limits)
+    action = _tree(columns, "action")
+    terminated, truncated = columns["terminated"], columns["truncated"]
+    return Episode(
+        id=str(entry["episode_id"]),
+        observations=observations,
+        actions=action,
+        rewards=columns["reward"],
+        terminated=bool(terminated[-1]),
+        truncated=bool(truncated[-1]),
+        extra_model_outputs={"value": columns["value"]} if "value" in columns else {},
+    )
+
+
+def _file_of(folder: Path, entry: dict[str, Any], key: str) -> Path:
+    """The file that a line names; one outside the manifest's folder is refused."""
+    name = entry.get(key)
+    if not isinstance(name, str):
+        raise OfflineDataError("is not named", column=key)
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise OfflineDataError(f"{name!r} is outside the manifest's folder", column=key)
+    return path
+
+
+def _read_npz(path: Path, limits: DataLimits) -> dict[str, NDArray[Any]]:
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if member.file_size > limits.array_bytes_max:
+                raise OfflineDataError(
+                    f"{path.name}: {member.filename} states {member.file_size} bytes; the limit "
+                    f"is {limits.array_bytes_max}"
+                )
+    with np.load(path, allow_pickle=False) as held:
+        return dict(held)
+
+
+def _read_observations(folder: Path, entry: dict[str, Any], limits: DataLimits) -> Tree:
+    tree: Tree = None
+    if "obs_path" in entry:
+        tree = _tree(_read_npz(_file_of(folder, entry, "obs_path"), limits), "obs")
+    if isinstance(tree, np.ndarray):
+        return tree
+    if "video_path" in entry:
+        frames = _read_video(_file_of(folder, entry, "video_path"), limits)
+    elif "base_image_path" in entry:
+        frames = _read_images(_file_of(folder, entry, "base_image_path"), limits)
+    elif tree is None:
+        raise OfflineDataError("neither observations nor frames were recorded", column="obs_path")
+    else:
+        return tree
+    return frames if tree is None else {**tree, "image": frames}
+
+
+def _tree(columns: dict[str, NDArray[Any]], root: str) -> Tree:
+    """Columns named `root`, or `root.key.key`, as an array or nested dicts."""
+    if root in columns:
+        return columns[root]
+    tree: dict[str, Any] = {}
+    for name, column in columns.items():
+        first, *keys = name.split(".")
+        if first != root:
+            continue
+        branch = tree
+        for key in keys[:-1]:
+            branch = branch.setdefault(key, {})
+        branch[keys[-1]] = column
+    if not tree:
+        raise OfflineDataError(f"holds no column {root!r}")
+    return tree
+
+
+def _read_video(path: Path, limits: DataLimits) -> NDArray[np.uint8]:
+    import av
+
+    frames: list[NDArray[np.uint8]] = []
+    size_bytes = 0
+    try:
+        with av.open(str(path)) as container:
+            for frame in container.decode(video=0):
+                frames.append(np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8))
+                size_bytes += frames[-1].nbytes
+                if size_bytes > limits.array_bytes_max:
+                    raise OfflineDataError(
+                        f"{path.name} has more frames than the limit of "
+                        f"{limits.array_bytes_max} bytes"
+                    )
+    except av.FFmpegError as error:
+        raise OfflineDataError(f"{path.name} cannot be decoded: {error}") from error
+    if not frames:
+        raise OfflineDataError(f"{path.name} has no frames")
+    return np.stack(frames)
+
+
+def _read_images(folder: Path, limits: DataLimits) -> NDArray[np.uint8]:
+    paths = sorted(folder.glob("*.jpeg"), key=lambda path: int(path.stem))
+    frames = [_read_video(path, limits)[0] for path in paths]
+    if not frames or len(frames) * frames[0].nbytes > limits.array_bytes_max:
+        raise OfflineDataError(f"{folder.name} has no images, or more than the limit")
+    return np.stack(frames)
