@@ -52,7 +52,8 @@ def _generate_options(command: Callable[..., None]) -> Callable[..., None]:
             option("--restarts-max", type=click.IntRange(min=0), default=10,
                    help="Failures of one worker; the one after that ends it."),
             option("--weights-file", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-                   help="Safetensors file of the policy. Default: fresh weights."),
+                   help="Safetensors file of the policy, or a learner's checkpoint. "
+                        "Default: fresh weights."),
             option("--server", help="Take the current model of this server instead."),
             option("--buffer", default="default", help="Buffer whose model that is."),
             option("--token", help="Bearer token."),
@@ -122,7 +123,7 @@ def _weights_for_episodes(values: dict[str, Any]) -> tuple[Mapping[str, NDArray[
     """Return weights and version to play with; None: fresh weights."""
     if values["weights_file"] is not None:
         try:
-            return safetensors.numpy.load_file(values["weights_file"]), 0
+            return _policy_weights(safetensors.numpy.load_file(values["weights_file"])), 0
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise InvalidRequestError("weights_file", f"cannot be read: {error}") from error
     if values["server"] is None:
@@ -134,6 +135,16 @@ def _weights_for_episodes(values: dict[str, Any]) -> tuple[Mapping[str, NDArray[
         if state is None or state.weights is None:
             raise InvalidRequestError("server", f"{values['server']} has no published weights")
         return client.load_weights(state.weights), state.model_version or 0
+
+
+def _policy_weights(held: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+    """Return the weights alone: a learner's checkpoint has them under "policy.", among others."""
+    policy = {
+        name.removeprefix("policy."): array
+        for name, array in held.items()
+        if name.startswith("policy.")
+    }
+    return policy or held
 
 
 def _watch_episodes(episodes: EpisodeGenerator, options: GeneratorOptions, *, show: bool) -> None:
