@@ -43,7 +43,7 @@ class Step:
     """This observation starts an episode."""
     episode_id: int
     state: Tree = None
-    """Recurrent state before this step, leaves [...]; read only where `wants_state` is true."""
+    """Recurrent state before this step, leaves [...]; read only where `wants_state` says so."""
     log_prob: float | None = None
     value: float | None = None
 
@@ -133,10 +133,13 @@ class Fragmenter:
         self._episode_length = 0
         self._open = self._new_open()
 
-    @property
-    def wants_state(self) -> bool:
-        """Whether the next pushed step's `state` will be read: it may begin a fragment."""
-        return self._open.count in (0, self._step_count)
+    def wants_state(self, session_id: str, model_version: int) -> bool:
+        """Whether the state of a step with these labels would be read: it begins a fragment."""
+        return (
+            self._open.count in (0, self._step_count)
+            or session_id != self._session_id
+            or self._is_stale(model_version)
+        )
 
     @property
     def open_step_count(self) -> int:
@@ -160,7 +163,8 @@ class Fragmenter:
         assert step.session_id, "steps are only taken within a session"
         if step.session_id != self._session_id:
             self._begin_session(step.session_id)
-        self._drop_if_stale(step.model_version)
+        if self._is_stale(step.model_version):
+            self.drop_open()
         if step.first:
             self._episode_return, self._episode_length = 0.0, 0
         self._open.write(step)
@@ -235,11 +239,11 @@ class Fragmenter:
         self._broken = False
         self._open = self._new_open()
 
-    def _drop_if_stale(self, model_version: int) -> None:
+    def _is_stale(self, model_version: int) -> bool:
+        """Whether the fragment being filled would be refused at this version."""
         if self.staleness_max is None or self._open.count == 0:
-            return
-        if model_version - int(self._open.model_version[0]) > self.staleness_max:
-            self.drop_open()
+            return False
+        return model_version - int(self._open.model_version[0]) > self.staleness_max
 
     def _emit(self, next_step: Step) -> Fragment:
         """Hand out the first T rows; row T begins the next fragment."""

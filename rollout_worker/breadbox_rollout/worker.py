@@ -302,12 +302,15 @@ class RolloutWorker:
         self.stats.batch_env_count += len(slots)
 
     def _push(self, slot: Slot, index: int, turn: Turn, state_before: State) -> None:
-        wants_state = slot.fragmenter.wants_state and state_before is not None
+        model = self._model
+        wants_state = state_before is not None and slot.fragmenter.wants_state(
+            model.session_id, model.model_version
+        )
         slot.awaits_answer = True
         fragment = slot.fragmenter.push(
             Step(
-                session_id=self._model.session_id,
-                model_version=self._model.model_version,
+                session_id=model.session_id,
+                model_version=model.model_version,
                 obs=tree_row(turn.obs, index),
                 action=tree_row(turn.decision.action, index),
                 first=bool(turn.first[index]),

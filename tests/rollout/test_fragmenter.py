@@ -367,9 +367,21 @@ def test_the_state_is_wanted_exactly_where_a_fragment_begins() -> None:
     trace = Trace(step_count=2)
     wanted = []
     for _ in range(5):
-        wanted.append(trace.fragmenter.wants_state)
+        wanted.append(trace.fragmenter.wants_state("s", 1))
         trace.run([""])
     assert [True, False, True, False, True] == wanted
+
+
+def test_the_state_is_wanted_where_a_new_session_or_version_begins_a_fragment() -> None:
+    trace = Trace(staleness_max=1)
+    trace.run([""])
+    wants = trace.fragmenter.wants_state
+    assert [False, False, True, True] == [
+        wants("s", 1),
+        wants("s", 2),
+        wants("s", 3),
+        wants("z", 1),
+    ]
 
 
 def test_a_fragment_keeps_its_values_while_the_next_one_is_filled() -> None:

@@ -138,6 +138,19 @@ def test_stale_steps_are_dropped_where_they_are_and_the_next_fragment_says_so() 
     assert all(f.model_version_min == f.model_version_max for f in service.fragments)
 
 
+def test_a_fragment_that_begins_after_dropped_steps_has_its_state() -> None:
+    service = FakeService(staleness_max=0)
+    with running_worker(service, LONG_SCRIPT, policy="lstm", fragment_steps=8) as rollout:
+        for version in range(30):
+            service.publish("s" if version < 20 else "z", version)
+            service.wait_until(lambda: bool(service.reports))
+            service.reports.clear()
+        rollout.wait_for_fragments(len(service.fragments) + 4)
+    assert any(fragment.discontinuity for fragment in service.fragments)
+    for fragment in service.fragments:
+        assert (128,) == fragment.in_state[0].shape
+
+
 def test_a_full_service_slows_the_environments_and_loses_nothing() -> None:
     """D20: the ancestor's environments hung for good."""
     service = FakeService()
@@ -243,7 +256,7 @@ def test_what_was_answered_before_a_shared_process_died_is_kept() -> None:
     service = FakeService()
     service.publish("s", 0)
     with running_worker(service, "...x", envs_per_process=2, fragment_steps=2) as rollout:
-        rollout.wait_for_fragments(6)
+        rollout.wait_for_fragments(4)
     check_all(rollout)
     # Two steps of the first environment were answered in each life of the process, one of the
     # second; an answer that got lost would leave the first with one, too.
@@ -270,8 +283,9 @@ def test_a_failure_is_counted_by_kind_and_every_fragment_stays_right(
     service = FakeService()
     service.publish("s", 0)
     limits = {"step_s_max": 0.4, "reset_s_max": 0.4} if "hung" in kind else {}
-    with running_worker(service, script, **limits) as rollout:
-        rollout.wait_for_fragments(8)
+    # Short fragments, for where every few steps cost the start of a process.
+    with running_worker(service, script, fragment_steps=2, **limits) as rollout:
+        rollout.wait_for_fragments(6)
     check_all(rollout)
     assert rollout.worker.stats.failures[kind] >= 1
     assert any(fragment.discontinuity for fragment in service.fragments) or kind == "reset_hung"

@@ -1,0 +1,76 @@
+"""Batched inference on the CPU, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from breadbox.errors import InvalidRequestError
+from breadbox.policies import make_policy
+from breadbox_rollout.inference import Inference, PolicyOutputError, check_device, state_arrays
+
+VECTOR = spaces.Box(-1, 1, (3,), np.float32)
+CPU = torch.device("cpu")
+
+
+def inference_of(name: str = "lstm", *, bfloat16: bool = False, seed: int = 0) -> Inference:
+    torch.manual_seed(0)
+    policy = make_policy(name, VECTOR, spaces.Discrete(4))
+    return Inference(policy, CPU, bfloat16=bfloat16, seed=seed)
+
+
+OBS = np.linspace(-1, 1, 18, dtype=np.float32).reshape(6, 3)
+FIRST = np.zeros(6, np.bool_)
+
+
+def test_the_same_seed_chooses_the_same_actions_and_another_seed_others() -> None:
+    one, same, other = (
+        inference_of(seed=seed).act(OBS, [inference_of().initial_state] * 6, FIRST).action
+        for seed in (1, 1, 2)
+    )
+    assert one.tolist() == same.tolist()
+    assert one.tolist() != other.tolist()
+
+
+def test_an_environment_gets_the_same_answer_in_any_batch() -> None:
+    together = inference_of()
+    state = together.initial_state
+    before = together.act(OBS, [state] * 6, FIRST)
+    after = together.act(OBS, before.states, FIRST)
+    alone = inference_of()
+    for row in range(6):
+        single = alone.act(OBS[row : row + 1], [before.states[row]], FIRST[:1])
+        np.testing.assert_allclose(after.value[row], single.value[0], atol=1e-6)
+
+
+def test_a_policy_without_memory_needs_no_states() -> None:
+    decision = inference_of("mlp").act(OBS, [None] * 6, FIRST)
+    assert [None] * 6 == decision.states
+    assert not inference_of("mlp").is_recurrent
+
+
+def test_bfloat16_computes_coarsely_and_answers_in_float32() -> None:
+    exact = inference_of()
+    coarse = inference_of(bfloat16=True)
+    states = [exact.initial_state] * 6
+    wanted, got = exact.act(OBS, states, FIRST), coarse.act(OBS, states, FIRST)
+    np.testing.assert_allclose(wanted.value, got.value, atol=0.05)
+    assert (np.float32, np.float32) == (got.value.dtype, got.log_prob.dtype)
+    assert np.float32 == state_arrays(got.states[0])[0].dtype
+
+
+def test_output_that_is_not_finite_is_refused() -> None:
+    inference = inference_of("mlp")
+    with torch.no_grad():
+        inference.policy.critic[4].bias.fill_(np.nan)  # type: ignore[index, union-attr]
+    with pytest.raises(PolicyOutputError, match="have diverged"):
+        inference.act(OBS, [None] * 6, FIRST)
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    assert CPU == check_device("cpu")
+    with pytest.raises(InvalidRequestError, match="is not a device of torch"):
+        check_device("toaster")
+    if not torch.cuda.is_available():
+        with pytest.raises(InvalidRequestError, match="finds no CUDA device"):
+            check_device("cuda")
