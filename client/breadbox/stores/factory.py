@@ -120,7 +120,9 @@ def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
         options["retry"] = redis.asyncio.retry.Retry(backoff, _CONNECT_RETRIES)
         if parsed.kind == "sentinel":
             return _sentinel_client(redis.asyncio, parsed)
-        return redis.asyncio.Redis.from_url(parsed.url, **options)
+        client = redis.asyncio.Redis.from_url(parsed.url, **options)
+        _require_known_options(client.connection_pool)
+        return client
 
 
 def _parse_redis_url(url: str) -> StoreUrl:
@@ -168,7 +170,13 @@ def _client(parsed: StoreUrl) -> Any:
             retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), _CONNECT_RETRIES),
             **_options(parsed),
         )
+        _require_known_options(pool)
         return redis.Redis.from_pool(pool)
+
+
+def _require_known_options(pool: Any) -> None:
+    """Make a connection object, without connecting: redis-py checks options only then."""
+    pool.connection_class(**pool.connection_kwargs)
 
 
 def _open_cluster_store(

@@ -87,12 +87,14 @@ def translated_errors() -> Iterator[None]:
         yield
     except redis.exceptions.OutOfMemoryError as error:
         raise StoreFullError("the Redis payload store is at its maxmemory") from error
-    except redis.exceptions.AuthenticationError as error:
-        # Without the text: some servers repeat the user name.
-        raise StoreUnavailableError("the Redis payload store refuses our credentials") from error
     except (redis.exceptions.TimeoutError, TimeoutError) as error:
         raise StoreUnavailableError("the Redis payload store did not answer in time") from error
     except (redis.RedisError, OSError) as error:
+        if any(isinstance(each, redis.AuthenticationError) for each in (error, error.__cause__)):
+            # Without the text: some servers repeat the user name.
+            raise StoreUnavailableError(
+                "the Redis payload store refuses our credentials"
+            ) from error
         raise StoreUnavailableError(f"the Redis payload store failed: {describe(error)}") from error
 
 

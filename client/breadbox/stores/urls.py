@@ -73,10 +73,10 @@ def parse_store_url(url: str) -> StoreUrl:
     """
     try:
         parts = urlsplit(url)
-        port_is_readable = parts.scheme in _SENTINEL_SCHEMES or (parts.port or True)
+        names_port_0 = parts.scheme not in _SENTINEL_SCHEMES and parts.port == 0
     except ValueError as error:
         raise StoreUrlError(f"store URL {redact(url)!r} is malformed: {_reason(error)}") from None
-    if not port_is_readable:
+    if names_port_0:
         raise StoreUrlError(f"store URL {redact(url)!r} names port 0")
     if parts.scheme == "file":
         return _parse_file(url, parts)

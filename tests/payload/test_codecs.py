@@ -1,0 +1,176 @@
+"""Codecs: what they keep, what they refuse, and how `auto` picks."""
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from breadbox.errors import PayloadCorruptError
+from breadbox.payload import auto, decode_tree, encode_tree
+from breadbox.payload.codecs import RAW, CodecChoice, decode_into, encode, parse_codec
+from breadbox.v1 import payload_pb2
+
+frame_shapes = st.tuples(st.integers(1, 4), st.integers(1, 40), st.integers(1, 40))
+
+
+def moving_square(steps: int = 32, side: int = 84, *, colour: bool = True) -> np.ndarray:
+    """Frames with a little motion on a still ground, as games have them."""
+    shape = (steps, side, side, 3) if colour else (steps, side, side)
+    frames = np.full(shape, 60, np.uint8)
+    for step in range(steps):
+        frames[step, 10 : 30 + step % 5, step : step + 20] = 200
+    return frames
+
+
+@given(st.data(), frame_shapes, st.booleans())
+def test_video_without_a_quality_is_bit_exact(
+    data: st.DataObject, shape: tuple[int, int, int], is_colour: bool
+) -> None:
+    full_shape = (*shape, 3) if is_colour else shape
+    frames = data.draw(hnp.arrays(np.uint8, full_shape))
+    encoded = _video(frames)
+    decoded = np.empty_like(frames)
+    decode_into(decoded, *encoded)
+    assert frames.tobytes() == decoded.tobytes()
+
+
+def _video(frames: np.ndarray) -> tuple[memoryview, int, dict[str, str]]:
+    """As `encode` does, but without giving way to raw."""
+    from breadbox.payload.video import encode_frames
+
+    packed, parameters = encode_frames(frames, None)
+    return memoryview(packed), payload_pb2.CODEC_H264, dict(parameters)
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_real_motion_shrinks_and_stays_exact(colour: bool) -> None:
+    frames = moving_square(colour=colour)
+    buffers = encode_tree(frames, codecs="h264")
+    assert sum(map(len, buffers)) < frames.nbytes / 5
+    assert frames.tobytes() == decode_tree(b"".join(buffers))[0].tobytes()
+
+
+@pytest.mark.parametrize("side", [84, 85])
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_worse_quality_costs_fewer_bytes_and_stays_near(colour: bool, side: int) -> None:
+    frames = moving_square(side=side, colour=colour)
+    sizes = []
+    for quality in (5, 40):
+        payload = b"".join(encode_tree(frames, codecs=f"h264:{quality}"))
+        sizes.append(len(payload))
+        decoded = decode_tree(payload)[0]
+        assert frames.shape == decoded.shape
+        assert np.abs(frames.astype(int) - decoded).mean() < 12
+    assert sizes[0] > sizes[1]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((4, 5), np.uint8),
+        np.zeros((4, 5, 5, 4), np.uint8),
+        np.zeros((4, 5, 5), np.int8),
+        np.zeros((0, 5, 5), np.uint8),
+        np.zeros((4, 0, 5), np.uint8),
+        np.zeros((1, 2, 10_000), np.uint8),
+        np.zeros(()),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_what_is_not_video_stays_raw(array: np.ndarray) -> None:
+    assert payload_pb2.CODEC_RAW == encode(array, array.dtype.str, CodecChoice("h264")).codec
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "zstd:19", "h264"])
+def test_a_codec_that_saves_nothing_gives_way_to_raw(codec: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (4, 32, 32), dtype=np.uint8)
+    assert payload_pb2.CODEC_RAW == encode(noise, "|u1", parse_codec(codec)).codec
+
+
+def test_patterns_choose_by_name_and_the_first_match_counts() -> None:
+    zeros = np.zeros(10_000)
+    tree = {"obs": {"image": zeros, "depth": zeros}, "reward": zeros}
+    payload = encode_tree(tree, codecs={"obs.image": "zstd", "obs.*": "raw", "*": "lz4"})
+    header_bytes = int.from_bytes(payload[0][12:16], "little")
+    header = payload_pb2.PayloadHeader.FromString(bytes(payload[0][32 : 32 + header_bytes]))
+    wanted = {"obs.image": payload_pb2.CODEC_ZSTD, "obs.depth": payload_pb2.CODEC_RAW}
+    assert wanted | {"reward": payload_pb2.CODEC_LZ4} == {a.name: a.codec for a in header.arrays}
+
+
+@pytest.mark.parametrize("codec", [payload_pb2.CODEC_LZ4, payload_pb2.CODEC_ZSTD])
+@pytest.mark.parametrize("junk", [b"", b"\0", b"\xff" * 100, b"\x28\xb5\x2f\xfd" + b"\0" * 20])
+def test_junk_is_refused_by_every_codec(codec: int, junk: bytes) -> None:
+    with pytest.raises(PayloadCorruptError):
+        decode_into(np.empty(1000, np.uint8), memoryview(junk), codec, {})
+
+
+@given(st.binary(max_size=400))
+def test_junk_is_refused_as_video(junk: bytes) -> None:
+    with pytest.raises(PayloadCorruptError):
+        decode_into(
+            np.empty((2, 16, 16), np.uint8),
+            memoryview(junk),
+            payload_pb2.CODEC_H264,
+            {"planes": "luma"},
+        )
+
+
+@pytest.mark.parametrize("shape", [(7, 40, 40), (9, 40, 40), (8, 40, 41), (8, 41, 40), (8, 4, 4)])
+def test_video_of_other_frames_than_declared_is_corrupt(shape: tuple[int, int, int]) -> None:
+    encoded = _video(moving_square(8, 40, colour=False))
+    with pytest.raises(PayloadCorruptError):
+        decode_into(np.empty(shape, np.uint8), *encoded)
+
+
+def test_colour_does_not_pass_for_grey_nor_grey_for_colour() -> None:
+    colour, grey = moving_square(4, 40), moving_square(4, 40, colour=False)
+    buffer, codec, _ = _video(colour)
+    with pytest.raises(PayloadCorruptError):
+        decode_into(np.empty_like(grey), buffer, codec, {"planes": "luma"})
+    buffer, codec, _ = _video(grey)
+    for planes in ("rgb", "luma", "", "x"):
+        with pytest.raises(PayloadCorruptError):
+            decode_into(np.empty_like(colour), buffer, codec, {"planes": planes})
+
+
+def test_an_array_compressed_to_another_size_is_corrupt() -> None:
+    for choice in (CodecChoice("lz4"), CodecChoice("zstd", 1)):
+        encoded = encode(np.zeros(1000), "<f8", choice)
+        for count in (999, 1001):
+            with pytest.raises(PayloadCorruptError):
+                decode_into(np.empty(count), encoded.buffer, encoded.codec, {})
+
+
+def test_auto_settles_after_a_few_arrays_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    picker = auto.AutoPicker()
+    zeros, noise = np.zeros(200_000), np.random.default_rng(0).random(200_000)
+    with caplog.at_level(logging.INFO, logger="breadbox"):
+        for _ in range(5):
+            for_zeros = picker.pick("obs.still", zeros, "<f8", 1)
+            for_noise = picker.pick("obs.noise", noise, "<f8", 100_000)
+    assert for_zeros.name in ("lz4", "zstd")
+    assert RAW == for_noise
+    assert 2 == len(caplog.records)
+    assert {"obs.still", "obs.noise"} == {report.name for report in picker.reports()}
+    still = next(report for report in picker.reports() if report.name == "obs.still")
+    assert str(for_zeros) == still.picked
+    assert 3 * zeros.nbytes == still.raw_bytes
+    assert still.encoded_bytes < still.raw_bytes / 10
+    assert "lz4 saves" in still.reason
+    assert "zstd:1 saves" in still.reason
+
+
+def test_auto_leaves_small_arrays_alone() -> None:
+    picker = auto.AutoPicker()
+    assert RAW == picker.pick("reward", np.zeros(100), "<f8", 1)
+    assert () == picker.reports()
+
+
+def test_auto_never_loses_anything() -> None:
+    frames = moving_square()
+    for _ in range(5):
+        payload = b"".join(encode_tree({"frames": frames}, codecs="auto:1"))
+        assert frames.tobytes() == decode_tree(payload)[0]["frames"].tobytes()

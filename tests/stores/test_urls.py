@@ -1,0 +1,113 @@
+"""Store URLs: which are taken, which refused, and that no password is ever shown."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from breadbox.errors import StoreUrlError
+from breadbox.stores import open_store
+from breadbox.stores.urls import parse_store_url, redact
+
+SECRET = "hunter2"
+
+WITH_SECRETS = [
+    f"redis://:{SECRET}@host:6379/0",
+    f"rediss://user:{SECRET}@host",
+    f"redis://{SECRET}@host",
+    f"unix://:{SECRET}@/run/redis.sock?db=1",
+    f"unix:///run/redis.sock?db=1&password={SECRET}",
+    f"rediss://host?ssl_password={SECRET}",
+    f"redis+cluster://:{SECRET}@host:7000",
+    f"redis+sentinel://:{SECRET}@a:1,b:2/main",
+    f"redis://:{SECRET}@host:port",
+    f"redis://:{SECRET}@[::1",
+    f"redis://:{SECRET}@host:99999",
+    f"http://u:{SECRET}@host",
+    f"file://u:{SECRET}@host/dir",
+    f"redis://:a@{SECRET}@host",
+]
+
+
+@pytest.mark.parametrize("url", WITH_SECRETS)
+def test_passwords_are_never_shown(url: str) -> None:
+    assert SECRET not in redact(url)
+    shown: list[object]
+    try:
+        shown = [repr(parse_store_url(url)), str(parse_store_url(url))]
+    except StoreUrlError as error:
+        shown = [error, error.__cause__]
+    assert not any(SECRET in str(each) for each in shown)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:x@host:6379/0?db=3", "redis://:***@host:6379/0?db=3"),
+        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
+        ("file:///dev/shm/breadbox", "file:///dev/shm/breadbox"),
+        ("rediss://u:x@host", "rediss://u:***@host"),
+    ],
+)
+def test_the_rest_of_a_url_is_shown(url: str, shown: str) -> None:
+    assert shown == redact(url)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_redacted_and_parsed_or_refused(text: str) -> None:
+    redact(text)
+    try:
+        parse_store_url(text)
+    except StoreUrlError:
+        return
+    assert text.strip().lower().startswith(("file:", "redis", "unix:"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "redis",
+        "redis://",
+        "redis:///0",
+        "unix://",
+        "unix://relative.sock",
+        "file://",
+        "file://relative",
+        "file:relative",
+        "file://host/dir",
+        "file:///dir?x=1",
+        "redis://host:0",
+        "s3://bucket",
+        "redis+sentinel://host:1",
+        "redis+sentinel://host:x/main",
+        "redis+cluster://",
+    ],
+)
+def test_urls_that_cannot_be_used_are_refused_in_one_line(url: str) -> None:
+    with pytest.raises(StoreUrlError) as caught:
+        open_store(url)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_that_redis_does_not_know_are_refused_without_the_url() -> None:
+    for query in ("socket_timeout=soon", "db=x", "no_such_option=1"):
+        with pytest.raises(StoreUrlError) as caught:
+            open_store(f"redis://:{SECRET}@localhost/0?{query}").write_many([])
+        assert SECRET not in str(caught.value)
+
+
+def test_sentinels_and_their_primary_are_read() -> None:
+    parsed = parse_store_url("redis+sentinel://:p@a:1,b/main/3")
+    assert (("a", 1), ("b", 26379)) == parsed.addresses
+    assert "main" == parsed.service_name
+
+
+@pytest.mark.parametrize("unannounced_s", [0.0, -1.0, float("nan")])
+def test_a_life_of_nothing_is_refused(unannounced_s: float) -> None:
+    with pytest.raises(StoreUrlError):
+        open_store("redis://localhost", unannounced_s=unannounced_s)
+
+
+def test_tiny_pieces_are_refused() -> None:
+    with pytest.raises(StoreUrlError):
+        open_store("redis://localhost", piece_size_bytes=1000)
