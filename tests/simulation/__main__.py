@@ -1,0 +1,44 @@
+"""`python tests/simulation [--seed N | --seeds COUNT] [--variant NAME]`: run seeds, replay one."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from time import perf_counter
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from simulation.simulate import simulate  # noqa: E402
+from simulation.variants import VARIANTS  # noqa: E402
+
+
+def main() -> int:
+    """Run seeds and say which fail; 1 when any did."""
+    parser = argparse.ArgumentParser(prog="python tests/simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="replay this seed, with its traceback")
+    parser.add_argument("--first", type=int, default=0, help="first seed of a series")
+    parser.add_argument("--seeds", type=int, default=200, help="length of a series")
+    parser.add_argument("--variant", choices=sorted(VARIANTS), default="real", help="what to run")
+    options = parser.parse_args()
+    variant = VARIANTS[options.variant]
+    if options.seed is not None:
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        outcome = simulate(options.seed, variant())
+        print(outcome.where + outcome.line)
+        return int(bool(outcome.failure))
+    logging.disable()
+    started_at = perf_counter()
+    failures = 0
+    for seed in range(options.first, options.first + options.seeds):
+        outcome = simulate(seed, variant())
+        if outcome.failure:
+            failures += 1
+            print(outcome.line)
+            print(f"  replay: python tests/simulation --variant {variant.name} --seed {seed}")
+    rate = options.seeds / (perf_counter() - started_at) * 60
+    print(f"{options.seeds} seeds, {failures} failed, {rate:,.0f} seeds/minute")
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,396 @@
+"""Workers, learners and a trainer, as the library makes them behave; and the ledger they keep."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from breadbox.errors import StoreUnavailableError
+from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.errors import (
+    DomainError,
+    LeaseNotFoundError,
+    WaitersFullError,
+)
+from breadbox_server.core.events import FetchGranted
+from breadbox_server.core.inputs import (
+    AdmissionOutcome,
+    Appended,
+    Fragment,
+    Payload,
+    PublishModel,
+    ReleaseLease,
+    ReleaseMode,
+    RenewLease,
+    StartSession,
+)
+from breadbox_server.driver import Driver
+from simulation.faults import Fates
+from simulation.server import ServerDownError, SimulatedServer, live_leases
+
+CALL_S = 3.0
+"""Deadline of a call, beyond what it may wait on purpose."""
+
+
+class UnreachableError(Exception):
+    """The server may or may not have carried the call out."""
+
+
+@dataclass
+class Lease:
+    """What a client knows of a lease that it was told of."""
+
+    payload_ids: tuple[str, ...]
+    expires_at: float
+    is_consumed: bool = False
+    is_over: bool = False
+    """Its client began to end it, or has ended it."""
+
+
+@dataclass
+class Ledger:
+    """What clients were told; each check is a promise of the service."""
+
+    config: BufferConfig
+    admitted: dict[tuple[str, str, int], None] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)
+    uses: dict[str, list[Lease]] = field(default_factory=dict)
+    """By payload: every lease that anybody was told of."""
+    version: tuple[str, int] = ("", -1)
+    """The last session and version that was acknowledged."""
+    ended_sessions: set[str] = field(default_factory=set)
+    grant_count: int = 0
+
+    def note_grant(self, grant: FetchGranted, store_has: Callable[[str], bool], now: float) -> None:
+        """Note a grant that arrived, first or repeated."""
+        if grant.expires_at <= now:
+            return
+        for granted in grant.fragments:
+            assert 0 <= granted.staleness <= self.config.staleness_max, "granted a stale chunk"
+            assert granted.use_count <= self.config.uses_max, "used too often, and knows it"
+            assert granted.fragment.session_id == grant.session_id, "of another session"
+            payload_id = granted.fragment.payload.payload_id
+            assert store_has(payload_id), f"granted {payload_id}, which is not there"
+        known = self.leases.get(grant.lease_id)
+        if known is not None:
+            return
+        self.grant_count += 1
+        payload_ids = tuple(granted.fragment.payload.payload_id for granted in grant.fragments)
+        lease = self.leases[grant.lease_id] = Lease(payload_ids, grant.expires_at)
+        for payload_id in payload_ids:
+            uses = self.uses.setdefault(payload_id, [])
+            uses.append(lease)
+            counted = [
+                use
+                for use in uses
+                if use.is_consumed or (not use.is_over and use.expires_at > now)
+            ]
+            assert len(counted) <= self.config.uses_max, f"{payload_id} was used too often"
+
+    def check_books(self, buffers: BufferSet, now: float) -> None:
+        """Check, right after a start, that the server knows everything it ever acknowledged."""
+        model = buffers.model(DEFAULT_BUFFER)
+        session, version = self.version
+        if model.session_id == session:
+            assert (model.model_version or 0) >= version, "an acknowledged version is gone"
+        else:
+            assert model.session_id not in self.ended_sessions, "an acknowledged session is gone"
+        for admitted_session, worker_id, index in self.admitted:
+            if admitted_session == model.session_id:
+                fragment = Fragment(
+                    worker_id=worker_id,
+                    fragment_index=index,
+                    session_id=admitted_session,
+                    model_version_min=0,
+                    model_version_max=0,
+                    payload=Payload("f" * 32, 1),
+                )
+                answer = buffers.judge(DEFAULT_BUFFER, fragment, now=now)
+                expected = Appended(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
+                assert answer == expected, f"{worker_id}/{index} was acknowledged and is gone"
+        alive = set(live_leases(buffers))
+        for lease_id, lease in self.leases.items():
+            if not lease.is_over and lease.expires_at > now:
+                assert lease_id in alive, f"lease {lease_id} was acknowledged and is gone"
+
+
+class Client:
+    """Somebody at the other end of a bad network."""
+
+    def __init__(self, name: str, server: SimulatedServer, fates: Fates, ledger: Ledger) -> None:
+        self.name = name
+        self.server = server
+        self.fates = fates
+        self.ledger = ledger
+        self.rng = fates.rng(name)
+        self.network = fates.rng(f"network of {name}")
+        self.is_partitioned = False
+        self.is_stopping = False
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def pause(self, mean_s: float) -> None:
+        await asyncio.sleep(self.rng.expovariate(1 / mean_s))
+
+    async def call(self, work: Callable[[Driver], Awaitable[Any]], wait_s: float = 0.0) -> Any:
+        """Make one attempt at a call.
+
+        Raises:
+            UnreachableError: No answer came in time.
+            DomainError: The server refused.
+        """
+        deadline_at = self.now + wait_s + CALL_S
+        if self.fates.happens(self.network, self.fates.plan.duplicate_probability):
+            self._spawn(self._deliver_stray(work))
+        await self._travel(deadline_at)
+        try:
+            task = self.server.call(work)
+        except ServerDownError:
+            raise UnreachableError from None
+        await asyncio.wait({task}, timeout=max(0.0, deadline_at - self.now))
+        if not task.done():
+            self._spawn(self._cancel_later(task))
+            raise UnreachableError
+        if task.cancelled():
+            raise UnreachableError
+        error = task.exception()
+        if error is None and isinstance(task.result(), FetchGranted):
+            self.server.handed_out.add(task.result().lease_id)
+        if error is not None and not isinstance(error, DomainError | StoreUnavailableError):
+            raise error
+        await self._travel(deadline_at)
+        if isinstance(error, StoreUnavailableError):
+            raise UnreachableError
+        return task.result()
+
+    async def insist(self, work: Callable[[Driver], Awaitable[Any]], wait_s: float = 0.0) -> Any:
+        """Repeat a call until it is answered.
+
+        Raises:
+            DomainError: The server refused.
+        """
+        while True:
+            try:
+                return await self.call(work, wait_s)
+            except UnreachableError:
+                await self.pause(0.3)
+
+    async def _travel(self, deadline_at: float) -> None:
+        """Take a message one way.
+
+        Raises:
+            UnreachableError: It was lost; not before the sender's patience is over.
+        """
+        is_lost = self.fates.happens(self.network, self.fates.plan.drop_probability)
+        delay_s = self.fates.delay_s(self.network)
+        if is_lost or self.is_partitioned or self.now + delay_s > deadline_at:
+            await asyncio.sleep(max(0.0, deadline_at - self.now))
+            raise UnreachableError
+        await asyncio.sleep(delay_s)
+
+    async def _deliver_stray(self, work: Callable[[Driver], Awaitable[Any]]) -> None:
+        """Deliver a second copy of a request, whose answer nobody reads."""
+        await asyncio.sleep(self.fates.delay_s(self.network) * 20)
+        try:
+            task = self.server.call(work)
+        except ServerDownError:
+            return
+        await asyncio.wait({task})
+        if not task.cancelled() and task.exception() is None:
+            if isinstance(task.result(), FetchGranted):
+                self.server.handed_out.add(task.result().lease_id)
+
+    async def _cancel_later(self, task: asyncio.Task[Any]) -> None:
+        await asyncio.sleep(self.fates.delay_s(self.network))
+        task.cancel()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def give_up(self) -> None:
+        """Forget the messages that are on their way."""
+        for task in self._background:
+            task.cancel()
+
+    async def finish(self) -> None:
+        """Return when no message of this client is on its way any more."""
+        while self._background:
+            await asyncio.sleep(0.1)
+
+
+class Trainer(Client):
+    """Starts sessions and publishes versions; the only one to do so."""
+
+    def __init__(self, *arguments: Any, session_count: int) -> None:
+        super().__init__("trainer", *arguments)
+        self._session_count = session_count
+
+    async def run(self) -> None:
+        for number in range(self._session_count):
+            session = f"session-{number}"
+            await self.insist(lambda driver, s=session: driver.apply(StartSession(DEFAULT_BUFFER, s)))
+            if number:
+                self.ledger.ended_sessions.add(f"session-{number - 1}")
+            self.ledger.version = (session, 0)
+            for version in range(1, self.rng.randrange(3, 9)):
+                await self.pause(1.5)
+                publish = PublishModel(DEFAULT_BUFFER, session, version)
+                await self.insist(lambda driver, p=publish: driver.publish(p))
+                self.ledger.version = (session, version)
+
+
+class Worker(Client):
+    """Writes and appends fragments, each until it knows what became of it."""
+
+    async def run(self) -> None:
+        session, version, index = "", None, 0
+        while not self.is_stopping:
+            state = await self._watch(session, version)
+            if state.session_id != session:
+                session, index = state.session_id, 0
+            version = state.model_version
+            for _ in range(self.rng.randrange(1, 4) if session else 0):
+                await self._append(session, version, index)
+                index += 1
+                await self.pause(0.1)
+            await self.pause(0.2)
+
+    async def _watch(self, session: str, version: int | None) -> Any:
+        async def watch(driver: Driver) -> Any:
+            return await driver.watch(
+                DEFAULT_BUFFER, session_id=session, model_version=version, wait_s=0.3
+            )
+
+        _, state = await self.insist(watch, 0.3)
+        return state
+
+    async def _append(self, session: str, version: int, index: int) -> None:
+        payload = await self._write()
+        while True:
+            fragment = Fragment(
+                worker_id=self.name,
+                fragment_index=index,
+                session_id=session,
+                model_version_min=version,
+                model_version_max=version,
+                payload=payload,
+            )
+            [answer] = await self.insist(
+                lambda driver, f=fragment: driver.append(DEFAULT_BUFFER, [f])
+            )
+            if answer is None:
+                payload = await self._write()
+            elif not answer.outcome.asks_to_wait:
+                break
+            elif self.is_stopping:
+                return
+            else:
+                await self.pause(0.2)
+        if AdmissionOutcome.ADMITTED in (answer.outcome, answer.first_outcome):
+            self.ledger.admitted[session, self.name, index] = None
+
+    async def _write(self) -> Payload:
+        while True:
+            try:
+                await self.fates.store_trip(self.rng)
+            except StoreUnavailableError:
+                await self.pause(0.1)
+                continue
+            payload_id = f"{self.rng.getrandbits(128):032x}"
+            self.server.store.put(payload_id)
+            return Payload(payload_id, self.rng.randrange(1, 20))
+
+
+class Learner(Client):
+    """Fetches, alone or as two ranks, works for a while, and ends its leases."""
+
+    async def run(self) -> None:
+        number = 0
+        while not self.is_stopping:
+            number += 1
+            world_size = self.rng.choice([1, 1, 2])
+            count = self.rng.choice([1, 2]) * world_size * self.ledger.config.fragments_per_chunk
+            async with asyncio.TaskGroup() as ranks:
+                for rank in range(world_size):
+                    rng = self.fates.rng(f"{self.name}/{number}/{rank}")
+                    ranks.create_task(
+                        self._learn(f"{self.name}-{number}", count, rank, world_size, rng)
+                    )
+            await self.pause(0.3)
+
+    async def _learn(
+        self, request_id: str, count: int, rank: int, world_size: int, rng: random.Random
+    ) -> None:
+        grant = await self._fetch(request_id, count, rank, world_size, rng)
+        if grant is None or grant.expires_at <= self.now:
+            return
+        lease = self.ledger.leases[grant.lease_id]
+        await asyncio.sleep(rng.choice([0.1, 0.5, 2.0, 6.0]))
+        if rng.random() < 0.3:
+            renew = RenewLease(DEFAULT_BUFFER, grant.lease_id)
+            if not await self._end(lease, lambda driver: self._renew(driver, renew, lease)):
+                return
+        if rng.random() < 0.1:
+            return  # Killed: the lease expires by itself.
+        mode = rng.choice([ReleaseMode.CONSUMED, ReleaseMode.CONSUMED, ReleaseMode.RETURNED])
+        if lease.expires_at <= self.now:
+            return
+        release = ReleaseLease(DEFAULT_BUFFER, grant.lease_id, mode)
+        lease.is_over = True
+        if await self._end(lease, lambda driver: driver.apply(release)):
+            lease.is_consumed = mode is ReleaseMode.CONSUMED
+
+    @staticmethod
+    async def _renew(driver: Driver, renew: RenewLease, lease: Lease) -> None:
+        expires_at: float = await driver.apply(renew)
+        lease.expires_at = max(lease.expires_at, expires_at)
+
+    async def _fetch(
+        self, request_id: str, count: int, rank: int, world_size: int, rng: random.Random
+    ) -> FetchGranted | None:
+        wait_s = rng.choice([0.0, 0.5, 2.0])
+
+        async def fetch(driver: Driver) -> Any:
+            return await driver.fetch(
+                buffer=DEFAULT_BUFFER,
+                request_id=request_id,
+                fragment_count=count,
+                wait_s=wait_s,
+                rank=rank,
+                world_size=world_size,
+                lease_s=None,
+            )
+
+        for _ in range(5):
+            try:
+                outcome = await self.call(fetch, wait_s)
+            except UnreachableError:
+                await asyncio.sleep(0.1)
+                continue
+            except (LeaseNotFoundError, WaitersFullError):
+                return None
+            if isinstance(outcome, FetchGranted):
+                store = self.server.store
+                self.ledger.note_grant(
+                    outcome, lambda payload: store.has(payload) or payload in store.lost, self.now
+                )
+                return outcome
+            return None
+        return None
+
+    async def _end(self, lease: Lease, work: Callable[[Driver], Awaitable[Any]]) -> bool:
+        """Release or renew; False when the lease had expired, which it must not have before."""
+        try:
+            await self.insist(work)
+        except LeaseNotFoundError:
+            assert self.now >= lease.expires_at, "a lease ended before its time"
+            return False
+        return True
+

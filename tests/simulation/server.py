@@ -1,0 +1,182 @@
+"""The real driver, append queue, deletions, turns, journal codec, recovery and reconciler, on the
+simulated store and journal; and how it is killed."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from breadbox.errors import StoreError
+from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.ids import LeaseId
+from breadbox_server.driver import Driver, DriverLimits
+from breadbox_server.journal.compactor import compact
+from breadbox_server.journal.recovery import begin, recover
+from breadbox_server.journal.turn_journal import TurnJournal
+from breadbox_server.metrics import Metrics
+from breadbox_server.reconciliation import Reconciler
+from simulation.faults import Fates
+from simulation.loop import SimulatedClock
+from simulation.storage import (
+    UNANNOUNCED_S,
+    SimulatedArchive,
+    SimulatedCustodian,
+    SimulatedStore,
+    SimulatedWriter,
+)
+
+METRICS = Metrics(CollectorRegistry())
+"""One for all simulations: nothing here reads it, and making one costs more than a simulation."""
+
+
+class ServerDownError(Exception):
+    """Nobody listens."""
+
+
+class Variant:
+    """How the server is put together; the planted bugs override parts of this."""
+
+    name = "real"
+
+    def make_journal(self, writer: SimulatedWriter, sequence: int) -> TurnJournal:
+        return TurnJournal(writer, sequence)
+
+    def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
+        return Driver(buffers, **parts)
+
+
+class SimulatedServer:
+    """One server that is started and killed, again and again."""
+
+    def __init__(self, config: BufferConfig, fates: Fates, variant: Variant) -> None:
+        self._config = config
+        self._fates = fates
+        self._variant = variant
+        self.store = SimulatedStore(fates)
+        self.archive = SimulatedArchive()
+        self.driver: Driver | None = None
+        """None while it is down."""
+        self.buffers: BufferSet | None = None
+        self.life = 0
+        self.handed_out: set[LeaseId] = set()
+        """Leases that were told to somebody, and those that lived when it was started."""
+        self._custodian: SimulatedCustodian | None = None
+        self._writer: SimulatedWriter | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._calls: dict[asyncio.Task[Any], None] = {}
+
+    async def start(self) -> None:
+        """Recover from the journal, compare with the store, and serve."""
+        self.life += 1
+        rng = self._fates.rng(f"server {self.life}")
+        if self.archive.is_begun() and rng.random() < 0.5:
+            compact(self.archive)
+        loop = asyncio.get_running_loop()
+        buffers, sequence = self._recover(rng)
+        self._writer = SimulatedWriter(self.archive, self._fates, self.life)
+        self._custodian = SimulatedCustodian(self.store, self._fates, self.life)
+        clock = SimulatedClock(loop)
+        driver = self._variant.make_driver(
+            buffers,
+            custodian=self._custodian,
+            clock=clock,
+            metrics=METRICS,
+            limits=DriverLimits(unowned_s=UNANNOUNCED_S),
+            journal=self._variant.make_journal(self._writer, sequence),
+        )
+        reconciler = Reconciler(
+            driver,
+            self._custodian,
+            clock=clock,
+            metrics=METRICS,
+            orphan_s=UNANNOUNCED_S,
+            deletes_orphans=True,
+        )
+        self._tasks = [loop.create_task(driver.run())]
+        driver.pump()
+        await self._open_books(reconciler)
+        self._tasks.append(loop.create_task(reconciler.run()))
+        self.buffers = buffers
+        self.handed_out |= set(live_leases(buffers))
+        self.driver = driver
+
+    async def _open_books(self, reconciler: Reconciler) -> None:
+        """Compare books and store, as often as it takes."""
+        while True:
+            try:
+                return await reconciler.reconcile()
+            except StoreError:
+                await asyncio.sleep(0.1)
+
+    def _recover(self, rng: random.Random) -> tuple[BufferSet, int]:
+        now = asyncio.get_running_loop().time()
+        if not self.archive.is_begun():
+            fresh = BufferSet(rng, self._config, is_recording=True)
+            return fresh, begin(self.archive, fresh, now).sequence
+        found = recover(
+            self.archive, lambda state: BufferSet.restore(state, rng, is_recording=True)
+        )
+        assert found.now <= now, "the journal comes from the future"
+        return found.buffers, found.sequence
+
+    def recovered_twin(self) -> BufferSet:
+        """Build what a server started now would have."""
+        return recover(
+            self.archive, lambda state: BufferSet.restore(state, random.Random(0))
+        ).buffers
+
+    async def kill(self) -> None:
+        """End it as SIGKILL does: nothing that it does from now on reaches anything."""
+        assert self._writer is not None
+        assert self._custodian is not None
+        self._writer.is_dead = self._custodian.is_dead = True
+        self.driver = self.buffers = None
+        tasks = [*self._calls, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._tasks.clear()
+        self._calls.clear()
+
+    def check_alive(self) -> None:
+        """Find out whether a part of the server has failed, which is a bug."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+                raise AssertionError("a part of the server has ended")
+
+    def call(self, work: Callable[[Driver], Awaitable[Any]]) -> asyncio.Task[Any]:
+        """Begin a call in the server, as a request that has arrived does.
+
+        Raises:
+            ServerDownError: It is down.
+        """
+        if self.driver is None:
+            raise ServerDownError
+        task = asyncio.get_running_loop().create_task(_as_task(work(self.driver)))
+        self._calls[task] = None
+        task.add_done_callback(lambda done: self._calls.pop(done, None))
+        return task
+
+    @property
+    def call_count(self) -> int:
+        """Calls that have not ended."""
+        return len(self._calls)
+
+
+async def _as_task(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+def live_leases(buffers: BufferSet, world_size_max: int = 65_536) -> list[LeaseId]:
+    """List the leases alive in the default buffer, of requests with at most so many ranks."""
+    return [
+        lease.lease_id
+        for grant in buffers._buffers[DEFAULT_BUFFER]._state.leases.live_grants()
+        for lease in grant.leases
+        if lease.end is None and grant.world_size <= world_size_max
+    ]
