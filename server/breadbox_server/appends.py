@@ -147,6 +147,8 @@ class AppendQueue:
         except StoreError as error:
             for item in items:
                 if item.wants_confirmation:
+                    # The store may have confirmed it all the same, and only its answer was lost.
+                    item.is_there = True
                     item.job.error = error
         self._admit(items, admitter)
         admitter.pump()
