@@ -69,7 +69,10 @@ def test_demo_ends_with_status_1_at_its_time_limit(tmp_path: Path) -> None:
     assert [] == processes_of(tmp_path)
 
 
-def test_ctrl_c_stops_every_process_and_removes_the_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "hang-up"])
+def test_ctrl_c_or_a_closed_terminal_stops_every_process_and_removes_the_store(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     stores_before = stores()
     demo = subprocess.Popen(
         demo_command(tmp_path, "--target-return", "1000000"),
@@ -82,7 +85,7 @@ def test_ctrl_c_stops_every_process_and_removes_the_store(tmp_path: Path) -> Non
     # The first line comes once the server runs and the others have been started.
     assert "learner waits for" in demo.stdout.readline()
 
-    demo.send_signal(signal.SIGINT)
+    demo.send_signal(number)
     output, _ = demo.communicate(timeout=60)
 
     assert 130 == demo.returncode, output

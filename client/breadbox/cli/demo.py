@@ -65,16 +65,15 @@ def _shared_memory_folder() -> str | None:
 
 @contextmanager
 def _stop_signals() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into `Interrupted`, once; while stopping, they are ignored."""
+    """Turn Ctrl-C, SIGTERM and a closed terminal into `Interrupted`, once; then ignore them."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def interrupt(signal_number: int, _frame: FrameType | None) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             signal.signal(number, signal.SIG_IGN)
         raise Interrupted(signal.Signals(signal_number).name)
 
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
