@@ -56,6 +56,7 @@ from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import WatchersFullError
 from breadbox_server.metrics import Metrics
 from breadbox_server.turns import Journal, Turns
+from breadbox_server.waiting import waiting_for
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class Driver:
         self._timer: TimerHandle | None = None
         self._timer_at: float | None = None
         self._draining = False
-        self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot)
+        self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
         self.deletions = DeletionQueue(custodian, metrics=metrics, limit=limits.deletions_max)
         self._unowned = UnownedPayloads(
             self.deletions, keep_s=limits.unowned_s, is_referenced=buffers.refers_to
@@ -137,14 +138,15 @@ class Driver:
         Raises:
             DomainError: The core refuses the input, which changed nothing.
         """
+        self.turns.check_room()
         try:
             return self._apply_now(command)
         finally:
+            # A refusal waits too: it may tell of what is not durable yet.
             await self.settled()
 
     def _apply_now(self, command: Input) -> Any:
         """Give the core one input and carry out, or queue, what comes of it."""
-        self.turns.check_room()
         try:
             return self._buffers.apply(command, now=self._clock.now())
         finally:
@@ -158,6 +160,7 @@ class Driver:
             StoreUnavailableError: The weights could not be confirmed.
             DomainError: The core refuses the version; its weights are deleted after a while.
         """
+        self.turns.check_room()
         weights = command.weights
         if weights is not None:
             with self._metrics.store_trip("confirm"):
@@ -456,6 +459,7 @@ class Driver:
         sweep_at = self._clock.now() + SWEEP_PERIOD_S
         while True:
             self.refresh_gauges()
+            pass
             self._unowned.delete_overdue(self._clock.now())
             await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
             if self._clock.now() >= sweep_at:
@@ -472,6 +476,14 @@ class Driver:
         if count:
             log.info("deleted %d payloads that were never announced", count)
 
+    async def _refresh_usage(self) -> None:
+        try:
+            with self._metrics.store_trip("usage"):
+                self._metrics.set_store_usage(await self._custodian.usage())
+        except StoreUnavailableError:
+            # Counted as a store error; whoever needs the store is told by its own call.
+            log.debug("the store does not say how full it is")
+
     def refresh_gauges(self) -> None:
         """Show in the metrics how every buffer stands."""
         for name in self._buffers.names():
@@ -484,11 +496,11 @@ class Driver:
                 "capacity_bytes": seen.config.capacity_bytes,
                 "payload_bytes": seen.payload_bytes,
                 "leases": seen.lease_count,
-                "waiters": seen.waiter_count,
                 "workers": seen.worker_count,
             }
             version = seen.model.model_version
             self._metrics.set_gauges(name, values, -1 if version is None else version)
+            self._metrics.set_waiters(name, seen.waiter_count, waiting_for(seen))
         self._metrics.watchers.set(self._watcher_count)
         self._metrics.journal_lag.set(self.turns.lag_s)
 

@@ -60,6 +60,7 @@ class Turns:
         journal: Where turns are made durable; None: they take effect at once.
         metrics: Takes the time that turns wait, and how many entries do.
         on_lost: Gives the core's state, and the instant it is of, when the journal was lost.
+        on_settled: Called when the effects of a turn have happened, which may have led to more.
     """
 
     def __init__(
@@ -68,10 +69,12 @@ class Turns:
         *,
         metrics: Metrics,
         on_lost: Callable[[], tuple[Any, float]],
+        on_settled: Callable[[], None],
     ) -> None:
         self._journal = journal
         self._metrics = metrics
         self._on_lost = on_lost
+        self._on_settled = on_settled
         self._open = _Turn()
         self._committing: _Turn | None = None
         self._wake = asyncio.Event()
@@ -153,6 +156,7 @@ class Turns:
         turn.durable.set()
         for effect in turn.effects:
             effect()
+        self._on_settled()
 
     async def _begin_again(self, journal: Journal, turn: _Turn) -> None:
         """Write down the core as it is now, which settles this turn and the one behind it."""

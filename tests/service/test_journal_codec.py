@@ -1,0 +1,181 @@
+"""Turns and snapshots come back as they were; anything else is refused."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from breadbox_server.core import entries as core_entries
+from breadbox_server.core.buffers import BufferSet
+from breadbox_server.core.config import (
+    BufferConfig,
+    FullPolicy,
+    SampleToInsertRatioConfig,
+)
+from breadbox_server.core.inputs import (
+    AdmissionOutcome,
+    DropPayloads,
+    Fragment,
+    Payload,
+    PublishModel,
+    ReleaseLease,
+    ReleaseMode,
+    RenewLease,
+    StartSession,
+    UpdateBuffer,
+)
+from breadbox_server.journal import codec
+from breadbox_server.journal.codec import (
+    JournalFormatError,
+    Snapshot,
+    decode_snapshot,
+    decode_turn,
+    encode_snapshot,
+    encode_turn,
+)
+from breadbox_server.journal.compactor import compact
+from breadbox_server.journal.place import JournalPlace
+from breadbox_server.journal.recovery import begin, recover
+from breadbox_server.journal.sqlite import SqliteWriter
+from breadbox_server.journal.storage import BEGINNING, JournalDamagedError
+from breadbox_server.journal.turn_journal import TurnJournal
+
+PAYLOAD = Payload("0" * 32, 100, 64)
+FRAGMENT = Fragment(
+    worker_id="wörker",
+    fragment_index=7,
+    session_id="run",
+    model_version_min=1,
+    model_version_max=2,
+    payload=PAYLOAD,
+    step_count=5,
+    discontinuity=True,
+)
+LIMITS = BufferConfig(
+    full_policy=FullPolicy.BLOCK,
+    limiter=SampleToInsertRatioConfig(ratio=2.5, error_chunks=10.0),
+)
+ENTRIES = [
+    core_entries.BufferCreated("b", LIMITS, 2**80 + 1),
+    core_entries.FragmentTaken("b", FRAGMENT, AdmissionOutcome.STALE),
+    core_entries.GrantMade("b", "r", 4, 2, (3, 1), ("l0", "l1"), (60.0, 0.1)),
+    StartSession("b", "run", None),
+    StartSession("b", "run", 3),
+    PublishModel("b", "run", 4, PAYLOAD),
+    PublishModel("b", "run", 5),
+    RenewLease("b", "l0", None),
+    ReleaseLease("b", "l0", ReleaseMode.RETURNED),
+    DropPayloads("b", ("0" * 32, "1" * 32)),
+    UpdateBuffer("b", BufferConfig()),
+]
+
+
+def test_a_turn_comes_back_as_it_was():
+    turn = [(1e9 + position / 3, entry) for position, entry in enumerate(ENTRIES)]
+    assert turn == decode_turn(encode_turn(turn)).entries
+
+
+def test_a_snapshot_comes_back_as_it_was():
+    snapshot = Snapshot(9, 1.5, {"buffers": [[1, 2.25, "é", None, True]]})
+    assert snapshot == decode_snapshot(encode_snapshot(snapshot))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe",
+        b"{}",
+        b"[1]",
+        b"[2,[]]",
+        b'[1,[[0,"NoSuchEntry"]]]',
+        b'[1,[[0,"EndSession","b"]]]',
+        b'[1,[[0,"ReleaseLease","b","l","somehow"]]]',
+        b"[" * 100_000,
+    ],
+    ids=lambda data: data[:20].decode(errors="replace"),
+)
+def test_what_is_no_turn_is_refused(data: bytes):
+    with pytest.raises(JournalFormatError):
+        decode_turn(data)
+
+
+def test_what_is_no_snapshot_is_refused():
+    good = encode_snapshot(Snapshot(1, 1.0, {}))
+    for data in (b"", good[:-3], b"junk" + good, encode_turn([])):
+        with pytest.raises(JournalFormatError):
+            decode_snapshot(data)
+
+
+def test_every_change_of_an_entry_grows_the_version():
+    """Fields are written by position: change this list and `codec.VERSION` together."""
+    assert 1 == codec.VERSION
+    pinned = json.loads(Path(__file__).with_name("journal_schema.json").read_text())
+    assert pinned == codec.schema()
+
+
+def test_a_journal_cut_anywhere_is_compacted_into_the_same_core(tmp_path):
+    place = JournalPlace("sqlite", str(tmp_path))
+    archive = place.open_archive()
+    live = BufferSet(random.Random(3), BufferConfig(), is_recording=True)
+    begin(archive, live, 0.0)
+    _write_history(tmp_path, live)
+    wanted = live.snapshot()
+    for _ in range(2):
+        assert BEGINNING + 30 == compact(archive)
+        found = recover(archive, lambda state: BufferSet.restore(state, random.Random(0)))
+        assert wanted == found.buffers.snapshot()
+    assert 0 == found.turn_count
+    archive.close()
+
+
+def test_the_compactor_process_takes_the_place_from_its_input(tmp_path):
+    place = JournalPlace("sqlite", str(tmp_path))
+    archive = place.open_archive()
+    live = BufferSet(random.Random(3), BufferConfig(), is_recording=True)
+    begin(archive, live, 0.0)
+    _write_history(tmp_path, live)
+    done = subprocess.run(
+        [sys.executable, "-m", "breadbox_server.journal.compactor"],
+        input=place.to_line(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (0, f"{BEGINNING + 30}\n") == (done.returncode, done.stdout), done.stderr
+    assert BEGINNING + 30 == archive.read_snapshot()[0]
+    archive.close()
+
+
+def test_an_entry_that_does_not_fit_is_a_damaged_journal(tmp_path):
+    place = JournalPlace("sqlite", str(tmp_path))
+    archive = place.open_archive()
+    begin(archive, BufferSet(random.Random(3), BufferConfig()), 0.0)
+    bad = encode_turn([(1.0, ReleaseLease("nowhere", "l", ReleaseMode.CONSUMED))])
+    with archive._connection as connection:
+        connection.execute("INSERT INTO turns VALUES (?, ?)", (BEGINNING + 1, bad))
+    with pytest.raises(JournalDamagedError, match=r"turn 2.*start empty"):
+        recover(archive, lambda state: BufferSet.restore(state, random.Random(0)))
+    archive.close()
+
+
+def _write_history(directory, live: BufferSet) -> None:
+    """Thirty turns of appends and publishes."""
+    writer = SqliteWriter(directory, sync=False)
+    journal = TurnJournal(writer, BEGINNING)
+    for step in range(30):
+        now = float(step)
+        if step % 10 == 0:
+            live.apply(StartSession("default", f"run{step}"), now=now)
+        else:
+            live.apply(PublishModel("default", f"run{step // 10 * 10}", step), now=now)
+        live.take_events()
+        # Nothing here waits for the loop, so the coroutine runs to its end when it is sent to.
+        with pytest.raises(StopIteration):
+            journal.append(live.take_entries()).send(None)
+    with pytest.raises(StopIteration):
+        writer.close().send(None)

@@ -1,0 +1,289 @@
+"""Nothing leaves the server before it is durable."""
+
+import asyncio
+import contextlib
+import random
+from contextlib import asynccontextmanager
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from breadbox.errors import StoreUnavailableError
+from breadbox_server import turns
+from breadbox_server.core.buffers import BufferSet
+from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.errors import DomainError
+from breadbox_server.core.ids import BufferName, RequestId, SessionId
+from breadbox_server.core.inputs import (
+    EndSession,
+    Fragment,
+    Payload,
+    PublishModel,
+    StartSession,
+)
+from breadbox_server.driver import Driver, DriverLimits
+from breadbox_server.metrics import Metrics
+from support.eventually import eventually
+from support.fake_custodian import FakeCustodian
+from support.fake_journal import FakeJournal
+from support.manual_timers import ManualTimers
+
+BUFFER = BufferName("default")
+RUN = SessionId("run")
+
+
+@asynccontextmanager
+async def journalled():
+    """A driver whose decisions go through a fake journal."""
+    custodian, journal, clock = FakeCustodian(), FakeJournal(), ManualTimers()
+    driver = Driver(
+        BufferSet(random.Random(1), BufferConfig(), is_recording=True),
+        custodian,
+        clock=clock,
+        metrics=Metrics(CollectorRegistry()),
+        limits=DriverLimits(),
+        journal=journal,
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(driver.run())
+        await driver.apply(StartSession(BUFFER, RUN))
+        yield SimpleNamespace(
+            driver=driver, custodian=custodian, journal=journal, clock=clock, group=group
+        )
+        running.cancel()
+
+
+def fragment(it, index: int) -> Fragment:
+    reference = it.custodian.write()
+    return Fragment(
+        worker_id="w",
+        fragment_index=index,
+        session_id=RUN,
+        model_version_min=0,
+        model_version_max=0,
+        payload=Payload(reference.payload_id, reference.size_bytes),
+    )
+
+
+def start_fetch(it, wait_s: float = 60.0) -> asyncio.Task:
+    return it.group.create_task(
+        it.driver.fetch(
+            buffer=BUFFER,
+            request_id=RequestId("r"),
+            fragment_count=1,
+            wait_s=wait_s,
+            rank=0,
+            world_size=1,
+            lease_s=None,
+        )
+    )
+
+
+def hold(it) -> None:
+    it.journal.may_write.clear()
+    it.journal.writing.clear()
+
+
+async def turn_the_loop() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_an_append_is_answered_only_when_it_is_durable():
+    async with journalled() as it:
+        hold(it)
+        appending = it.group.create_task(it.driver.append(BUFFER, [fragment(it, 0)]))
+        await it.journal.writing.wait()
+        await turn_the_loop()
+        assert not appending.done()
+        it.journal.may_write.set()
+        await appending
+        assert 1 == len(it.journal.turns[-1])
+
+
+async def test_a_grant_is_told_only_when_it_is_durable():
+    async with journalled() as it:
+        await it.driver.append(BUFFER, [fragment(it, 0)])
+        hold(it)
+        fetching = start_fetch(it)
+        await it.journal.writing.wait()
+        await turn_the_loop()
+        assert not fetching.done()
+        it.journal.may_write.set()
+        await fetching
+
+
+async def test_a_caller_cancelled_while_its_grant_is_written_leaves_nothing():
+    async with journalled() as it:
+        await it.driver.append(BUFFER, [fragment(it, 0)])
+        hold(it)
+        fetching = start_fetch(it)
+        await it.journal.writing.wait()
+        fetching.cancel()
+        await turn_the_loop()
+        it.journal.may_write.set()
+        await it.driver.settled()
+        await turn_the_loop()
+        await it.driver.settled()
+        seen = it.driver.describe(BUFFER)
+        assert (0, 1) == (seen.lease_count, seen.chunk_count)
+
+
+async def test_payloads_are_deleted_only_when_their_end_is_durable():
+    async with journalled() as it:
+        await it.driver.append(BUFFER, [fragment(it, 0)])
+        hold(it)
+        ending = it.group.create_task(it.driver.apply(EndSession(BUFFER, RUN)))
+        await it.journal.writing.wait()
+        await turn_the_loop()
+        assert [] == it.custodian.deleted
+        it.journal.may_write.set()
+        await ending
+        await eventually(lambda: len(it.custodian.deleted) == 1)
+
+
+async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable():
+    async with journalled() as it:
+        watching = it.group.create_task(
+            it.driver.watch(BUFFER, session_id=RUN, model_version=0, wait_s=60)
+        )
+        await turn_the_loop()
+        hold(it)
+        it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
+        await it.journal.writing.wait()
+        reading = it.group.create_task(
+            it.driver.watch(BUFFER, session_id=RUN, model_version=0, wait_s=0)
+        )
+        await turn_the_loop()
+        assert (False, False) == (watching.done(), reading.done())
+        it.journal.may_write.set()
+        assert (True, 1) == ((await watching)[0], (await reading)[1].model_version)
+
+
+async def test_calls_of_one_moment_share_one_write():
+    async with journalled() as it:
+        hold(it)
+        first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
+        await it.journal.writing.wait()
+        later = [
+            it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, version)))
+            for version in range(2, 12)
+        ]
+        await turn_the_loop()
+        it.journal.may_write.set()
+        for task in [first, *later]:
+            await task
+        assert [2, 1, 10] == [len(turn) for turn in it.journal.turns]
+
+
+async def test_answers_wait_for_a_journal_that_is_away_and_come_when_it_is_back(monkeypatch):
+    monkeypatch.setattr(turns, "RETRY_DELAY_S", 0.0)
+    async with journalled() as it:
+        it.journal.is_down = True
+        publishing = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
+        await turn_the_loop()
+        assert not publishing.done()
+        it.journal.is_down = False
+        await publishing
+        assert 1 == len(it.journal.turns[-1])
+
+
+async def test_new_work_is_refused_while_the_journal_has_been_away_for_long(monkeypatch):
+    monkeypatch.setattr(turns, "ENTRIES_MAX", 1)
+    async with journalled() as it:
+        hold(it)
+        waiting = [it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))]
+        await it.journal.writing.wait()
+        waiting.append(it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 2))))
+        await turn_the_loop()
+        with pytest.raises(StoreUnavailableError):
+            await it.driver.apply(PublishModel(BUFFER, RUN, 3))
+        with pytest.raises(StoreUnavailableError):
+            await it.driver.append(BUFFER, [fragment(it, 0)])
+        it.journal.may_write.set()
+        for task in waiting:
+            await task
+
+
+async def test_a_lost_journal_is_begun_again_with_everything_decided_so_far():
+    async with journalled() as it:
+        await it.driver.append(BUFFER, [fragment(it, 0)])
+        hold(it)
+        it.journal.is_lost = True
+        first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
+        await it.journal.writing.wait()
+        second = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 2)))
+        await turn_the_loop()
+        it.journal.may_write.set()
+        await first
+        await second
+        (state,) = it.journal.snapshots
+        await it.driver.apply(PublishModel(BUFFER, RUN, 3))
+        rebuilt = BufferSet.restore(state, random.Random(1))
+        for turn in it.journal.turns:
+            for now, entry in turn:
+                rebuilt.replay(entry, now=now)
+        assert 3 == rebuilt.model(BUFFER).model_version
+        assert it.driver._buffers.snapshot() == rebuilt.snapshot()
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int):
+    """Random calls, cancelled at random moments; then the journal alone makes the same core."""
+    rng = random.Random(seed)
+    async with journalled() as it:
+        tasks = []
+        for step in range(60):
+            kind = rng.choice(("append", "fetch", "publish", "cancel", "hold", "go", "tick"))
+            if kind == "append":
+                appending = partial(it.driver.append, BUFFER, [fragment(it, step)])
+                tasks.append(it.group.create_task(_quietly(appending)))
+            elif kind == "fetch":
+                tasks.append(it.group.create_task(_quietly(partial(_fetch, it, f"r{step}"))))
+            elif kind == "publish":
+                version = step // 20
+                publishing = partial(it.driver.apply, PublishModel(BUFFER, RUN, version))
+                tasks.append(it.group.create_task(_quietly(publishing)))
+            elif kind == "cancel" and tasks:
+                rng.choice(tasks).cancel()
+            elif kind == "hold":
+                it.journal.may_write.clear()
+            elif kind == "go":
+                it.journal.may_write.set()
+            else:
+                it.clock.advance(rng.choice((0.0, 30.0)))
+            for _ in range(rng.randint(0, 3)):
+                await asyncio.sleep(0)
+        it.journal.may_write.set()
+        for task in tasks:
+            task.cancel()
+        await turn_the_loop()
+        await it.driver.settled()
+        await turn_the_loop()
+        await it.driver.settled()
+        rebuilt = BufferSet.restore(None, random.Random(1))
+        for turn in it.journal.turns:
+            for now, entry in turn:
+                rebuilt.replay(entry, now=now)
+        rebuilt.handle_timer(now=it.clock.now())
+        assert it.driver._buffers.snapshot() == rebuilt.snapshot(), f"seed {seed}"
+
+
+async def _fetch(it, request_id: str):
+    return await it.driver.fetch(
+        buffer=BUFFER,
+        request_id=RequestId(request_id),
+        fragment_count=1,
+        wait_s=20.0,
+        rank=0,
+        world_size=1,
+        lease_s=25.0,
+    )
+
+
+async def _quietly(call) -> None:
+    """Make a call whose refusal is as good as its answer."""
+    with contextlib.suppress(DomainError):
+        await call()

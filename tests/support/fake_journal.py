@@ -1,0 +1,36 @@
+"""A journal in memory that can be held, taken away and emptied."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from breadbox_server.journal.storage import JournalLostError, JournalUnavailableError
+
+
+class FakeJournal:
+    """Implements `breadbox_server.turns.Journal`."""
+
+    def __init__(self) -> None:
+        self.turns: list[list[tuple[float, Any]]] = []
+        self.snapshots: list[Any] = []
+        self.is_down = False
+        self.is_lost = False
+        self.may_write = asyncio.Event()
+        self.may_write.set()
+        self.writing = asyncio.Event()
+
+    async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
+        self.writing.set()
+        await self.may_write.wait()
+        if self.is_down:
+            raise JournalUnavailableError("the fake journal is down")
+        if self.is_lost:
+            raise JournalLostError("the fake journal is empty")
+        self.turns.append(list(entries))
+
+    async def begin_again(self, state: Any, now: float) -> None:
+        if self.is_down:
+            raise JournalUnavailableError("the fake journal is down")
+        self.is_lost = False
+        self.turns.clear()
+        self.snapshots.append(state)
