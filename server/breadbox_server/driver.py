@@ -459,7 +459,7 @@ class Driver:
         sweep_at = self._clock.now() + SWEEP_PERIOD_S
         while True:
             self.refresh_gauges()
-            pass
+            await self._refresh_usage()
             self._unowned.delete_overdue(self._clock.now())
             await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
             if self._clock.now() >= sweep_at:

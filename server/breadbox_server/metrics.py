@@ -9,8 +9,16 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    Summary,
+)
 
+from breadbox.stores.base import StoreUsage
 from breadbox_server.core.events import (
     ChunksEvicted,
     Event,
@@ -21,6 +29,7 @@ from breadbox_server.core.events import (
     WaitElapsed,
 )
 from breadbox_server.core.inputs import AdmissionOutcome
+from breadbox_server.waiting import WaitingFor
 
 TASKS_MAX: Final = 64
 """Tasks with series of their own; the episodes of any further task count as task "other"."""
@@ -44,7 +53,6 @@ GAUGES: Final = {
     "capacity_bytes": "Payload bytes that may be held",
     "payload_bytes": "Payload bytes of open chunks, chunks and leases",
     "leases": "Leases alive",
-    "waiters": "Fetches that wait",
     "workers": "Workers that take part in the session",
 }
 
@@ -58,6 +66,8 @@ class Metrics:
         self._of_buffer: dict[str, dict[tuple[Any, tuple[str, ...]], Any]] = {}
         self._make_core_series()
         self._make_shell_series()
+        # Processor time, memory and open files of this process, under their usual names.
+        ProcessCollector(registry=registry)
 
     def _make_core_series(self) -> None:
         registry = self.registry
@@ -107,6 +117,12 @@ class Metrics:
             name: Gauge(f"breadbox_{name}", text, ["buffer"], registry=registry)
             for name, text in GAUGES.items()
         }
+        self.waiters = Gauge(
+            "breadbox_waiters",
+            "Fetches that wait, by what the first of them waits for",
+            ["buffer", "reason"],
+            registry=registry,
+        )
         self.model_version = Gauge(
             "breadbox_model_version", "Current model version", ["buffer"], registry=registry
         )
@@ -144,6 +160,14 @@ class Metrics:
         )
         self.store_errors = Counter(
             "breadbox_store_errors", "Failed trips to the store", ["operation"], registry=registry
+        )
+        self.store_used = Gauge(
+            "breadbox_store_used_bytes", "Everything in the payload store", registry=registry
+        )
+        self.store_limit = Gauge(
+            "breadbox_store_limit_bytes",
+            "Where the payload store refuses to take more; 0: it has no limit of its own",
+            registry=registry,
         )
         self.deleted = Counter(
             "breadbox_payloads_deleted", "Payloads deleted from the store", registry=registry
@@ -234,6 +258,17 @@ class Metrics:
         for name, value in values.items():
             self._of(buffer, self.gauges[name]).set(value)
         self._of(buffer, self.model_version).set(model_version)
+
+    def set_waiters(self, buffer: str, waiter_count: int, reason: WaitingFor) -> None:
+        """Show how many fetches wait; those of the other reasons are then none."""
+        for each in WaitingFor:
+            count = waiter_count if each is reason else 0
+            self._of(buffer, self.waiters, each.value).set(count)
+
+    def set_store_usage(self, usage: StoreUsage) -> None:
+        """Show how full the payload store is."""
+        self.store_used.set(usage.used_bytes)
+        self.store_limit.set(usage.limit_bytes)
 
     def count_missing(self, buffer: str, fragment_count: int) -> None:
         """Count fragments whose payload the store does not have."""
