@@ -10,13 +10,14 @@ import click
 from rich.console import Console
 
 from bench import report
+from bench.learner import learner_rows
 from bench.measure import Figure
 from bench.payload_rows import payload_rows
 from bench.rollout import rollout_rows
 from bench.service_rows import service_rows
 
 _HERE = Path(__file__).parent
-_SECTIONS = ("payload", "service", "rollout", "core")
+_SECTIONS = ("payload", "service", "rollout", "learner", "core")
 
 
 @click.command()
@@ -51,7 +52,9 @@ def _figures(quick: bool, only: str | None) -> Iterator[Figure]:
             wake_count=100 if quick else 500,
         )
     if only in (None, "rollout"):
-        yield from rollout_rows(rounds=3 if quick else 10)
+        yield from rollout_rows(rounds=12 if quick else 40)
+    if only in (None, "learner"):
+        yield from learner_rows(batches=10 if quick else 40)
     if only in (None, "core"):
         yield from _core_figures(quick)
 
