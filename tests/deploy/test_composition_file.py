@@ -83,7 +83,8 @@ def test_an_image_has_a_pinned_base_and_does_not_run_as_root(path: Path) -> None
 def test_an_image_installs_dependencies_before_it_takes_the_source(path: Path) -> None:
     text = path.read_text()
 
-    assert text.index("COPY pyproject.toml") < text.index("pip install") < text.index("COPY . .")
+    dependencies = text.index('pip install -q ".[')
+    assert text.index("COPY pyproject.toml") < dependencies < text.index("COPY . .")
 
 
 def test_there_is_one_image_per_deployable() -> None:
