@@ -16,6 +16,7 @@ from breadbox.errors import StoreError
 from breadbox.stores.base import PayloadCustodian
 from breadbox_server.clock import Clock
 from breadbox_server.convert import payload_reference
+from breadbox_server.core.errors import BufferNotFoundError
 from breadbox_server.core.ids import BufferName, PayloadId
 from breadbox_server.core.inputs import DropPayloads
 from breadbox_server.driver import Driver
@@ -68,13 +69,21 @@ class Reconciler:
         Raises:
             StoreUnavailableError: The store cannot be reached.
         """
+        # Only what was in the books before the list was begun must be on it: what is confirmed and
+        # admitted meanwhile may stand where the list has been read already.
+        known_before = {
+            buffer: {each.payload_id for each in self._driver.payloads(buffer)}
+            for buffer in self._driver.names()
+        }
         with self._metrics.store_trip("list"):
             kept = {PayloadId(each) async for each in self._custodian.confirmed()}
-        known: set[PayloadId] = set()
-        for buffer in self._driver.names():
-            of_buffer = {each.payload_id for each in self._driver.payloads(buffer)}
-            known |= of_buffer
+        for buffer, of_buffer in known_before.items():
             await self._drop(buffer, of_buffer - kept)
+        known = {
+            each.payload_id
+            for buffer in self._driver.names()
+            for each in self._driver.payloads(buffer)
+        }
         self._orphans = kept - known if self._deletes_orphans else set()
         self._orphans_due_at = self._clock.now() + self._orphan_s
         if self._orphans:
@@ -90,6 +99,8 @@ class Reconciler:
                 await self._delete_orphans()
             except StoreError as error:
                 log.warning("books and store could not be compared: %s", type(error).__name__)
+            except BufferNotFoundError as error:
+                log.debug("%s went while it was compared; trying again", error.buffer)
 
     async def _is_anything_missing(self) -> bool:
         for buffer in self._driver.names():
@@ -107,7 +118,8 @@ class Reconciler:
         return False
 
     async def _drop(self, buffer: BufferName, missing: Iterable[PayloadId]) -> None:
-        missing = tuple(missing)
+        # What was released and deleted while the list was read is not lost.
+        missing = tuple(each for each in missing if self._driver.refers_to(buffer, each))
         if not missing:
             return
         dropped = 0
