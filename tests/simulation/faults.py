@@ -27,8 +27,8 @@ class FaultPlan:
     """Times that the server is killed and started again."""
     partition_count: int = 2
     """Times that one client can reach nobody for a while."""
-    loses_payloads: bool = False
-    """Whether the store forgets some payloads on the way."""
+    loss_count: int = 0
+    """Times that the store forgets some payloads."""
 
 
 class Fates:

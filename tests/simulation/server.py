@@ -12,6 +12,7 @@ from breadbox.errors import StoreError
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.ids import LeaseId
+from breadbox_server.core.inputs import DropPayloads
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.journal.compactor import compact
 from breadbox_server.journal.recovery import begin, recover
@@ -76,6 +77,7 @@ class SimulatedServer:
             compact(self.archive)
         loop = asyncio.get_running_loop()
         buffers, sequence = self._recover(rng)
+        self._watch_drops(buffers)
         self._writer = SimulatedWriter(self.archive, self._fates, self.life)
         self._custodian = SimulatedCustodian(self.store, self._fates, self.life)
         clock = SimulatedClock(loop)
@@ -102,6 +104,19 @@ class SimulatedServer:
         self.buffers = buffers
         self.handed_out |= set(live_leases(buffers))
         self.driver = driver
+
+    def _watch_drops(self, buffers: BufferSet) -> None:
+        """See to it that only what the store really lost is given up as lost."""
+        apply = buffers.apply
+
+        def checked_apply(input: Any, *, now: float) -> Any:
+            if isinstance(input, DropPayloads):
+                there = set(input.payload_ids) - self.store.lost
+                known = [each for each in there if buffers.refers_to(input.buffer, each)]
+                assert not known, f"given up as lost, and not lost: {sorted(known)}"
+            return apply(input, now=now)
+
+        buffers.apply = checked_apply  # type: ignore[method-assign]
 
     async def _open_books(self, reconciler: Reconciler) -> None:
         """Compare books and store, as often as it takes."""

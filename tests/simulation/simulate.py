@@ -54,7 +54,7 @@ def draw_plan(rng: random.Random) -> FaultPlan:
         journal_error_probability=rng.choice([0.0, 0.03, 0.1]),
         crash_count=rng.choice([1, 2, 3]),
         partition_count=rng.choice([0, 1, 2]),
-        loses_payloads=rng.random() < 0.2,
+        loss_count=rng.choice([0, 0, 1, 4]),
     )
 
 
@@ -133,7 +133,7 @@ class Simulation:
         """Kill the server, cut clients off, lose payloads: each at a time of its own."""
         plan = self.fates.plan
         acts = [self._kill_and_start] * plan.crash_count + [self._partition] * plan.partition_count
-        acts += [self._lose_payloads] if plan.loses_payloads else []
+        acts += [self._lose_payloads] * plan.loss_count
         self._rng.shuffle(acts)
         for act in acts:
             await asyncio.sleep(self._rng.uniform(0.1, 4.0))

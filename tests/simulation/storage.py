@@ -21,7 +21,7 @@ class SimulatedStore:
     """Payload ids, and whether each is confirmed."""
 
     def __init__(self, fates: Fates) -> None:
-        self._fates = fates
+        self._rng = fates.rng("store")
         self._expires_at: dict[str, float] = {}
         """Of the unannounced."""
         self.confirmed: set[str] = set()
@@ -47,8 +47,7 @@ class SimulatedStore:
         self.confirmed.discard(payload_id)
 
     def lose_some(self, count: int) -> None:
-        rng = self._fates.rng("loss")
-        for payload_id in rng.sample(sorted(self.confirmed), min(count, len(self.confirmed))):
+        for payload_id in self._rng.sample(sorted(self.confirmed), min(count, len(self.confirmed))):
             self.confirmed.discard(payload_id)
             self.lost.add(payload_id)
 
