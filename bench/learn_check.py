@@ -6,10 +6,11 @@ Writes the curves to docs/images/learn-check.png and the figures to docs/images/
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from bench.local_run import Finished, LocalRun, run_locally
+from bench.local_run import LocalRun, run_locally
 
 TASKS = {
     "CartPole-v1": (
@@ -45,40 +46,68 @@ DOCS = Path(__file__).parents[1] / "docs" / "images"
 @click.option("--limit-s", default=900.0, show_default=True, help="Seconds per run.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/learn-check"))
 def main(seeds: str, only: str, limit_s: float, out: Path) -> None:
-    """Run every task under every seed; exit status 1 if one misses its target."""
-    finished: dict[str, list[Finished]] = {}
-    for task, (target, both, learn, serve) in TASKS.items():
-        if only not in task:
-            continue
+    """Run every task under every seed; exit status 1 if one misses its target.
+
+    The picture also shows earlier runs whose records are still in *out*.
+    """
+    missed = False
+    for task in TASKS:
         for seed in (int(text) for text in seeds.split(",")):
-            run = LocalRun(
-                name=f"{task.replace(' ', '-').replace(',', '')}-seed{seed}",
-                learn=(*both, *learn, "--target-return", str(target)),
-                rollout=both,
-                serve=serve,
-                seed=seed,
-                limit_s=limit_s,
-            )
-            result = run_locally(run, out)
-            finished.setdefault(task, []).append(result)
-            print(summary(task, result))
-    draw(finished)
-    sys.exit(0 if all(r.exit_status == 0 for results in finished.values() for r in results) else 1)
+            if only in task:
+                finished = run_locally(planned(task, seed, limit_s), out)
+                missed |= finished.exit_status != 0
+                print(summary(task, seed, finished.records), flush=True)
+    draw({task: curves(task, out) for task in TASKS})
+    sys.exit(1 if missed else 0)
 
 
-def summary(task: str, result: Finished) -> str:
-    """One line about a run."""
-    last = result.records[-1] if result.records else {}
-    reached = "reached" if result.exit_status == 0 else "MISSED"
-    return (
-        f"{task}, seed {result.run.seed}: {reached} {TASKS[task][0]:g} with "
-        f"{last.get('return_mean_100') or float('nan'):.1f} after {last.get('steps', 0)} steps, "
-        f"{len(result.records)} updates, {last.get('time_s', 0.0):.0f} s"
+def planned(task: str, seed: int, limit_s: float) -> LocalRun:
+    """The run of a task under a seed."""
+    target, both, learn, serve = TASKS[task]
+    return LocalRun(
+        name=run_name(task, seed),
+        learn=(*both, *learn, "--target-return", str(target)),
+        rollout=both,
+        serve=serve,
+        seed=seed,
+        limit_s=limit_s,
     )
 
 
-def draw(finished: dict[str, list[Finished]]) -> None:
-    """Draw mean return over steps, one panel per task, one line per seed."""
+def run_name(task: str, seed: int) -> str:
+    """Folder of a run."""
+    return f"{task.replace(' ', '-').replace(',', '')}-seed{seed}"
+
+
+def curves(task: str, out: Path) -> dict[int, list[dict[str, Any]]]:
+    """Records of every run of a task that is in *out*, by seed."""
+    found = {}
+    for seed in range(100):
+        path = out / run_name(task, seed) / "progress.jsonl"
+        if path.exists():
+            found[seed] = [json.loads(line) for line in path.read_text().splitlines()]
+    return {seed: records for seed, records in found.items() if records}
+
+
+def has_reached(task: str, records: list[dict[str, Any]]) -> bool:
+    """Whether a run ended at its target."""
+    return bool(records) and (records[-1]["return_mean_100"] or 0.0) >= TASKS[task][0]
+
+
+def summary(task: str, seed: int, records: list[dict[str, Any]]) -> str:
+    """One line about a run."""
+    if not records:
+        return f"{task}, seed {seed}: made no update"
+    last = records[-1]
+    word = "reached" if has_reached(task, records) else "MISSED"
+    return (
+        f"{task}, seed {seed}: {word} {TASKS[task][0]:g} with {last['return_mean_100']} after "
+        f"{last['steps']} steps, {len(records)} updates, {last['time_s']:.0f} s"
+    )
+
+
+def draw(found: dict[str, dict[int, list[dict[str, Any]]]]) -> None:
+    """Draw mean return over steps, one panel per task, one line per seed; keep the figures."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -86,25 +115,25 @@ def draw(finished: dict[str, list[Finished]]) -> None:
 
     DOCS.mkdir(parents=True, exist_ok=True)
     figure, panels = plt.subplots(
-        1, len(finished), figsize=(6 * len(finished), 4), layout="constrained", squeeze=False
+        1, len(found), figsize=(6 * len(found), 4), layout="constrained", squeeze=False
     )
-    for axes, (task, results) in zip(panels[0], finished.items(), strict=True):
-        for result in results:
-            steps, returns = result.column("steps"), result.column("return_mean_100")
-            axes.plot(steps, returns, label=f"seed {result.run.seed}", linewidth=1.6)
+    rows = []
+    for axes, (task, runs) in zip(panels[0], found.items(), strict=True):
+        for seed, records in runs.items():
+            steps = [record["steps"] for record in records]
+            returns = [record["return_mean_100"] or float("nan") for record in records]
+            axes.plot(steps, returns, label=f"seed {seed}", linewidth=1.6)
+            row = {"task": task, "seed": seed, "reached": has_reached(task, records)}
+            names = ("return_mean_100", "steps", "update", "time_s")
+            rows.append(row | {name: records[-1][name] for name in names})
         axes.axhline(TASKS[task][0], linestyle="--", color="grey", linewidth=1)
-        axes.set_title(task)
-        axes.set_xlabel("environment steps trained on")
+        axes.set(title=task, xlabel="environment steps trained on")
         axes.set_ylabel("mean return, last 100 episodes")
         axes.grid(visible=True, alpha=0.3)
-        axes.legend(frameon=False)
+        if runs:
+            axes.legend(frameon=False)
     figure.savefig(DOCS / "learn-check.png", dpi=110)
     plt.close(figure)
-    rows = [
-        {"task": task, "seed": r.run.seed, "reached": r.exit_status == 0, **(r.records or [{}])[-1]}
-        for task, results in finished.items()
-        for r in results
-    ]
     (DOCS / "learn-check.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
