@@ -428,14 +428,34 @@ async def test_cancelling_while_waiting_to_try_again_ends_at_once() -> None:
     await client.close()
 
 
-async def test_closing_ends_a_call_under_way_with_closed(caller: Caller, fake: FakeService) -> None:
-    gate = Gate(GRANTED)
-    fake.will("FetchFragments", gate)
-    fetch = start(caller.call("fetch_fragments", 1, 60.0))
+@pytest.mark.parametrize("rpc", ["FetchFragments", "ReportEpisodes"])
+async def test_closing_ends_a_call_under_way_with_closed(
+    rpc: str, caller: Caller, fake: FakeService
+) -> None:
+    """Also one that is never repeated, and so never looks at the client again."""
+    args, kwargs, _ = CASES[rpc]
+    gate = Gate(GRANTED if rpc == "FetchFragments" else pb.ReportEpisodesResponse())
+    fake.will(rpc, gate)
+    call = start(caller.call(snake(rpc), *args, **kwargs))
     assert await asyncio.to_thread(gate.entered.wait, 10)
     await caller.call("close")
     with pytest.raises(errors.ClosedError):
-        await fetch
+        await call
+
+
+async def test_a_cancelled_call_is_cancelled_even_if_the_client_is_closing(
+    address: str, fake: FakeService
+) -> None:
+    gate = Gate(GRANTED)
+    fake.will("FetchFragments", gate)
+    async with make_caller("asyncio", address) as caller:
+        fetch = start(caller.call("fetch_fragments", 1, 60.0))
+        assert await asyncio.to_thread(gate.entered.wait, 10)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(caller.call("close"))
+            fetch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetch
 
 
 def test_closing_ends_a_wait_before_the_next_attempt() -> None:

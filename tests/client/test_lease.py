@@ -247,6 +247,27 @@ async def test_an_open_async_lease_is_renewed(
     assert ["FetchFragments", *["RenewLease"] * 3, "ReleaseLease"] == methods
 
 
+def test_the_next_renewal_is_due_after_a_third_of_what_is_left(
+    client: breadbox.Client, fake: FakeService
+) -> None:
+    fake.will("RenewLease", renewed(90.0))
+    lease = client.fetch(FRAGMENT_COUNT)
+    assert 30.0 == lease.renew_quietly()
+    keeper = LeaseKeeper(ManualClock(1000.0))
+    keeper.keep(lease, 60.0)
+    assert [1020.0] == [due_at for due_at, _, _ in keeper._due]
+    keeper.close()
+
+
+def test_a_renewal_that_found_nobody_is_tried_again_soon(
+    client: breadbox.Client, fake: FakeService
+) -> None:
+    fake.will("RenewLease", refuse(grpc.StatusCode.UNAVAILABLE))
+    lease = client.fetch(FRAGMENT_COUNT)
+    assert 1.0 == lease.renew_quietly()
+    assert not lease.expired
+
+
 def test_a_lease_found_gone_refuses_to_load(
     client: breadbox.Client, fake: FakeService, granted: pb.FetchFragmentsResponse
 ) -> None:
