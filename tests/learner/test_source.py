@@ -1,0 +1,230 @@
+"""Batches under leases: what is held, given back, left out, and refused."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from breadbox.batches import Batch
+from breadbox.errors import (
+    LeaseExpiredError,
+    PayloadCorruptError,
+    SessionEndedError,
+    WaitElapsedError,
+)
+from breadbox.types import (
+    FragmentMetadata,
+    FragmentReference,
+    LeaseGrant,
+    PayloadReference,
+    ReleaseMode,
+)
+from breadbox_learner.source import FAILED_LOADS_MAX, LeaseSource, Share
+
+
+class FakeLease:
+    """Notes how it ended."""
+
+    def __init__(self, client: "FakeClient", number: int, request_id: str) -> None:
+        self.client = client
+        reference = FragmentReference(
+            FragmentMetadata(
+                worker_id="w",
+                fragment_index=number,
+                session_id=client.session_id,
+                model_version_min=0,
+                model_version_max=0,
+                payload=PayloadReference(f"{number:032x}", 1),
+                step_count=2,
+            ),
+            chunk_id=number,
+            staleness=1,
+            use_count=1,
+        )
+        self.references = (reference,)
+        self.grant = LeaseGrant(
+            str(number), 60.0, self.references, client.session_id, 1, request_id
+        )
+        self.ended: ReleaseMode | None = None
+
+    def __enter__(self) -> "FakeLease":
+        return self
+
+    def release(self, mode: ReleaseMode) -> None:
+        assert self.ended is None, "released twice"
+        self.ended = mode
+        if self.client.expired:
+            raise LeaseExpiredError("1")
+
+
+class FakeClient:
+    """Grants a fragment at once, or makes a fetch wait; loads it, or fails to."""
+
+    def __init__(self) -> None:
+        self.session_id = "run"
+        self.leases: list[FakeLease] = []
+        self.requests: list[tuple[str, int, int]] = []
+        self.waits = 0
+        self.failing: set[int] = set()
+        self.expired = False
+
+    def fetch(
+        self, count: int, wait_s: float, *, rank: int, world_size: int, request_id: str
+    ) -> FakeLease:
+        self.requests.append((request_id, rank, world_size))
+        if self.waits:
+            self.waits -= 1
+            raise WaitElapsedError(wait_s, "0 of 1 chunks are there")
+        self.leases.append(FakeLease(self, len(self.leases), request_id))
+        return self.leases[-1]
+
+    def load_batch(self, references: tuple[FragmentReference, ...]) -> Batch:
+        number = references[0].metadata.fragment_index
+        if number in self.failing:
+            raise PayloadCorruptError(f"payload {number} is damaged")
+        flags = np.zeros((1, 2), np.bool_)
+        return Batch(
+            references=references,
+            obs=np.zeros((1, 2, 1), np.float32),
+            action=np.zeros((1, 2), np.int64),
+            reward=np.zeros((1, 2), np.float32),
+            terminated=flags,
+            truncated=flags,
+            first=flags,
+            episode_id=np.zeros((1, 2), np.int64),
+            next_obs=np.zeros((1, 1), np.float32),
+        )
+
+    @property
+    def ends(self) -> list[ReleaseMode | None]:
+        return [lease.ended for lease in self.leases]
+
+
+@pytest.fixture
+def client() -> FakeClient:
+    return FakeClient()
+
+
+@pytest.fixture
+def make_source(client: FakeClient) -> Iterator[Callable[..., LeaseSource]]:
+    made: list[LeaseSource] = []
+
+    def make(**options: Any) -> LeaseSource:
+        made.append(LeaseSource(client, fragment_count=1, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for source in made:
+        source.close()
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_lease_lives_until_its_batch_is_released(
+    client: FakeClient, make_source: Callable[..., LeaseSource]
+) -> None:
+    source = make_source()
+    first, second = source.next(never), source.next(never)
+    assert first is not None
+    assert second is not None
+    assert [None, None] == client.ends
+    first.release(True)
+    second.release(False)
+    assert [ReleaseMode.CONSUMED, ReleaseMode.RETURNED] == client.ends
+    assert ([1], [1]) == (first.staleness, first.use_count)
+
+
+def test_closing_gives_back_what_was_fetched_ahead_and_what_was_not_released(
+    client: FakeClient, make_source: Callable[..., LeaseSource]
+) -> None:
+    source = make_source(prefetch_batches=3)
+    trained, held = source.next(never), source.next(never)
+    assert trained is not None
+    assert held is not None
+    trained.release(True)
+    source.close()
+    assert client.ends[0] is ReleaseMode.CONSUMED
+    assert {ReleaseMode.RETURNED} == set(client.ends[1:])
+    source.close()
+
+
+def test_waiting_repeats_the_request_and_tells_the_reason(
+    client: FakeClient, make_source: Callable[..., LeaseSource]
+) -> None:
+    client.waits = 2
+    looked = []
+    source = make_source(while_waiting=lambda: looked.append(None), share=Share(1, 4, "nonce"))
+    fetched = source.next(never)
+    assert fetched is not None
+    assert "0 of 1 chunks are there" == fetched.waiting_reason
+    assert [("nonce-0-0", 1, 4)] * 3 == client.requests
+    assert 2 == len(looked)
+
+
+def test_it_stops_waiting_when_told(
+    client: FakeClient, make_source: Callable[..., LeaseSource]
+) -> None:
+    client.waits = 1000
+    answers = iter([False, False, True])
+    assert make_source().next(lambda: next(answers)) is None
+    assert 2 == len(client.requests)
+
+
+def test_d38_a_batch_that_cannot_be_loaded_is_left_out_and_poisons_nothing(
+    client: FakeClient, make_source: Callable[..., LeaseSource]
+) -> None:
+    client.failing = {0, 2}
+    source = make_source()
+    got = [source.next(never), source.next(never)]
+    assert [[1], [3]] == [fetched.batch.fragment_indices for fetched in got if fetched]
+    # Counted as used: given back, it would be served, and fail, again.
+    assert [ReleaseMode.CONSUMED, None, ReleaseMode.CONSUMED, None] == client.ends
+
+
+def test_loads_that_keep_failing_end_the_run(
+    client: FakeClient, make_source: Callable[..., LeaseSource]
+) -> None:
+    client.failing = set(range(100))
+    with pytest.raises(PayloadCorruptError):
+        make_source().next(never)
+    assert FAILED_LOADS_MAX + 1 == len(client.leases)
+
+
+def test_a_rank_does_not_leave_out_what_the_others_train_on(
+    client: FakeClient, make_source: Callable[..., LeaseSource]
+) -> None:
+    client.failing = {0}
+    with pytest.raises(PayloadCorruptError):
+        make_source(share=Share(0, 2, "nonce")).next(never)
+
+
+def test_fragments_of_another_session_are_refused_and_given_back(
+    client: FakeClient, make_source: Callable[..., LeaseSource]
+) -> None:
+    client.session_id = "another"
+    source = make_source(session_id="run")
+    with pytest.raises(SessionEndedError, match="current is 'another'"):
+        source.next(never)
+    source.close()
+    assert [ReleaseMode.RETURNED] == client.ends
+
+
+def test_a_lease_that_expired_while_training_does_not_end_the_run(
+    client: FakeClient, make_source: Callable[..., LeaseSource]
+) -> None:
+    client.expired = True
+    fetched = make_source().next(never)
+    assert fetched is not None
+    fetched.release(True)
+    assert [ReleaseMode.CONSUMED] == client.ends
+
+
+def test_request_ids_differ_between_runs(
+    client: FakeClient, make_source: Callable[..., LeaseSource]
+) -> None:
+    make_source().next(never)
+    make_source().next(never)
+    assert 2 == len({request_id for request_id, _, _ in client.requests})
