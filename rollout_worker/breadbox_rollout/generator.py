@@ -246,11 +246,7 @@ class _Run:
 
     def _group_ready(self, event: GroupReady) -> None:
         group = event.group
-        notes = event.notes or {"failures": [], "episodes": [], "tasks": []}
-        for failure in notes["failures"]:
-            self._note_failure(group, failure["kind"], failure["detail"])
-        for episode in notes["episodes"]:
-            self._finish(episode)
+        self._read_notes(group, event.notes)
         if self.pool.arrays(group).first[0]:
             # A new episode: the one before has been finished above, or is lost.
             self._under_way[group] = False
@@ -259,6 +255,14 @@ class _Run:
             self._begin_wanted()
         else:
             self._ready.add(group, 1, now=time.monotonic())
+
+    def _read_notes(self, group: int, notes: dict[str, Any] | None) -> None:
+        if notes is None:
+            return
+        for failure in notes["failures"]:
+            self._note_failure(group, failure["kind"], failure["detail"])
+        for episode in notes["episodes"]:
+            self._finish(episode)
 
     def _begin_wanted(self) -> None:
         """Let as many workers begin as there are episodes left; the others rest."""
@@ -274,6 +278,7 @@ class _Run:
         self._under_way[group] = False
         self._resting = [resting for resting in self._resting if resting != group]
         self.recordings.clean(group)
+        self._read_notes(group, event.notes)
         self._note_failure(group, event.kind.value, event.detail)
         self._begin_wanted()
 

@@ -42,15 +42,6 @@ class FailureKind(Enum):
     """Costs the recording, not the episode."""
 
 
-class EnvironmentFailedError(Exception):
-    """An environment failed; never leaves the process it happened in."""
-
-    def __init__(self, kind: FailureKind, detail: str) -> None:
-        super().__init__(f"{kind.value}: {detail}")
-        self.kind = kind
-        self.detail = detail[:_DETAIL_CHARACTERS_MAX]
-
-
 @dataclass(slots=True)
 class Notes:
     """What a turn brought besides arrays; empty almost always."""
@@ -68,6 +59,17 @@ class Notes:
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
         return asdict(self)
+
+
+class EnvironmentFailedError(Exception):
+    """An environment failed; never leaves the process it happened in."""
+
+    def __init__(self, kind: FailureKind, detail: str) -> None:
+        super().__init__(f"{kind.value}: {detail}")
+        self.kind = kind
+        self.detail = detail[:_DETAIL_CHARACTERS_MAX]
+        self.notes: Notes | None = None
+        """What else the turn brought, where the process ends with this."""
 
 
 class Recorder(Protocol):

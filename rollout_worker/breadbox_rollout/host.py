@@ -74,13 +74,19 @@ class Host:
         Raises:
             EnvironmentFailedError: An environment cannot be made, or not go on.
         """
-        group = self._start()
+        group = self._make_group()
         try:
+            group.start()
+            self._send_done(group)
             self._serve(group)
+        except EnvironmentFailedError as failure:
+            # What else happened in this turn must not get lost with the process.
+            failure.notes = group.notes
+            raise
         finally:
             group.close()
 
-    def _start(self) -> EnvGroup:
+    def _make_group(self) -> EnvGroup:
         try:
             env = make_environment(self._spec)
             spaces = (encode_space(env.observation_space), encode_space(env.action_space))
@@ -101,8 +107,6 @@ class Host:
         hello = json.dumps({"observation": spaces[0], "action": spaces[1], "count": count})
         socket.send_fds(self._connection, [b"H" + hello.encode()], [descriptor])
         os.close(descriptor)
-        group.start()
-        self._send_done(group)
         return group
 
     def _recorders(self, arrays: GroupArrays) -> list[Recorder] | None:
@@ -147,7 +151,15 @@ def serve(connection: socket.socket, make_host: Callable[..., Host] = Host) -> i
     try:
         make_host(connection, json.loads(message[1:])).run()
     except EnvironmentFailedError as failure:
-        send(connection, b"F", {"kind": failure.kind.value, "detail": failure.detail})
+        send(
+            connection,
+            b"F",
+            {
+                "kind": failure.kind.value,
+                "detail": failure.detail,
+                "notes": failure.notes.as_dict() if failure.notes else None,
+            },
+        )
         return 1
     except (BrokenPipeError, ConnectionResetError):
         return 0

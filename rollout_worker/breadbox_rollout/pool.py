@@ -82,6 +82,8 @@ class GroupFailed:
     kind: FailureKind
     detail: str
     final: bool
+    notes: dict[str, Any] | None = None
+    """What its last turn brought besides, as in `GroupReady`."""
 
 
 Event = GroupReady | GroupFailed
@@ -312,7 +314,8 @@ class EnvPool:
             self._hello(group, json.loads(body), descriptors[0])
         elif kind == b"F":
             failure = json.loads(body)
-            self._fail(group, FailureKind(failure["kind"]), failure["detail"], events)
+            kind_of_failure = FailureKind(failure["kind"])
+            self._fail(group, kind_of_failure, failure["detail"], events, failure["notes"])
         else:
             self._died(group, events)
 
@@ -365,6 +368,8 @@ class EnvPool:
     def _overdue(self, group: _Group, now: float) -> tuple[FailureKind, float] | None:
         options = self._options
         phase = Phase.BUILDING if group.arrays is None else Phase(int(group.arrays.phase[0]))
+        if group.state is _State.STARTING and phase is Phase.IDLE:
+            phase = Phase.BUILDING  # Said hello, and is about to make the rest.
         since = group.since
         if group.arrays is not None and phase is not Phase.IDLE:
             # The phase may be left over from the step before the one it was told of last.
@@ -377,7 +382,14 @@ class EnvPool:
         }[phase]
         return (kind, limit_s) if now - since > limit_s else None
 
-    def _fail(self, group: _Group, kind: FailureKind, detail: str, events: list[Event]) -> None:
+    def _fail(
+        self,
+        group: _Group,
+        kind: FailureKind,
+        detail: str,
+        events: list[Event],
+        notes: dict[str, Any] | None = None,
+    ) -> None:
         if group.connection is not None:
             self._selector.unregister(group.connection)
         group.kill()
@@ -390,7 +402,7 @@ class EnvPool:
         delay_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2 ** (group.failures_in_a_row - 1))
         group.start_at = self._clock() + delay_s
         self.restart_count += not final
-        events.append(GroupFailed(group.index, kind, detail, final))
+        events.append(GroupFailed(group.index, kind, detail, final, notes))
         if all(entry.state is _State.RETIRED for entry in self._groups):
             raise EnvironmentStartError(
                 f"every environment failed more than {limit} times; last: {kind.value}: {detail}"

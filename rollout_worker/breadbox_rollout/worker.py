@@ -262,6 +262,8 @@ class RolloutWorker:
             logger.info("recorded an episode of return %.1f", entry["return_sum"])
 
     def _group_failed(self, event: GroupFailed) -> None:
+        if event.notes is not None:
+            self._read_notes(event.group, event.notes)
         self._count_failure(event.kind.value, event.detail)
         self._ready.remove(event.group)
         if self._recordings is not None:

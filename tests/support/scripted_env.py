@@ -185,11 +185,9 @@ class HostileEnv(ScriptedEnv):
             rng = np.random.default_rng(seed)
             letters = list("." * 40 + "tc" + HOSTILE_LETTERS)
             # What ends the process comes seldom, so that the rest has time to happen.
-            weights = (
-                [0.9 / 40] * 40
-                + [0.03] * 2
-                + [0.001 if letter in "xhR" else 0.005 for letter in HOSTILE_LETTERS]
-            )
+            seldom = {"x": 0.001, "h": 0.001, "R": 0.001, "b": 0.001, "m": 0.03}
+            weights = [0.9 / 40] * 40 + [0.03] * 2
+            weights += [seldom.get(letter, 0.005) for letter in HOSTILE_LETTERS]
             chosen = rng.choice(letters, 5000, p=np.array(weights) / sum(weights))
             Process.script = "".join(chosen)
         self._script = Process.script
