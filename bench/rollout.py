@@ -88,7 +88,7 @@ class Switch:
         self._client.close()
 
 
-def rollout_rows(*, rounds: int, round_s: float = 2.0) -> Iterator[Figure]:
+def rollout_rows(*, rounds: int, round_s: float = 1.0) -> Iterator[Figure]:
     """Measure steps per second of whole workers."""
     for case in (PONG, CARTPOLE):
         yield from _case_rows(case, rounds=rounds, round_s=round_s)
