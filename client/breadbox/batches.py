@@ -13,7 +13,7 @@ from breadbox.fragment import Tree
 from breadbox.payload.dtypes import BFLOAT16, as_leaf
 from breadbox.payload.format import Head
 from breadbox.payload.fragments import FIELDS, Selection
-from breadbox.payload.layout import StoredArray
+from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.receive import Placement, receive
 from breadbox.payload.trees import (
     Structure,
@@ -192,28 +192,35 @@ class _Builder:
         self._stack: Stack | None = None
         self._loose: dict[int, dict[str, Any]] = {}
         self._heads: dict[int, Head] = {}
+        self._plans: dict[Layout, list[tuple[int, NDArray[Any] | None]]] = {}
 
     def place(self, position: int, head: Head) -> list[Placement]:
         """See `breadbox.payload.receive.Place`."""
-        selected = self._selection.of(head, self._references[position])
-        indexes = [index for index, _, _ in selected]
-        if self._stack is None:
-            self._stack = self._make_stack(head, indexes)
+        plan = self._plans.get(head.layout)
+        if plan is None:
+            plan = self._plans[head.layout] = self._plan(position, head)
         loose: dict[str, Any] = {}
         self._loose[position] = loose
         self._heads[position] = head
-        rows = self._match(position, head, self._stack)
         placements = []
-        for index in indexes:
-            stored = head.layout.arrays[index]
-            stacked = rows.get(index)
+        for index, stacked in plan:
             if stacked is None:
+                stored = head.layout.arrays[index]
                 destination = np.empty(stored.shape, dtype=stored.dtype)
                 loose[stored.name] = as_leaf(destination, stored.type_name)
             else:
                 destination = stacked[position]
             placements.append(Placement(index, destination))
         return placements
+
+    def _plan(self, position: int, head: Head) -> list[tuple[int, NDArray[Any] | None]]:
+        """List the arrays to read of all fragments of a layout, and where each is stacked."""
+        selected = self._selection.of(head, self._references[position])
+        indexes = [index for index, _, _ in selected]
+        if self._stack is None:
+            self._stack = self._make_stack(head, indexes)
+        rows = self._match(position, head, self._stack)
+        return [(index, rows.get(index)) for index in indexes]
 
     def finish(self) -> Batch:
         """Build the batch once everything has arrived."""

@@ -95,8 +95,6 @@ class HeaderTemplate:
         """Use a header without attributes as the pattern; see `make`."""
         self.layout = layout
         self._slots = slots
-        self._blank = _with_zeros(raw, slots)
-        self._unpackers = [struct.Struct(f"<{count}Q") for _, _, count in slots]
         # The header as one packing: what stands before each slot, its checksums, and the rest.
         ends = [0, *(position + 8 * count for _, position, count in slots)]
         starts = [*(position for _, position, _ in slots), len(raw)]
@@ -142,17 +140,20 @@ class HeaderTemplate:
 
     def match(self, raw: bytes) -> tuple[BlockChecksums, Mapping[str, str]] | None:
         """Read a header of this layout; None if it is of another."""
-        if len(raw) < len(self._blank):
+        if len(raw) < self._packer.size:
             return None
-        if _with_zeros(raw[: len(self._blank)], self._slots) != self._blank:
-            return None
-        attributes = _attributes_alone(raw[len(self._blank) :])
-        if attributes is None:
-            return None
+        values = self._packer.unpack_from(raw)
         block_checksums: list[Sequence[int]] = [()] * len(self.layout.arrays)
-        for unpacker, (index, position, _) in zip(self._unpackers, self._slots, strict=True):
-            block_checksums[index] = unpacker.unpack_from(raw, position)
-        return block_checksums, attributes
+        position = 0
+        for constant, (index, _, count) in zip(self._constants[:-1], self._slots, strict=True):
+            if values[position] != constant:
+                return None
+            block_checksums[index] = values[position + 1 : position + 1 + count]
+            position += 1 + count
+        if values[position] != self._constants[-1]:
+            return None
+        attributes = _attributes_alone(raw[self._packer.size :])
+        return None if attributes is None else (block_checksums, attributes)
 
     def _is_right(self) -> bool:
         """Prove the places: other checksums written there must be read back, and nothing else."""
@@ -160,7 +161,10 @@ class HeaderTemplate:
         for index, _, count in self._slots:
             other[index] = [secrets.randbits(64) for _ in range(count)]
         filled = payload_pb2.PayloadHeader.FromString(self.render(other, {}))
-        blank = payload_pb2.PayloadHeader.FromString(self._blank)
+        zeros: list[Sequence[int]] = [()] * len(self.layout.arrays)
+        for index, _, count in self._slots:
+            zeros[index] = [0] * count
+        blank = payload_pb2.PayloadHeader.FromString(self.render(zeros, {}))
         for array, checksums in zip(filled.arrays, other, strict=True):
             if list(array.block_checksums) != list(checksums):
                 return False
@@ -233,13 +237,6 @@ def _attributes_alone(raw: bytes) -> dict[str, str] | None:
     if header.ByteSize() or len(attributes) > ATTRIBUTES_MAX:
         return None
     return attributes
-
-
-def _with_zeros(raw: bytes, slots: Sequence[tuple[int, int, int]]) -> bytes:
-    blank = bytearray(raw)
-    for _, position, count in slots:
-        blank[position : position + 8 * count] = bytes(8 * count)
-    return bytes(blank)
 
 
 def _fill_node(node: payload_pb2.TreeNode, structure: Structure) -> None:
