@@ -265,8 +265,11 @@ def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operati
     started_at = context.now()
     until = started_at + request.max_wait_s
     request_id = request.request_id or context.new_id()
+    sent_count = 0
 
     def next_call(now: float) -> Call[LeaseGrant | str]:
+        nonlocal sent_count
+        sent_count += 1
         return calls.fetch_fragments(
             buffer, request, request_id=request_id, max_wait_s=_slice_s(until - now)
         )
@@ -277,9 +280,10 @@ def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operati
         except errors.LeaseExpiredError:
             # Granted, but the answer was lost for longer than the lease: the id is used up. One
             # that the caller chose may be shared with other ranks, so only our own is replaced.
-            if request.request_id is not None:
+            # An id that was sent once cannot be used up; a server that says so would say it again.
+            if request.request_id is not None or sent_count == 1:
                 raise
-            request_id = context.new_id()
+            request_id, sent_count = context.new_id(), 0
             continue
         if isinstance(answer, LeaseGrant):
             return answer

@@ -190,6 +190,14 @@ def test_a_grant_whose_lease_ended_before_it_arrived_is_asked_for_anew() -> None
     assert ["id-1", "id-1", "id-2"] == sent_ids
 
 
+def test_a_fresh_request_id_that_is_refused_as_used_up_is_not_replaced_for_ever() -> None:
+    world = OperationWorld()
+    world.will("FetchFragments", errors.LeaseExpiredError("x"))
+    with pytest.raises(errors.LeaseExpiredError):
+        world.run(operations.fetch(world.context, "b", fetch_request(100.0)))
+    assert 1 == len(world.sent)
+
+
 def test_a_request_id_of_the_caller_is_never_replaced() -> None:
     """Other ranks ask with the same."""
     world = OperationWorld()
