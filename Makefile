@@ -73,6 +73,9 @@ bench-core: $(VENV)/.ready  ## Cost per operation of the core, by size
 bench: $(VENV)/.ready  ## All figures, beside the limit (ARGS=--quick: two minutes)
 	$(BIN)/python -m bench $(ARGS)
 
+bench-peers: $(VENV)/.ready  ## Reverb on the same workloads, where it can be installed
+	$(BIN)/python -m bench.peers $(ARGS)
+
 learn-check: $(VENV)/.ready  ## Does the reference PPO learn? Every task, three seeds; minutes
 	$(BIN)/python -m bench.learn_check $(ARGS)
 
