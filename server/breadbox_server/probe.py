@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 PROBE_S = 4.0
-"""Below the 5 s after which the images' health checks give up."""
+"""Below the 10 s after which the images' health checks give up."""
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from support.command_options import command_options
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILES = sorted(ROOT.glob("*/Dockerfile"))
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
@@ -40,6 +42,14 @@ def test_a_setting_has_the_same_default_wherever_it_is_used() -> None:
         defaults.setdefault(name, set()).add(default)
 
     assert {} == {name: values for name, values in defaults.items() if len(values) > 1}
+
+
+def test_settings_are_options_of_the_command_that_runs() -> None:
+    for name, service in services().items():
+        given = {key for key in service.get("environment", {}) if key.startswith("BREADBOX_")}
+        if given:
+            command = service["command"][0]
+            assert given <= command_options(command), f"{name} sets what {command} does not read"
 
 
 def test_ports_are_published_on_the_loopback_address_only() -> None:

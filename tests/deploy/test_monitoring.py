@@ -38,7 +38,7 @@ def exported_names() -> set[str]:
 
 def alert_rules() -> list[dict[str, Any]]:
     groups = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"]]
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 
 
 def expressions() -> Iterator[tuple[str, str]]:

@@ -175,7 +175,7 @@ class Composition:
     def rules(self) -> list[dict[str, Any]]:
         """Alert rules as Prometheus runs them."""
         groups = self._prometheus("rules", {})["groups"]
-        return [rule for group in groups for rule in group["rules"]]
+        return [rule for group in groups for rule in group["rules"] if rule["type"] == "alerting"]
 
     def _prometheus(self, what: str, arguments: dict[str, str]) -> dict[str, Any]:
         address = f"http://127.0.0.1:{self._ports['BREADBOX_PROMETHEUS_PORT']}/api/v1/{what}"

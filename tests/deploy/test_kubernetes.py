@@ -1,0 +1,230 @@
+"""The Kubernetes manifests: whole, wired to one another, and to options that exist.
+
+No schema is at hand without a cluster, so this checks what breaks silently: a selector that selects
+nothing, a port, volume, secret or setting that nobody has.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.command_options import command_options
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = ROOT / "deploy" / "kubernetes" / "base"
+GPU = ROOT / "deploy" / "kubernetes" / "gpu"
+Manifest = dict[str, Any]
+CERTIFICATE_SECRET = "breadbox-server-tls"
+"""Made by cert-manager or by hand, not by kustomize."""
+STORE_KEYS = {"BREADBOX_STORE", "BREADBOX_CLIENT_STORE", "REDIS_PASSWORD"}
+
+
+def kustomization(folder: Path = BASE) -> Manifest:
+    found: Manifest = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    return found
+
+
+def manifests() -> list[Manifest]:
+    return [
+        document
+        for name in kustomization()["resources"]
+        for document in yaml.safe_load_all((BASE / name).read_text())
+    ]
+
+
+def workloads() -> Iterator[tuple[Manifest, Manifest]]:
+    """Every object that makes pods, and its pods' template."""
+    for manifest in manifests():
+        template = manifest.get("spec", {}).get("template")
+        if template:
+            yield manifest, template
+
+
+def containers() -> Iterator[tuple[str, Manifest]]:
+    for manifest, template in workloads():
+        for container in template["spec"]["containers"]:
+            yield manifest["metadata"]["name"], container
+
+
+def test_every_file_of_the_folder_is_part_of_it() -> None:
+    listed = kustomization()
+    files = {name for each in listed["configMapGenerator"] for name in each["files"]}
+    there = {path.name for path in BASE.iterdir() if path.is_file()}
+
+    assert {*listed["resources"], *files, "kustomization.yaml"} == there
+
+
+def test_every_object_has_a_kind_a_version_and_a_name_of_its_own() -> None:
+    seen = [(each["apiVersion"], each["kind"], each["metadata"]["name"]) for each in manifests()]
+
+    assert len(seen) == len(set(seen))
+    assert {
+        ("apps/v1", "Deployment", "server"),
+        ("apps/v1", "StatefulSet", "redis"),
+        ("apps/v1", "Deployment", "rollout-worker"),
+        ("autoscaling/v2", "HorizontalPodAutoscaler", "rollout-worker"),
+        ("batch/v1", "Job", "learner"),
+    } <= set(seen)
+
+
+def test_selectors_select_what_is_there() -> None:
+    labels = {
+        template["metadata"]["labels"]["app.kubernetes.io/name"] for _, template in workloads()
+    }
+    text = "\n".join(path.read_text() for path in BASE.glob("*.yaml"))
+    selected = set(re.findall(r"app\.kubernetes\.io/name: ([\w-]+)", text))
+
+    assert selected == labels
+    for manifest, template in workloads():
+        selector = manifest["spec"].get("selector")
+        if selector:
+            assert selector["matchLabels"].items() <= template["metadata"]["labels"].items()
+
+
+def test_services_and_probes_name_ports_that_containers_have() -> None:
+    ports = {
+        template["metadata"]["labels"]["app.kubernetes.io/name"]: {
+            port["name"]
+            for container in template["spec"]["containers"]
+            for port in container.get("ports", [])
+        }
+        for _, template in workloads()
+    }
+    for service in (each for each in manifests() if each["kind"] == "Service"):
+        name = service["spec"]["selector"]["app.kubernetes.io/name"]
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports[name]
+    for policy in (each for each in manifests() if each["kind"] == "NetworkPolicy"):
+        name = policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]
+        allowed = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+        assert allowed == ports[name]
+
+
+def test_the_autoscaler_scales_what_is_there_by_what_prometheus_records() -> None:
+    (scaler,) = [each for each in manifests() if each["kind"] == "HorizontalPodAutoscaler"]
+    target = scaler["spec"]["scaleTargetRef"]
+    (workload,) = [
+        manifest
+        for manifest, _ in workloads()
+        if (manifest["kind"], manifest["metadata"]["name"]) == (target["kind"], target["name"])
+    ]
+    metric = scaler["spec"]["metrics"][0]["external"]["metric"]["name"]
+    rules = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
+
+    assert f"record: {metric}\n" in rules
+    assert "replicas" not in workload["spec"], "it would fight the autoscaler at every apply"
+
+
+def test_the_server_is_one_and_never_two_during_an_update() -> None:
+    (server,) = [
+        manifest
+        for manifest, _ in workloads()
+        if (manifest["kind"], manifest["metadata"]["name"]) == ("Deployment", "server")
+    ]
+
+    assert 1 == server["spec"]["replicas"]
+    assert {"type": "Recreate"} == server["spec"]["strategy"]
+
+
+def test_settings_are_options_of_the_command_that_runs() -> None:
+    for name, container in containers():
+        if "args" not in container:
+            continue
+        known = command_options(container["args"][0])
+        given = {variable["name"] for variable in container["env"]}
+        assert given <= known, f"{name} sets what {container['args'][0]} does not read"
+
+
+def test_secrets_come_from_secrets() -> None:
+    generated = {each["name"]: each for each in kustomization()["secretGenerator"]}
+    for name, container in containers():
+        for variable in container.get("env", []):
+            if re.search(r"TOKEN$|PASSWORD|STORE$", variable["name"]):
+                reference = variable["valueFrom"]["secretKeyRef"]
+                assert reference["name"] in generated, name
+                if reference["name"] == "breadbox-store":
+                    assert reference["key"] in STORE_KEYS
+
+
+def test_every_volume_is_mounted_and_every_mount_has_one() -> None:
+    for manifest, template in workloads():
+        claimed = manifest["spec"].get("volumeClaimTemplates", [])
+        volumes = {volume["name"] for volume in template["spec"].get("volumes", [])}
+        volumes |= {claim["metadata"]["name"] for claim in claimed}
+        mounts = {
+            mount["name"]
+            for container in template["spec"]["containers"]
+            for mount in container["volumeMounts"]
+        }
+        assert volumes == mounts
+
+
+def test_volumes_come_from_what_is_made() -> None:
+    listed = kustomization()
+    made = {
+        each["name"] for key in ("secretGenerator", "configMapGenerator") for each in listed[key]
+    }
+    claims = {
+        each["metadata"]["name"] for each in manifests() if each["kind"] == "PersistentVolumeClaim"
+    }
+    for _, template in workloads():
+        for volume in template["spec"].get("volumes", []):
+            if "secret" in volume:
+                assert volume["secret"]["secretName"] in made | {CERTIFICATE_SECRET}
+            if "configMap" in volume:
+                assert volume["configMap"]["name"] in made
+            if "persistentVolumeClaim" in volume:
+                assert volume["persistentVolumeClaim"]["claimName"] in claims
+
+
+def test_pods_satisfy_the_restricted_standard() -> None:
+    """The namespace enforces it: a pod that does not would never start."""
+    for manifest, template in workloads():
+        pod = template["spec"]["securityContext"]
+        assert pod["runAsNonRoot"] is True, manifest["metadata"]["name"]
+        assert {"type": "RuntimeDefault"} == pod["seccompProfile"]
+        assert template["spec"]["automountServiceAccountToken"] is False
+    for name, container in containers():
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False, name
+        assert context["readOnlyRootFilesystem"] is True, name
+        assert {"drop": ["ALL"]} == context["capabilities"], name
+
+
+def test_everything_is_probed_and_has_room_to_live_in() -> None:
+    for name, container in containers():
+        assert "livenessProbe" in container, name
+        assert "memory" in container["resources"]["limits"], name
+        assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), name
+
+
+def test_images_are_those_that_the_dockerfiles_make() -> None:
+    ours = {each["name"] for each in kustomization()["images"]}
+    used = {container["image"] for _, container in containers()}
+
+    assert {"breadbox/server", "breadbox/rollout-worker", "breadbox/learner"} == ours
+    assert used == ours | {"redis:7-bookworm"}
+
+
+def test_redis_is_configured_as_in_the_composition() -> None:
+    def settings(path: Path) -> list[str]:
+        lines = path.read_text().splitlines()
+        return [line for line in lines if line and not line.startswith("#")]
+
+    assert settings(ROOT / "deploy" / "redis" / "redis.conf") == settings(BASE / "redis.conf")
+
+
+@pytest.mark.parametrize("patch", kustomization(GPU)["patches"], ids=lambda p: p["target"]["name"])
+def test_a_patch_changes_an_object_that_is_there(patch: Manifest) -> None:
+    known = {(manifest["kind"], manifest["metadata"]["name"]): t for manifest, t in workloads()}
+    target = patch["target"]
+    template = known[target["kind"], target["name"]]
+    for operation in yaml.safe_load(patch["patch"]):
+        assert "add" == operation["op"]
+        keys = operation["path"].split("/")[3:-1]
+        place: Any = template
+        for key in keys:
+            place = place[int(key)] if isinstance(place, list) else place[key]
