@@ -8,8 +8,8 @@ from time import perf_counter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from simulation.simulate import simulate  # noqa: E402
-from simulation.variants import VARIANTS  # noqa: E402
+from simulation.simulate import replay_command, simulate
+from simulation.variants import VARIANTS
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
     if options.seed is not None:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         outcome = simulate(options.seed, variant())
-        print(outcome.where + outcome.line)
+        sys.stdout.write(f"{outcome.where}{outcome.line}\n")
         return int(bool(outcome.failure))
     logging.disable()
     started_at = perf_counter()
@@ -33,10 +33,10 @@ def main() -> int:
         outcome = simulate(seed, variant())
         if outcome.failure:
             failures += 1
-            print(outcome.line)
-            print(f"  replay: python tests/simulation --variant {variant.name} --seed {seed}")
+            sys.stdout.write(f"{outcome.line}\n")
+            sys.stdout.write(f"  replay: {replay_command(seed, variant.name)}\n")
     rate = options.seeds / (perf_counter() - started_at) * 60
-    print(f"{options.seeds} seeds, {failures} failed, {rate:,.0f} seeds/minute")
+    sys.stdout.write(f"{options.seeds} seeds, {failures} failed, {rate:,.0f} seeds/minute\n")
     return int(bool(failures))
 
 

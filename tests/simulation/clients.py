@@ -83,9 +83,7 @@ class Ledger:
             uses = self.uses.setdefault(payload_id, [])
             uses.append(lease)
             counted = [
-                use
-                for use in uses
-                if use.is_consumed or (not use.is_over and use.expires_at > now)
+                use for use in uses if use.is_consumed or (not use.is_over and use.expires_at > now)
             ]
             assert len(counted) <= self.config.uses_max, f"{payload_id} was used too often"
 
@@ -137,19 +135,32 @@ class Client:
     async def pause(self, mean_s: float) -> None:
         await asyncio.sleep(self.rng.expovariate(1 / mean_s))
 
-    async def call(self, work: Callable[[Driver], Awaitable[Any]], wait_s: float = 0.0) -> Any:
+    async def call(
+        self,
+        work: Callable[[Driver], Awaitable[Any]],
+        wait_s: float = 0.0,
+        *,
+        patience_s: float | None = None,
+        request_id: str = "",
+    ) -> Any:
         """Make one attempt at a call.
+
+        Args:
+            work: What the server is to do.
+            wait_s: How long the server may take on purpose.
+            patience_s: After this long the caller goes away; None: at the call's deadline.
+            request_id: Of the fetch, if it is one.
 
         Raises:
             UnreachableError: No answer came in time.
             DomainError: The server refused.
         """
-        deadline_at = self.now + wait_s + CALL_S
+        deadline_at = self.now + (wait_s + CALL_S if patience_s is None else patience_s)
         if self.fates.happens(self.network, self.fates.plan.duplicate_probability):
-            self._spawn(self._deliver_stray(work))
+            self._spawn(self._deliver_stray(work, request_id))
         await self._travel(deadline_at)
         try:
-            task = self.server.call(work)
+            task = self.server.call(work, request_id)
         except ServerDownError:
             raise UnreachableError from None
         await asyncio.wait({task}, timeout=max(0.0, deadline_at - self.now))
@@ -159,8 +170,6 @@ class Client:
         if task.cancelled():
             raise UnreachableError
         error = task.exception()
-        if error is None and isinstance(task.result(), FetchGranted):
-            self.server.handed_out.add(task.result().lease_id)
         if error is not None and not isinstance(error, DomainError | StoreUnavailableError):
             raise error
         await self._travel(deadline_at)
@@ -193,17 +202,18 @@ class Client:
             raise UnreachableError
         await asyncio.sleep(delay_s)
 
-    async def _deliver_stray(self, work: Callable[[Driver], Awaitable[Any]]) -> None:
+    async def _deliver_stray(
+        self, work: Callable[[Driver], Awaitable[Any]], request_id: str
+    ) -> None:
         """Deliver a second copy of a request, whose answer nobody reads."""
         await asyncio.sleep(self.fates.delay_s(self.network) * 20)
         try:
-            task = self.server.call(work)
+            task = self.server.call(work, request_id)
         except ServerDownError:
             return
         await asyncio.wait({task})
-        if not task.cancelled() and task.exception() is None:
-            if isinstance(task.result(), FetchGranted):
-                self.server.handed_out.add(task.result().lease_id)
+        if not task.cancelled():
+            task.exception()  # Whatever it is, nobody reads it.
 
     async def _cancel_later(self, task: asyncio.Task[Any]) -> None:
         await asyncio.sleep(self.fates.delay_s(self.network))
@@ -221,8 +231,8 @@ class Client:
 
     async def finish(self) -> None:
         """Return when no message of this client is on its way any more."""
-        while self._background:
-            await asyncio.sleep(0.1)
+        if self._background:
+            await asyncio.wait(self._background)
 
 
 class Trainer(Client):
@@ -235,7 +245,9 @@ class Trainer(Client):
     async def run(self) -> None:
         for number in range(self._session_count):
             session = f"session-{number}"
-            await self.insist(lambda driver, s=session: driver.apply(StartSession(DEFAULT_BUFFER, s)))
+            await self.insist(
+                lambda driver, s=session: driver.apply(StartSession(DEFAULT_BUFFER, s))
+            )
             if number:
                 self.ledger.ended_sessions.add(f"session-{number - 1}")
             self.ledger.version = (session, 0)
@@ -323,7 +335,7 @@ class Learner(Client):
                     ranks.create_task(
                         self._learn(f"{self.name}-{number}", count, rank, world_size, rng)
                     )
-            await self.pause(0.3)
+            await self.pause(0.1)
 
     async def _learn(
         self, request_id: str, count: int, rank: int, world_size: int, rng: random.Random
@@ -332,7 +344,7 @@ class Learner(Client):
         if grant is None or grant.expires_at <= self.now:
             return
         lease = self.ledger.leases[grant.lease_id]
-        await asyncio.sleep(rng.choice([0.1, 0.5, 2.0, 6.0]))
+        await asyncio.sleep(rng.choice([0.1, 0.1, 0.5, 2.0, 6.0]))
         if rng.random() < 0.3:
             renew = RenewLease(DEFAULT_BUFFER, grant.lease_id)
             if not await self._end(lease, lambda driver: self._renew(driver, renew, lease)):
@@ -368,21 +380,24 @@ class Learner(Client):
                 lease_s=None,
             )
 
+        longest_s = rng.choice([5 * self.fates.plan.delay_s, wait_s + 0.3])
+        patience_s = rng.uniform(0.0, longest_s) if rng.random() < 0.4 else None
         for _ in range(5):
             try:
-                outcome = await self.call(fetch, wait_s)
+                outcome = await self.call(
+                    fetch, wait_s, patience_s=patience_s, request_id=request_id
+                )
             except UnreachableError:
+                if patience_s is not None:
+                    return None  # Killed while it waited.
                 await asyncio.sleep(0.1)
                 continue
             except (LeaseNotFoundError, WaitersFullError):
                 return None
-            if isinstance(outcome, FetchGranted):
-                store = self.server.store
-                self.ledger.note_grant(
-                    outcome, lambda payload: store.has(payload) or payload in store.lost, self.now
-                )
-                return outcome
-            return None
+            if not isinstance(outcome, FetchGranted):
+                return None
+            self.ledger.note_grant(outcome, self.server.store.is_accounted_for, self.now)
+            return outcome
         return None
 
     async def _end(self, lease: Lease, work: Callable[[Driver], Awaitable[Any]]) -> bool:
@@ -393,4 +408,3 @@ class Learner(Client):
             assert self.now >= lease.expires_at, "a lease ended before its time"
             return False
         return True
-

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from breadbox.errors import StoreError
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.events import FetchGranted
 from breadbox_server.core.ids import LeaseId
 from breadbox_server.core.inputs import DropPayloads
 from breadbox_server.driver import Driver, DriverLimits
@@ -67,7 +68,8 @@ class SimulatedServer:
         self._custodian: SimulatedCustodian | None = None
         self._writer: SimulatedWriter | None = None
         self._tasks: list[asyncio.Task[Any]] = []
-        self._calls: dict[asyncio.Task[Any], None] = {}
+        self._calls: dict[asyncio.Task[Any], str] = {}
+        """With the request that each is about; empty where it is about none."""
 
     async def start(self) -> None:
         """Recover from the journal, compare with the store, and serve."""
@@ -164,8 +166,14 @@ class SimulatedServer:
                 task.result()
                 raise AssertionError("a part of the server has ended")
 
-    def call(self, work: Callable[[Driver], Awaitable[Any]]) -> asyncio.Task[Any]:
+    def call(
+        self, work: Callable[[Driver], Awaitable[Any]], request_id: str = ""
+    ) -> asyncio.Task[Any]:
         """Begin a call in the server, as a request that has arrived does.
+
+        Args:
+            work: What the call does.
+            request_id: Of the fetch, if it is one.
 
         Raises:
             ServerDownError: It is down.
@@ -173,25 +181,40 @@ class SimulatedServer:
         if self.driver is None:
             raise ServerDownError
         task = asyncio.get_running_loop().create_task(_as_task(work(self.driver)))
-        self._calls[task] = None
-        task.add_done_callback(lambda done: self._calls.pop(done, None))
+        self._calls[task] = request_id
+        task.add_done_callback(self._end_call)
         return task
 
-    @property
-    def call_count(self) -> int:
-        """Calls that have not ended."""
-        return len(self._calls)
+    def _end_call(self, task: asyncio.Task[Any]) -> None:
+        self._calls.pop(task, None)
+        has_result = not task.cancelled() and task.exception() is None
+        if has_result and isinstance(task.result(), FetchGranted):
+            self.handed_out.add(task.result().lease_id)
+
+    def check_leases(self) -> None:
+        """See to it that no lease lives that nobody was told of, or is about to be.
+
+        Of several ranks some may never come: their leases wait for them, and expire.
+        """
+        if self.driver is None or self.buffers is None or self.driver.turns.lag_s:
+            return
+        asking = set(self._calls.values())
+        for grant in self.buffers._buffers[DEFAULT_BUFFER]._state.leases.live_grants():
+            [lease, *others] = grant.leases
+            is_known = lease.lease_id in self.handed_out or grant.request_id in asking
+            assert others or is_known, f"nobody was told of lease {lease.lease_id}, and it lives on"
+
+    async def finish_calls(self) -> None:
+        """Return when no call is in the server any more."""
+        if self._calls:
+            await asyncio.wait(self._calls)
 
 
 async def _as_task(work: Awaitable[Any]) -> Any:
     return await work
 
 
-def live_leases(buffers: BufferSet, world_size_max: int = 65_536) -> list[LeaseId]:
-    """List the leases alive in the default buffer, of requests with at most so many ranks."""
-    return [
-        lease.lease_id
-        for grant in buffers._buffers[DEFAULT_BUFFER]._state.leases.live_grants()
-        for lease in grant.leases
-        if lease.end is None and grant.world_size <= world_size_max
-    ]
+def live_leases(buffers: BufferSet) -> list[LeaseId]:
+    """List the leases alive in the default buffer."""
+    grants = buffers._buffers[DEFAULT_BUFFER]._state.leases.live_grants()
+    return [lease.lease_id for grant in grants for lease in grant.leases if lease.end is None]

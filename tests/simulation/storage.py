@@ -35,6 +35,10 @@ class SimulatedStore:
         now = asyncio.get_running_loop().time()
         return payload_id in self.confirmed or self._expires_at.get(payload_id, now) > now
 
+    def is_accounted_for(self, payload_id: str) -> bool:
+        """Whether a payload is there, or was lost by the store itself."""
+        return self.has(payload_id) or payload_id in self.lost
+
     def confirm(self, payload_id: str) -> bool:
         if not self.has(payload_id):
             return False
