@@ -16,7 +16,7 @@ from breadbox.stores.base import PayloadCustodian
 from breadbox_server.clock import Clock
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.errors import DomainError
-from breadbox_server.core.ids import BufferName
+from breadbox_server.core.ids import BufferName, SessionId, WorkerId
 from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import AppendsFullError
@@ -54,6 +54,9 @@ class _Job:
     results: list[Appended | None] = field(default_factory=list)
     """Of the fragments before the first undecided one; None is a payload that is not there."""
     error: Exception | None = None
+    broken_off: set[tuple[SessionId, WorkerId]] = field(default_factory=set)
+    """Workers one of whose payloads is not there. Their later fragments wait for it: admitted
+    before it, they would make it come too late."""
 
     @property
     def is_decided(self) -> bool:
@@ -215,6 +218,11 @@ class AppendQueue:
             if job.is_decided:
                 self._disown(item)
                 continue
+            worker = (item.fragment.session_id, item.fragment.worker_id)
+            if worker in job.broken_off:
+                self._disown(item)
+                job.results.append(None)
+                continue
             try:
                 result = self._decide(item, admitter)
             except DomainError as error:
@@ -223,6 +231,7 @@ class AppendQueue:
                 continue
             if result is None:
                 self._metrics.count_missing(job.buffer, 1)
+                job.broken_off.add(worker)
                 job.results.append(None)
                 continue
             if result.outcome is AdmissionOutcome.ADMITTED:

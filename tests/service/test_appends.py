@@ -53,6 +53,22 @@ async def test_a_fragment_is_admitted_once_its_payload_has_been_written_again():
     assert [[MISSING], [ADMITTED]] == [outcomes(first), outcomes(second)]
 
 
+async def test_no_later_fragment_of_a_worker_overtakes_one_whose_payload_is_not_there():
+    """Admitted first, it would make the missing one a duplicate that nobody has."""
+    async with served(BufferConfig(fragments_per_chunk=2)) as it:
+        await it.start()
+        first, lost, last = (it.metadata(index) for index in range(3))
+        it.custodian.unannounced.remove(lost.payload.payload_id)
+        before = await it.append(first, lost, it.metadata(0, worker_id="other"), last)
+        it.custodian.unannounced.add(lost.payload.payload_id)
+        after = await it.append(lost, last)
+        buffer = await it.buffer()
+    assert [ADMITTED, MISSING, ADMITTED, MISSING] == outcomes(before)
+    assert [ADMITTED, ADMITTED] == outcomes(after)
+    assert 1 == buffer.state.chunk_count
+    assert 0 == buffer.state.counters["fragments_discarded_gap"]
+
+
 async def test_a_stale_fragment_is_not_confirmed():
     async with served(BufferConfig(staleness_max=0)) as it:
         await it.start(model_version=5)

@@ -156,6 +156,7 @@ class ReplayBufferServiceServicer(object):
         """Workers, after writing the payloads. One result per fragment, in order; fragments of one worker
         must be sent in order of their index. From the first result that asks to wait (BUFFER_FULL or
         BYTES_FULL) on, no later fragment of the request is admitted: they carry the same outcome.
+        So do, after a PAYLOAD_MISSING, the later fragments of its worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
