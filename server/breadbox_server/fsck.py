@@ -1,0 +1,117 @@
+"""Compares a journal's books with a payload store, from outside; changes nothing by itself.
+
+While a server runs, books and store differ for moments: a payload is confirmed before its fragment
+is admitted, and deleted after its fragment was forgotten. So what looks wrong is looked at again
+after a while, and only what still is wrong counts.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from breadbox.stores import open_custodian
+from breadbox.stores.base import PayloadCustodian
+from breadbox.types import PayloadReference
+from breadbox_server.convert import payload_reference
+from breadbox_server.core.buffers import BufferSet
+from breadbox_server.errors import StartError
+from breadbox_server.journal.place import JournalPlace
+from breadbox_server.journal.recovery import recover
+from breadbox_server.journal.storage import JournalArchive, JournalError
+
+__all__ = ["Findings", "JournalError", "StartError", "examine"]
+
+DELETE_BATCH = 256
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found."""
+
+    books: dict[str, PayloadReference] = field(default_factory=dict)
+    """Every payload that the books refer to, by id."""
+    kept_count: int = 0
+    """Confirmed payloads in the store."""
+    missing: list[PayloadReference] = field(default_factory=list)
+    """In the books, and not whole in the store."""
+    orphans: list[str] = field(default_factory=list)
+    """Confirmed in the store, and in no book."""
+    deleted_count: int = 0
+    """Orphans that were deleted."""
+
+    @property
+    def book_bytes(self) -> int:
+        """Bytes of every payload that the books refer to."""
+        return sum(reference.size_bytes for reference in self.books.values())
+
+
+def examine(store_url: str, journal: str = "auto", *, settle_s: float, repair: bool) -> Findings:
+    """Compare books and store.
+
+    Args:
+        store_url: Of the payload store.
+        journal: As for the server: "auto" is beside the payloads, else a URL.
+        settle_s: Seconds after which what looks wrong is looked at again; 0: no server runs.
+        repair: Whether to delete the orphans. What is missing is dropped by the server itself.
+
+    Raises:
+        StartError: There is no journal to compare with.
+        StoreError, JournalError: Store or journal cannot be reached or read.
+    """
+    place = JournalPlace.choose(journal, store_url)
+    if place is None:
+        raise StartError("without a journal there are no books to compare the store with")
+    archive = place.open_archive()
+    try:
+        if not archive.is_begun():
+            raise StartError(f"there is no journal at {archive.shown}; name it with --journal")
+        return asyncio.run(_examine(store_url, archive, settle_s=settle_s, repair=repair))
+    finally:
+        archive.close()
+
+
+async def _examine(
+    store_url: str, archive: JournalArchive, *, settle_s: float, repair: bool
+) -> Findings:
+    custodian = open_custodian(store_url)
+    try:
+        found = await _compare(custodian, archive)
+        if settle_s > 0 and (found.missing or found.orphans):
+            await asyncio.sleep(settle_s)
+            again = await _compare(custodian, archive)
+            was_missing = {reference.payload_id for reference in found.missing}
+            was_orphan = set(found.orphans)
+            again.missing = [each for each in again.missing if each.payload_id in was_missing]
+            again.orphans = [each for each in again.orphans if each in was_orphan]
+            found = again
+        if repair:
+            for start in range(0, len(found.orphans), DELETE_BATCH):
+                await custodian.delete_ids(found.orphans[start : start + DELETE_BATCH])
+            found.deleted_count = len(found.orphans)
+        return found
+    finally:
+        await custodian.close()
+
+
+async def _compare(custodian: PayloadCustodian, archive: JournalArchive) -> Findings:
+    """Look once. The store is listed first: what is admitted meanwhile is in the books only."""
+    kept = {payload_id async for payload_id in custodian.confirmed()}
+    books = {reference.payload_id: reference for reference in _references(archive)}
+    doubtful = [reference for reference in books.values() if reference.payload_id not in kept]
+    present = await custodian.present(doubtful) if doubtful else []
+    return Findings(
+        books=books,
+        kept_count=len(kept),
+        missing=[
+            reference for reference, is_there in zip(doubtful, present, strict=True) if not is_there
+        ],
+        orphans=sorted(kept - set(books)),
+    )
+
+
+def _references(archive: JournalArchive) -> Iterable[PayloadReference]:
+    found = recover(archive, lambda state: BufferSet.restore(state, random.Random(0)))
+    for name in found.buffers.names():
+        for payload in found.buffers.payloads(name):
+            yield payload_reference(payload)
