@@ -74,23 +74,17 @@ class AppenderOptions:
 
 @dataclass(frozen=True, slots=True)
 class AppenderCounts:
-    """What became of the fragments given so far; all of them add up to `given`."""
+    """What became of the fragments given so far; `by_outcome`, `failed` and `pending` add up."""
 
     given: int
     by_outcome: Mapping[AdmissionOutcome, int]
+    admitted: int
+    """Known to have been admitted, by this sending or, for a DUPLICATE, by an earlier one."""
     failed: int
     """Given, and not known to be in the buffer: their sending failed, or never happened."""
     pending: int
     """Given, and not yet answered."""
     pending_bytes: int
-
-    @property
-    def admitted(self) -> int:
-        """In the buffer, whether by this sending or by an earlier one."""
-        return sum(
-            self.by_outcome.get(outcome, 0)
-            for outcome in (AdmissionOutcome.ADMITTED, AdmissionOutcome.DUPLICATE)
-        )
 
 
 class Appender:
@@ -138,6 +132,7 @@ class Appender:
         """Fragments sent and judged, or failed: of all given, in order, the first so many."""
         self._failed = 0
         self._outcomes: Counter[AdmissionOutcome] = Counter()
+        self._admitted = 0
         self._error: ReplayBufferError | None = None
         self._unsent: list[Fragment] = []
         self._flush_until = 0
@@ -198,6 +193,7 @@ class Appender:
             return AppenderCounts(
                 given=self._given,
                 by_outcome=MappingProxyType(dict(self._outcomes)),
+                admitted=self._admitted,
                 failed=self._failed,
                 pending=self._given - self._answered,
                 pending_bytes=self._held_bytes,
@@ -302,18 +298,26 @@ class Appender:
         self, batch: Sequence[tuple[Fragment, int, float]], results: Sequence[AppendResult]
     ) -> None:
         with self._changed:
-            self._outcomes.update(result.outcome for result in results)
+            self._count(results)
             self._answered += len(batch)
             self._sending_count = 0
             self._held_bytes -= sum(size_bytes for _, size_bytes, _ in batch)
             self._changed.notify_all()
 
+    def _count(self, results: Sequence[AppendResult]) -> None:
+        """Count outcomes; the lock is held."""
+        self._outcomes.update(result.outcome for result in results)
+        self._admitted += sum(
+            AdmissionOutcome.ADMITTED in (result.outcome, result.first_outcome)
+            for result in results
+        )
+
     def _fail(self, error: ReplayBufferError, fragments: Sequence[Fragment]) -> None:
         results = error.results if isinstance(error, BackpressureError) else ()
-        judged = [result.outcome for result in results if not result.outcome.asks_to_wait]
+        judged = [result for result in results if not result.outcome.asks_to_wait]
         with self._changed:
             self._error = error
-            self._outcomes.update(judged)
+            self._count(judged)
             # What is judged comes first: nothing behind the first that found no room is admitted.
             left = fragments[len(judged) :]
             self._unsent = [*left, *(fragment for fragment, _, _ in self._queue)]

@@ -290,7 +290,19 @@ def test_outcomes_are_counted_and_add_up(client: FakeClient) -> None:
         appender.flush()
         counts = appender.counts
     assert {outcome: 1 for outcome in outcomes} == dict(counts.by_outcome)
-    assert (2, 4, 0) == (counts.admitted, counts.given, counts.failed)
+    assert (1, 4, 0) == (counts.admitted, counts.given, counts.failed)
+
+
+def test_a_duplicate_of_what_was_admitted_counts_as_admitted(client: FakeClient) -> None:
+    """As after a lost reply; one that was refused the first time is not in the buffer."""
+    firsts = [AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE, AdmissionOutcome.UNSPECIFIED]
+    client.answers = [
+        lambda fragments: [AppendResult(AdmissionOutcome.DUPLICATE, first) for first in firsts]
+    ]
+    with Appender(client, options(batch_count=3)) as appender:
+        give(appender, 0, 1, 2)
+        appender.flush()
+        assert 1 == appender.counts.admitted
 
 
 def test_a_closed_appender_says_so(client: FakeClient) -> None:
