@@ -39,7 +39,12 @@ from breadbox_rollout.policy_options import (
 from breadbox_rollout.pool import EnvPool, PoolOptions
 from breadbox_rollout.recording import RecordingOptions
 from breadbox_rollout.sender import Sender
-from breadbox_rollout.settings import RolloutSettings, SizeBytes, default_worker_name
+from breadbox_rollout.settings import (
+    RolloutSettings,
+    SizeBytes,
+    check_worker_name,
+    default_worker_name,
+)
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
 
 __all__ = ["generate", "rollout"]
@@ -119,6 +124,7 @@ def rollout(dry_run: bool, log_level: str, **values: Any) -> None:
     check_environment(spec)
     device = check_device(settings.device)
     check_policy_name(settings.policy)
+    check_worker_name(settings.worker_name)
     client = _connect(settings)
     if dry_run:
         client.close()

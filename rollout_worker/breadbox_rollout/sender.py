@@ -23,7 +23,7 @@ from breadbox.errors import (
     UnsupportedArrayError,
 )
 from breadbox.fragment import Fragment
-from breadbox.types import AppendResult
+from breadbox.types import AdmissionOutcome, AppendResult
 from breadbox_rollout.models import Model
 from breadbox_rollout.ports import Service
 
@@ -218,6 +218,9 @@ class Sender:
             if result.outcome.asks_to_wait:
                 break
             outcomes.append(result.outcome.value)
+        if AdmissionOutcome.DUPLICATE.value in outcomes and not self._counts["duplicate"]:
+            # Once: a reply that got lost is harmless, two workers of one name lose everything.
+            logger.warning("the service has fragments of worker %s already", batch[0].worker_id)
         self._take(len(outcomes), outcomes)
 
     def _take(self, count: int, reasons: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -107,12 +108,25 @@ class RolloutSettings:
         return yaml.safe_dump(plain, sort_keys=False)
 
 
+def check_worker_name(name: str) -> None:
+    """Find out whether the name can begin the ids of workers.
+
+    Raises:
+        InvalidRequestError: It is empty, too long, or has characters that ids may not have.
+    """
+    if re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name) is None:
+        raise InvalidRequestError(
+            "worker_name", f"must be 1 to 100 letters, digits, '.', '_' and '-', got {name!r}"
+        )
+
+
 def default_worker_name() -> str:
     """Return a name that no other running worker has.
 
     Fragment indices begin at 0 with every start, so a name must not be used twice in a session.
     """
-    return f"{os.uname().nodename.split('.')[0][:32]}-{secrets.token_hex(4)}"
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", os.uname().nodename.split(".")[0])[:32]
+    return f"{host}-{secrets.token_hex(4)}"
 
 
 def read_config(path: Path, known: set[str]) -> dict[str, Any]:

@@ -69,6 +69,7 @@ def test_sizes_have_units_and_secrets_are_hidden(runner: CliRunner) -> None:
         (["--env", "CartPole-v1", "--queue-bytes", "many"], "is not a size"),
         (["--env", "CartPole-v1", "--env-options", "[1]"], "is not a JSON object"),
         (["--env", "CartPole-v1", "--server", "http://host:1"], "without a scheme"),
+        (["--env", "CartPole-v1", "--worker-name", "a/b"], "must be 1 to 100 letters"),
         (["--env", "CartPole-v1", "--config", "/no/such/file"], "cannot be read"),
     ],
 )

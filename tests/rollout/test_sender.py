@@ -83,6 +83,14 @@ def test_every_outcome_is_counted_by_its_name() -> None:
         assert {"admitted": 1, "stale": 1, "duplicate": 1} == bench.finish()
 
 
+def test_two_workers_of_one_name_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    with bench_of() as bench:
+        bench.service.answer = lambda f: [AppendResult(AdmissionOutcome.DUPLICATE)] * len(f)
+        bench.put(fragment_of(0), fragment_of(1))
+        assert {"duplicate": 2} == bench.finish()
+    assert ["the service has fragments of worker w already"] == caplog.messages
+
+
 def test_what_is_known_to_be_refused_is_dropped_before_the_upload() -> None:
     """D25, D19: the ancestor wrote 20 MB first."""
     with bench_of() as bench:
