@@ -162,16 +162,18 @@ class Driver:
         """
         self.turns.check_room()
         weights = command.weights
-        if weights is not None:
-            with self._metrics.store_trip("confirm"):
-                (is_there,) = await self._custodian.confirm([payload_reference(weights)])
-            if not is_there:
-                raise PayloadMissingError(weights.payload_id)
         taken = False
         try:
+            if weights is not None:
+                with self._metrics.store_trip("confirm"):
+                    (is_there,) = await self._custodian.confirm([payload_reference(weights)])
+                if not is_there:
+                    raise PayloadMissingError(weights.payload_id)
             published: Published = self._apply_now(command)
             taken = published.weights_taken
         finally:
+            # Also when the store's answer was lost, or the caller left while it was awaited: the
+            # weights may have been confirmed all the same.
             if weights is not None and not taken:
                 self._unowned.add(weights, command.buffer, self._clock.now())
         await self.settled()
