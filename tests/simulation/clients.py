@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from breadbox.errors import StoreUnavailableError
+from breadbox.errors import PayloadMissingError, StoreUnavailableError
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.errors import (
@@ -170,7 +170,8 @@ class Client:
         if task.cancelled():
             raise UnreachableError
         error = task.exception()
-        if error is not None and not isinstance(error, DomainError | StoreUnavailableError):
+        expected = DomainError | StoreUnavailableError | PayloadMissingError
+        if error is not None and not isinstance(error, expected):
             raise error
         await self._travel(deadline_at)
         if isinstance(error, StoreUnavailableError):
@@ -219,6 +220,18 @@ class Client:
         await asyncio.sleep(self.fates.delay_s(self.network))
         task.cancel()
 
+    async def write(self) -> Payload:
+        """Write a payload, as often as it takes."""
+        while True:
+            try:
+                await self.fates.store_trip(self.rng)
+            except StoreUnavailableError:
+                await self.pause(0.1)
+                continue
+            payload_id = f"{self.rng.getrandbits(128):032x}"
+            self.server.store.put(payload_id)
+            return Payload(payload_id, self.rng.randrange(1, 20))
+
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
@@ -253,9 +266,20 @@ class Trainer(Client):
             self.ledger.version = (session, 0)
             for version in range(1, self.rng.randrange(3, 9)):
                 await self.pause(1.5)
-                publish = PublishModel(DEFAULT_BUFFER, session, version)
-                await self.insist(lambda driver, p=publish: driver.publish(p))
+                await self._publish(session, version)
                 self.ledger.version = (session, version)
+
+    async def _publish(self, session: str, version: int) -> None:
+        """Publish a version, with weights or without; write them again if they are gone."""
+        has_weights = self.rng.random() < 0.5
+        while True:
+            weights = await self.write() if has_weights else None
+            publish = PublishModel(DEFAULT_BUFFER, session, version, weights)
+            try:
+                await self.insist(lambda driver, p=publish: driver.publish(p))
+            except PayloadMissingError:
+                continue
+            return
 
 
 class Worker(Client):
@@ -284,7 +308,7 @@ class Worker(Client):
         return state
 
     async def _append(self, session: str, version: int, index: int) -> None:
-        payload = await self._write()
+        payload = await self.write()
         while True:
             fragment = Fragment(
                 worker_id=self.name,
@@ -298,7 +322,7 @@ class Worker(Client):
                 lambda driver, f=fragment: driver.append(DEFAULT_BUFFER, [f])
             )
             if answer is None:
-                payload = await self._write()
+                payload = await self.write()
             elif not answer.outcome.asks_to_wait:
                 break
             elif self.is_stopping:
@@ -307,17 +331,6 @@ class Worker(Client):
                 await self.pause(0.2)
         if AdmissionOutcome.ADMITTED in (answer.outcome, answer.first_outcome):
             self.ledger.admitted[session, self.name, index] = None
-
-    async def _write(self) -> Payload:
-        while True:
-            try:
-                await self.fates.store_trip(self.rng)
-            except StoreUnavailableError:
-                await self.pause(0.1)
-                continue
-            payload_id = f"{self.rng.getrandbits(128):032x}"
-            self.server.store.put(payload_id)
-            return Payload(payload_id, self.rng.randrange(1, 20))
 
 
 class Learner(Client):
