@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from breadbox.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
 from breadbox.fragment import Tree
 from breadbox.payload.dtypes import BFLOAT16, as_leaf
-from breadbox.payload.format import Head
-from breadbox.payload.fragments import FIELDS, Selection
+from breadbox.payload.format import Head, decode_tree
+from breadbox.payload.fragments import FIELDS, Selection, require_fields
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.receive import Placement, receive
 from breadbox.payload.trees import (
@@ -138,6 +138,7 @@ def load_batch(
     device: Any = "cpu",
     columns: Sequence[str] | None = None,
     into: Batch | None = None,
+    is_mapped: bool = False,
 ) -> Batch:
     """Load fragments into stacked arrays, each received straight into its row.
 
@@ -150,6 +151,9 @@ def load_batch(
         columns: Paths to read, such as "reward" or "obs.image"; None reads all.
         into: An earlier batch whose host memory is used again where it fits; nothing of it on the
             CPU may be in use any more. For a CUDA device, only its page-locked memory is used.
+        is_mapped: Of a single fragment on this host, read whole for the CPU, return read-only views
+            of the store's own memory instead of a copy; they outlive the payload. Of all else, the
+            rows are copied once, as without.
 
     Raises:
         TreeMismatchError: Fragments differ in structure, shape or type; names the path and the
@@ -161,6 +165,10 @@ def load_batch(
     if not references:
         raise InvalidRequestError("references", "must hold at least one fragment")
     is_cpu = str(device) == "cpu"
+    if is_mapped and is_cpu and columns is None and len(references) == 1:
+        mapped = store.map_many([references[0].metadata.payload])
+        if mapped is not None:
+            return _mapped_batch(references[0], decode_tree(mapped[0])[0])
     builder = _Builder(
         references, Selection(columns), into.stacked if into else None, is_pinned=not is_cpu
     )
@@ -172,6 +180,24 @@ def load_batch(
     )
     batch = builder.finish()
     return batch if is_cpu else _on_device(batch, device)
+
+
+def _mapped_batch(reference: FragmentReference, tree: Tree) -> Batch:
+    """Return a batch of one row over a decoded fragment's own memory."""
+    require_fields(tree)
+    fields = {name: map_leaves(lambda leaf: leaf[None], tree[name]) for name in _STACKED_FIELDS}
+    fields["extras"] = fields["extras"] or {}
+    versions = tree["model_version"]
+    if versions is None:
+        step_count = reference.metadata.step_count
+        versions = np.full(step_count, reference.metadata.model_version_min, dtype=np.int64)
+    batch = Batch(references=(reference,), model_version=versions[None], **fields)
+    ends = tree["final_obs_step"]
+    if ends is not None and tree["final_obs"] is not None and len(ends):
+        batch.final_obs_row = np.zeros(len(ends), dtype=np.int64)
+        batch.final_obs_step = ends.astype(np.int64)
+        batch.final_obs = tree["final_obs"]
+    return batch
 
 
 class _Builder:
@@ -209,7 +235,8 @@ class _Builder:
                 destination = np.empty(stored.shape, dtype=stored.dtype)
                 loose[stored.name] = as_leaf(destination, stored.type_name)
             else:
-                destination = stacked[position]
+                # With the ellipsis a view even where a row is a single number.
+                destination = stacked[position, ...]
             placements.append(Placement(index, destination))
         return placements
 

@@ -191,3 +191,35 @@ def test_a_damaged_fragment_spoils_its_batch_only() -> None:
     with pytest.raises(PayloadCorruptError):
         load_batch(store, references)
     assert 1 == len(load_batch(store, references[:1]))
+
+
+@pytest.mark.parametrize("codecs", ["raw", "lz4"])
+def test_a_batch_of_one_can_be_a_view_of_the_stores_memory(
+    store: PayloadStore, codecs: str
+) -> None:
+    for fragment in (rich_fragment(0), plain_fragment(1)):
+        references = stored(store, fragment, codecs=codecs)
+        copied = load_batch(store, references)
+        mapped = load_batch(store, references, is_mapped=True)
+        for name in ("obs", "next_obs", "in_state", "reward", "model_version", "extras"):
+            assert same(getattr(copied, name), getattr(mapped, name)), name
+        for name in ("final_obs", "final_obs_row", "final_obs_step", "log_prob"):
+            assert same(getattr(copied, name), getattr(mapped, name)), name
+        if codecs == "raw":
+            assert not mapped.obs["image"].flags.writeable
+            assert mapped.obs["image"].base is not None
+
+
+def test_a_mapped_batch_of_several_is_stacked(store: PayloadStore) -> None:
+    references = stored(store, rich_fragment(0), rich_fragment(1))
+    batch = load_batch(store, references, is_mapped=True)
+    assert same(rich_fragment(1).obs["image"], batch.obs["image"][1])
+
+
+@pytest.mark.parametrize("dtype", ["i8", "f4", "?", "c16", "<U3", "<M8[s]"])
+def test_leaves_without_axes_are_stacked_too(store: PayloadStore, dtype: str) -> None:
+    """Such as the next observation of an environment that observes a single number."""
+    values = [np.array(number, "i8").astype(dtype) for number in (1, 0, 2)]
+    fragments = [plain_fragment(i, next_obs=value) for i, value in enumerate(values)]
+    batch = load_batch(store, stored(store, *fragments))
+    assert same(np.stack(values), batch.next_obs)

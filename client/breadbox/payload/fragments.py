@@ -127,7 +127,7 @@ def read_fragments(
         mapped = store.map_many([each.metadata.payload for each in references])
         if mapped is not None:
             return [
-                _fragment_of(reference, _require_fields(decode_tree(view)[0]))
+                _fragment_of(reference, require_fields(decode_tree(view)[0]))
                 for reference, view in zip(references, mapped, strict=True)
             ]
     selection = Selection(columns, steps)
@@ -187,7 +187,7 @@ class Selection:
             PayloadCorruptError: The payload is not a fragment's.
             InvalidRequestError: A column is not in the payload, or steps are out of range.
         """
-        _require_fields(head.layout.structure)
+        require_fields(head.layout.structure)
         steps = self._steps
         if steps is not None and steps[1] > reference.metadata.step_count:
             raise InvalidRequestError(
@@ -262,7 +262,12 @@ def _cut_to_steps(tree: dict[str, Any], steps: tuple[int, int], step_count: int)
         tree["final_obs"] = map_leaves(lambda leaf: leaf[kept], tree["final_obs"])
 
 
-def _require_fields(tree: Any) -> dict[str, Any]:
+def require_fields(tree: Any) -> dict[str, Any]:
+    """Return a tree, or structure, that is a fragment's.
+
+    Raises:
+        PayloadCorruptError: It is of something else.
+    """
     if not isinstance(tree, dict) or tree.keys() != set(FIELDS):
         raise PayloadCorruptError("the payload is not a fragment's")
     return tree
@@ -322,5 +327,6 @@ __all__ = [
     "encode_fragment",
     "fragment_tree",
     "read_fragments",
+    "require_fields",
     "write_fragments",
 ]
