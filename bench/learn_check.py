@@ -3,6 +3,7 @@
 Writes the curves to docs/images/learn-check.png and the figures to docs/images/learn-check.json.
 """
 
+import fnmatch
 import json
 import sys
 from pathlib import Path
@@ -42,7 +43,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "images"
 
 @click.command()
 @click.option("--seeds", default="0,1,2", show_default=True, help="Comma between.")
-@click.option("--only", default="", help="Tasks whose name contains this.")
+@click.option("--only", default="*", show_default=True, help="Tasks of this name; * is anything.")
 @click.option("--limit-s", default=900.0, show_default=True, help="Seconds per run.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/learn-check"))
 def main(seeds: str, only: str, limit_s: float, out: Path) -> None:
@@ -53,7 +54,7 @@ def main(seeds: str, only: str, limit_s: float, out: Path) -> None:
     missed = False
     for task in TASKS:
         for seed in (int(text) for text in seeds.split(",")):
-            if only in task:
+            if fnmatch.fnmatch(task, only):
                 finished = run_locally(planned(task, seed, limit_s), out)
                 missed |= finished.exit_status != 0
                 print(summary(task, seed, finished.records), flush=True)

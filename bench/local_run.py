@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -48,6 +50,8 @@ class Finished:
 
 def run_locally(run: LocalRun, folder: Path) -> Finished:
     """Run it, with logs and `progress.jsonl` in a new folder below *folder*."""
+    # Or a SIGTERM would end this process alone, and leave the others running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     place = folder / run.name
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
