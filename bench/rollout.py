@@ -2,6 +2,7 @@
 
 import contextlib
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ from breadbox.types import (
 from breadbox_rollout.environments import EnvSpec, envs_per_process
 from breadbox_rollout.episodes import EpisodeReporter
 from breadbox_rollout.inference import Inference
+from breadbox_rollout.main import share_interpreter
 from breadbox_rollout.models import ModelWatcher
 from breadbox_rollout.pool import EnvPool, PoolOptions
 from breadbox_rollout.sender import Sender
@@ -145,8 +147,10 @@ def _steps_per_s(worker: RolloutWorker, round_s: float) -> float:
 
 @contextlib.contextmanager
 def _running(case: Case, client: breadbox.Client) -> Iterator[tuple[RolloutWorker, Switch]]:
-    """Start a worker in this process; yields once it is warm."""
+    """Start a worker in this process, as `breadbox rollout` does; yields once it is warm."""
+    switch_interval_s = sys.getswitchinterval()
     torch.set_num_threads(1)
+    share_interpreter()
     spec = EnvSpec(name=case.env)
     switch = Switch(client)
     watcher = ModelWatcher(switch)
@@ -177,6 +181,7 @@ def _running(case: Case, client: breadbox.Client) -> Iterator[tuple[RolloutWorke
         _warm_up(case, client, worker, pool)
         yield worker, switch
     finally:
+        sys.setswitchinterval(switch_interval_s)
         worker.stop()
         thread.join()
         sender.close(10.0)

@@ -1,6 +1,7 @@
 """`breadbox rollout`; `breadbox generate` is re-exported."""
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -53,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 _APPEND_WAIT_S = 5.0
 """After this long in front of a full buffer the sender looks again whether it is still wanted."""
+
+_SWITCH_INTERVAL_S = 0.0005
 
 
 def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -187,6 +190,7 @@ def run_worker(
     logger.info(
         "seed %d, worker %s, server %s", settings.seed, settings.worker_name, client.address
     )
+    share_interpreter()
     for thread in (watcher, sender, reporter):
         thread.start()
     try:
@@ -198,6 +202,16 @@ def run_worker(
         client.close()
         watcher.close()
         logger.info("ended after %d steps; fragments %s", worker.step_count, sender.counts())
+
+
+def share_interpreter() -> None:
+    """Let the loop have the interpreter back soon after environments have answered.
+
+    While the sender packs small fragments it gives the interpreter up only when asked, after
+    Python's switch interval of 5 ms; environments are idle that long. With 0.5 ms a CartPole worker
+    steps 1.2 to 1.4 times as fast beside its sender.
+    """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
 def _pool_options(settings: RolloutSettings, spec: EnvSpec) -> PoolOptions:
