@@ -1,14 +1,15 @@
 """Draw the Grafana dashboards' panels from a Prometheus, where Grafana itself cannot run.
 
-Usage: python scripts/render_dashboards.py [--prometheus URL] [--minutes N] [--out DIR]
+Usage: python scripts/render_dashboards.py [--prometheus URL] [--minutes N] [--server ADDRESS]
 
 Every query of every panel is asked as it stands in deploy/grafana/dashboards, so a panel that is
-empty here would be empty there.
+empty here would be empty there. With --server, `breadbox top` is drawn as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import re
@@ -25,6 +26,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
+from rich.console import Console
+
+import breadbox
+from breadbox.cli import top
 
 ROOT = Path(__file__).resolve().parent.parent
 DASHBOARDS = ROOT / "deploy" / "grafana" / "dashboards"
@@ -35,8 +40,8 @@ UNITS = {
     "ops": ("/s", 1000),
     "reqps": ("/s", 1000),
     "s": ("s", 1000),
-    "bytes": ("B", 1024),
-    "Bps": ("B/s", 1024),
+    "bytes": ("B", 1000),
+    "Bps": ("B/s", 1000),
 }
 BIG = ("", "k", "M", "G", "T")
 SMALL = ("", "m", "µ", "n")
@@ -135,11 +140,23 @@ def render(path: Path, prometheus: Prometheus, out: Path) -> list[str]:
     return empty
 
 
+def render_top(server: str, out: Path) -> None:
+    """Draw what `breadbox top` shows of a server after two seconds."""
+    console = Console(record=True, file=io.StringIO(), width=150)
+    with breadbox.connect(server) as client:
+        *_, sample = top.samples(client, 2.0, 2)
+    console.print(top.render(sample, server, time.strftime("%H:%M:%S")))
+    drawn = console.export_svg(title="breadbox top")
+    # Rich names a font on another host; the reader's own will do.
+    out.write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL))
+
+
 def main() -> int:
     """Draw every dashboard."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090", metavar="URL")
     parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--server", metavar="ADDRESS", help="draw `breadbox top` of it too")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -147,6 +164,8 @@ def main() -> int:
         out = options.out / f"dashboard-{path.stem}.png"
         empty = render(path, Prometheus(options.prometheus, options.minutes), out)
         print(f"{out}: {f'nothing to show for {empty}' if empty else 'every panel has data'}")
+    if options.server:
+        render_top(options.server, options.out / "top.svg")
     return 0
 
 

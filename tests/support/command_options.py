@@ -9,6 +9,8 @@ from breadbox.heartbeat import FILE_VARIABLE
 def command_options(command: str) -> set[str]:
     """Environment variables that a command of ours reads."""
     found = load_command(command)
+    if isinstance(found, click.Group):
+        found = found.commands["create"]
     assert isinstance(found, click.Command)
     names = {option.name for option in found.params if option.name}
     flags = {
