@@ -153,6 +153,7 @@ def test_replay_tells_payloads_whose_deletion_may_not_have_happened() -> None:
         ReleaseLease(DEFAULT_BUFFER, "unknown", "consumed"),
         GrantMade(DEFAULT_BUFFER, "r", 1, 1, (7,), ("l",), (1.0,)),
         GrantMade(DEFAULT_BUFFER, "r", 1, 1, (), ("l",), (1.0, 2.0)),
+        PublishModel(DEFAULT_BUFFER, "s0", 1, "no payload"),
     ],
     ids=lambda entry: type(entry).__name__,
 )

@@ -291,6 +291,19 @@ def test_prepared_lists_the_whole_while_any_rank_holds_its_lease() -> None:
         world.buffers.prepared(DEFAULT_BUFFER, "r")
 
 
+def test_prepared_of_no_request_lists_the_latest_grant_that_lives() -> None:
+    """For the ancestor's interface, whose ranks know no request."""
+    world = World()
+    world.fill(2)
+    first, second = world.granted(request_id="first"), world.granted(request_id="second")
+    assert second.fragments == world.buffers.prepared(DEFAULT_BUFFER, "")
+    world.release(second.lease_id)
+    assert first.fragments == world.buffers.prepared(DEFAULT_BUFFER, "")
+    world.release(first.lease_id)
+    with pytest.raises(RequestNotFoundError):
+        world.buffers.prepared(DEFAULT_BUFFER, "")
+
+
 def test_prepared_of_a_request_that_waits_or_is_unknown_is_refused() -> None:
     world = World()
     world.fetch(request_id="r")

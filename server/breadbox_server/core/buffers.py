@@ -48,6 +48,8 @@ from breadbox_server.core.state import BufferState
 from breadbox_server.core.validation import check_buffer_name
 
 DEFAULT_BUFFER = BufferName("default")
+_DAMAGE = (DomainError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What comes of entries or snapshots that are not what they should be."""
 DRAW_SEED_BITS = 63
 """A seed fits a signed 64-bit integer, wherever a journal puts it."""
 
@@ -281,7 +283,7 @@ class BufferSet:
         is_recording, self._is_recording = self._is_recording, False
         try:
             self._replay(entry, now=now)
-        except (DomainError, KeyError, ValueError, AssertionError) as error:
+        except _DAMAGE as error:
             raise ReplayError(f"{type(entry).__name__} at {now} does not fit: {error!r}") from error
         finally:
             self._is_recording = is_recording
@@ -342,7 +344,7 @@ class BufferSet:
                 )
             for plain in state["buffers"]:
                 buffers._add(snapshot.restore(plain, buffers._events))
-        except (DomainError, KeyError, TypeError, ValueError, AssertionError) as error:
+        except _DAMAGE as error:
             raise ReplayError(f"the snapshot cannot be read: {error!r}") from error
         return buffers
 
