@@ -106,9 +106,7 @@ def test_buffer_follows_the_recorded_trace(
         assert ScriptedSampler.contents() == op["chunks"], f"after op {place}: {op}"
 
 
-def _fetch(
-    buffers: BufferSet, fragment_count: int, *, request_id: str, now: float
-) -> FetchGranted:
+def _fetch(buffers: BufferSet, fragment_count: int, *, request_id: str, now: float) -> FetchGranted:
     """Fetch without waiting."""
     buffers.take_events()
     fetch = Fetch(
