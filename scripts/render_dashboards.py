@@ -17,6 +17,7 @@ import sys
 import time
 import urllib.parse
 import urllib.request
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,20 @@ def legend_of(template: str, labels: dict[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), template)
 
 
+def with_gaps(points: Series) -> tuple[list[float], list[float]]:
+    """Times and values of a line that breaks off where there are no values, as Grafana's does."""
+    steps = sorted(after[0] - before[0] for before, after in pairwise(points))
+    gap = 1.5 * steps[0] if steps else math.inf
+    times, values = [points[0][0]], [points[0][1]]
+    for (before, _), (at, value) in pairwise(points):
+        if at - before > gap:
+            times.append(before)
+            values.append(math.nan)
+        times.append(at)
+        values.append(value)
+    return times, values
+
+
 class Prometheus:
     """Range queries over the last minutes."""
 
@@ -100,11 +115,10 @@ def draw_panel(axes: Axes, panel: dict[str, Any], prometheus: Prometheus) -> boo
     count = 0
     for target in panel["targets"]:
         for labels, points in prometheus.series(target["expr"]):
-            shown = [(at, value) for at, value in points if math.isfinite(value)]
-            if not shown:
+            if not any(math.isfinite(value) for _, value in points):
                 continue
             count += 1
-            axes.plot(*zip(*shown, strict=True), label=legend_of(target["legendFormat"], labels))
+            axes.plot(*with_gaps(points), label=legend_of(target["legendFormat"], labels))
     axes.set_title(panel["title"], fontsize=9, loc="left", fontweight="bold")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: with_unit(value, unit)))
     axes.tick_params(labelsize=7)
