@@ -67,6 +67,9 @@ verify-protos: $(VENV)/.ready
 protos: $(VENV)/.ready  ## Write the stubs from protos/
 	$(BIN)/python scripts/gen_protos.py
 
+chaos: $(VENV)/.ready  ## Kill everything at random and balance the ledgers (ARGS="--seconds 120 --seed 7")
+	$(BIN)/python tests/chaos/run.py $(ARGS)
+
 bench-core: $(VENV)/.ready  ## Cost per operation of the core, by size
 	$(BIN)/python bench/core.py $(ARGS)
 

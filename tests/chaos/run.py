@@ -9,6 +9,7 @@ Redis that syncs every write. The last line sums up; exit code 0 means that ever
 import argparse
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -41,12 +42,12 @@ from support.server_process import ServerProcess, plain_environment  # noqa: E40
 STALENESS_MAX = 3
 USES_MAX = 2
 LEASE_S = 3.0
-UNANNOUNCED_S = 10.0
+UNANNOUNCED_S = 6.0
 SETTLE_S = 120.0
 SERVER_OPTIONS = (
     *("--fragments-per-chunk", str(FRAGMENTS_PER_CHUNK), "--capacity-chunks", "300"),
     *("--staleness-max", str(STALENESS_MAX), "--uses-max", str(USES_MAX)),
-    *("--lease-s", str(LEASE_S), "--unannounced-s", str(UNANNOUNCED_S), "--open-chunk-s", "5"),
+    *("--lease-s", str(LEASE_S), "--unannounced-s", str(UNANNOUNCED_S), "--open-chunk-s", "3"),
     *("--snapshot-entries", "400", "--drain-grace-s", "1"),
 )
 
@@ -86,6 +87,13 @@ class Tally:
         )
 
 
+def _with_tests_on_path() -> dict[str, str]:
+    """An environment in which the actors' own module is found."""
+    environment = plain_environment()
+    paths = [str(TESTS), *filter(None, [environment.get("PYTHONPATH")])]
+    return environment | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
 class Actor:
     """One client process, started again under a new name, or as the same rank, when killed."""
 
@@ -116,7 +124,7 @@ class Actor:
                     *("--folder", str(self._chaos.folder)),
                     *("--seed", str(self._chaos.rng.getrandbits(32))),
                 ],
-                env=plain_environment() | {"PYTHONPATH": str(TESTS)},
+                env=_with_tests_on_path(),
                 stderr=log,
             )
 
@@ -366,7 +374,6 @@ class Audit:
 
     def _check_store(self) -> None:
         """Books and store agree byte for byte once orphans had their time."""
-        time.sleep(UNANNOUNCED_S)
         report: dict[str, int] = {}
 
         def agree() -> bool:
@@ -374,7 +381,7 @@ class Audit:
             return not (report["missing"] or report["orphans"] or report["corrupt"])
 
         try:
-            eventually_sync(agree, "books and store agreeing", within_s=60)
+            eventually_sync(agree, "books and store agreeing", within_s=SETTLE_S)
         except AssertionError:
             self._tally.leaked.append(f"fsck: {report}")
         state = self._client.get_buffer().state

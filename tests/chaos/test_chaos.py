@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.integration, pytest.mark.timeout(40
 def test_nothing_acknowledged_is_lost_whatever_is_killed(tmp_path: Path, empties_redis: bool):
     seed = random.SystemRandom().randrange(2**32)
     kills_min = 6 if empties_redis else 20
-    options = Options(15.0 if empties_redis else 40.0, seed, kills_min, empties_redis, tmp_path)
+    options = Options(10.0 if empties_redis else 30.0, seed, kills_min, empties_redis, tmp_path)
     tally = run_chaos(options)
     summary = f"seed {seed}: {tally.summary()}"
     assert [] == tally.problems, summary
