@@ -1,5 +1,7 @@
 """B10, B11 and B13: uses, leases, and when a payload may be deleted."""
 
+import gc
+
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER
@@ -15,6 +17,7 @@ from breadbox_server.core.events import (
 )
 from breadbox_server.core.ids import LeaseId
 from breadbox_server.core.inputs import ReleaseMode
+from breadbox_server.core.leases import Lease
 from core.world import World, indices
 from support.metadata import make_fragment
 
@@ -200,6 +203,27 @@ def test_unknown_and_forgotten_leases_are_refused() -> None:
     for lease_id in (leases[0].lease_id, LeaseId("unknown")):
         with pytest.raises(LeaseNotFoundError):
             world.release(lease_id)
+
+
+@pytest.mark.parametrize("undoes", [True, False])
+def test_forgotten_grants_are_freed_without_a_garbage_collection(undoes: bool) -> None:
+    """The server all but turns full collections off: at its size they stop everybody."""
+    world = World(requests_remembered_max=1)
+    world.fill(20)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(each, Lease) for each in gc.get_objects())
+        for _ in range(10):
+            lease_id = world.granted().lease_id
+            if undoes:
+                world.report_undelivered(lease_id)
+            else:
+                world.release(lease_id)
+        after = sum(isinstance(each, Lease) for each in gc.get_objects())
+    finally:
+        gc.enable()
+    assert after - before <= 1
 
 
 def test_request_of_more_ranks_than_are_remembered_is_remembered_until_the_next() -> None:

@@ -159,9 +159,8 @@ class LeaseBook:
     def forget(self, grant: Grant) -> None:
         """Erase a grant and its only lease as if they had never been; it must live."""
         del self._live_grants[grant.request_id]
-        for lease in grant.leases:
-            del self._leases[lease.lease_id]
-            self.live_count -= 1
+        self.live_count -= len(grant.leases)
+        self._erase_leases(grant)
         self._by_expiry.compact(self.live_count)
 
     def trim(self, remembered_max: int) -> None:
@@ -172,8 +171,7 @@ class LeaseBook:
         while self._remembered_count > remembered_max and len(self._ended_grants) > 1:
             _, oldest = self._ended_grants.popitem(last=False)
             self._remembered_count -= len(oldest.leases)
-            for lease in oldest.leases:
-                del self._leases[lease.lease_id]
+            self._erase_leases(oldest)
 
     def first_expiry(self) -> Lease | None:
         """Give the living lease that expires first, None when none lives."""
@@ -232,6 +230,15 @@ class LeaseBook:
         del self._live_grants[grant.request_id]
         self._remember(grant)
         self.trim(remembered_max)
+
+    def _erase_leases(self, grant: Grant) -> None:
+        """Forget a grant's leases, and break the circle of references between it and them.
+
+        Else only a full garbage collection would free them, and the server avoids those.
+        """
+        for lease in grant.leases:
+            del self._leases[lease.lease_id]
+        grant.leases.clear()
 
     def _remember(self, grant: Grant) -> None:
         grant.chunks = ()
