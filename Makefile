@@ -7,7 +7,7 @@ ARGS ?=
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-core test-service test-integration test-containers test-gpu verify \
   verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
-  verify-spelling protos bench bench-core bench-peers chaos learn-check up down clean
+  verify-spelling protos simulate bench bench-core bench-peers chaos learn-check up down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -69,6 +69,9 @@ protos: $(VENV)/.ready  ## Write the stubs from protos/
 
 chaos: $(VENV)/.ready  ## Kill everything at random and balance the ledgers (ARGS="--seconds 120 --seed 7")
 	$(BIN)/python tests/chaos/run.py $(ARGS)
+
+simulate: $(VENV)/.ready  ## Server, store and clients in simulated time (ARGS="--seed N" replays one)
+	$(BIN)/python tests/simulation $(ARGS)
 
 bench-core: $(VENV)/.ready  ## Cost per operation of the core, by size
 	$(BIN)/python bench/core.py $(ARGS)
