@@ -1,0 +1,145 @@
+"""`breadbox fsck`: exit codes and counts, on real stores, with and without a server."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import breadbox
+from breadbox.stores import open_store
+from support.fragments import vector_fragment
+from support.redis_server import RedisServer
+from support.server_process import ServerProcess, plain_environment
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+FRAGMENTS = 6
+
+
+class World:
+    """A store with some fragments in it, and the server that admitted them."""
+
+    def __init__(self, stack: ExitStack, url: str, log: Path) -> None:
+        self.url = url
+        self.server = stack.enter_context(ServerProcess("--store", url, log=log))
+        self.client = stack.enter_context(breadbox.connect(self.server.address))
+        self.client.start_session("s")
+        self.client.append_many([vector_fragment(index) for index in range(FRAGMENTS)])
+
+    def fsck(self, *arguments: str) -> tuple[int, dict[str, int]]:
+        """Exit code and report."""
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "breadbox.cli.main", "fsck", "--json"),
+                *("--store", self.url, "--settle-s", "0", *arguments),
+            ],
+            env=plain_environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode in (0, 1), done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture
+def redis_world(tmp_path: Path) -> Iterator[tuple[World, RedisServer]]:
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        yield World(stack, redis.url, tmp_path / "log"), redis
+
+
+def counts(report: dict[str, int], *names: str) -> list[int]:
+    return [report[name] for name in names]
+
+
+@pytest.mark.parametrize("kind", ["redis", "file"])
+def test_books_and_store_that_agree_are_told_so(kind: str, tmp_path: Path):
+    with ExitStack() as stack:
+        if kind == "redis":
+            url = stack.enter_context(RedisServer()).url
+        else:
+            url = f"file://{tmp_path}/store"
+        world = World(stack, url, tmp_path / "log")
+        status, report = world.fsck()
+        held = world.client.get_buffer().state.payload_bytes
+    assert 0 == status
+    assert [FRAGMENTS, FRAGMENTS, 0, 0, 0] == counts(
+        report, "books", "kept", "missing", "orphans", "corrupt"
+    )
+    assert held == report["book_bytes"]
+
+
+def test_an_orphan_is_told_and_repaired(redis_world):
+    world, redis = redis_world
+    store = open_store(world.url)
+    (orphan,) = store.write_many([[memoryview(b"x" * 100)]])
+    store.close()
+    with redis.client() as client:
+        client.persist(f"breadbox:{{{orphan.payload_id}}}:0")
+    status, report = world.fsck()
+    assert (1, 1) == (status, report["orphans"])
+    status, report = world.fsck("--repair")
+    assert (0, [1, 1]) == (status, counts(report, "orphans", "deleted"))
+    assert 0 == world.fsck()[0]
+
+
+def test_missing_and_damaged_payloads_are_told(redis_world):
+    world, redis = redis_world
+    world.server.stop()
+    with redis.client() as client:
+        lost, damaged, *_ = sorted(client.keys("breadbox:{*}:0"))
+        client.delete(lost)
+        value = bytearray(client.get(damaged))
+        value[-1] ^= 0xFF
+        client.set(damaged, bytes(value))
+    status, report = world.fsck()
+    assert 1 == status
+    assert [1, 0, 1] == counts(report, "missing", "orphans", "corrupt")
+    status, report = world.fsck("--no-checksums")
+    assert [1, 0] == counts(report, "missing", "corrupt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--store", "redis://:hunter2@127.0.0.1:1/0"], "cannot be used"),
+        (["--store", "ftp://x"], "no known kind"),
+        (["--store", "file:///nonexistent-by-far/x/y", "--journal", "none"], "no books"),
+    ],
+    ids=["unreachable", "malformed", "without a journal"],
+)
+def test_what_cannot_be_compared_is_told_in_one_line(arguments: list[str], wanted: str):
+    done = subprocess.run(
+        [sys.executable, "-m", "breadbox.cli.main", "fsck", *arguments],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert 2 == done.returncode, done.stderr
+    assert 1 == len(done.stderr.strip().splitlines()), done.stderr
+    assert wanted in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_an_empty_store_without_a_journal_is_told(tmp_path: Path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "breadbox.cli.main", "fsck"),
+            *("--store", f"file://{tmp_path}/store"),
+        ],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert 2 == done.returncode
+    assert "no journal" in done.stderr
