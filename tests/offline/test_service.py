@@ -16,6 +16,7 @@ from breadbox.errors import BufferNotFoundError
 from breadbox.types import BufferConfig
 from breadbox_learner.offline.cli import export_episodes, import_episodes
 from breadbox_learner.offline.dataset import Dataset
+from breadbox_learner.offline.errors import UnsupportedDatasetError
 from breadbox_learner.offline.mixing import BufferMixer
 from breadbox_learner.offline.service import (
     append_episodes,
@@ -76,6 +77,35 @@ def test_a_dataset_goes_in_and_comes_out_again(address: str, tmp_path: Path) -> 
     for before, after in zip(toys(10), back, strict=True):
         assert before.observations.tolist() == after.observations.tolist()
         assert (before.terminated, before.truncated) == (after.terminated, after.truncated)
+
+
+def test_a_buffer_goes_into_a_minari_dataset(
+    client: breadbox.Client, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minari = pytest.importorskip("minari", reason="needs the extra breadbox[minari]")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    put(client, "to-minari", 8)
+    options = ["--server", address, "--buffer", "to-minari", "--out", "minari:toys-v0", "--json"]
+    result = CliRunner().invoke(export_episodes, options, catch_exceptions=False)
+    assert {"out": "minari:toys-v0", "episodes": 8, "steps": 52} == json.loads(result.output)
+    assert (8, 52) == (
+        minari.load_dataset("toys-v0").total_episodes,
+        minari.load_dataset("toys-v0").total_steps,
+    )
+    assert 0 == client.get_buffer("to-minari").state.lease_count
+    again = ["--server", address, "--buffer", "to-minari-again", "--step-count", "4"]
+    result = CliRunner().invoke(import_episodes, ["minari:toys-v0", *again], catch_exceptions=False)
+    assert "8 episodes with 52 steps: 13 fragments" in result.output
+
+
+def test_spaces_of_an_environment_are_for_minari_datasets_only(
+    address: str, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "a.parquet")
+    options = ["--server", address, "--out", out]
+    result = CliRunner().invoke(export_episodes, [*options, "--env", "CartPole-v1"])
+    assert isinstance(result.exception, UnsupportedDatasetError)
+    assert f"{out}: --env is for --out minari:NAME only" == str(result.exception)
 
 
 def test_importing_again_adds_another_worker(client: breadbox.Client) -> None:

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from breadbox.client import Client, connect
+from breadbox.client import connect
 from breadbox_learner.offline.dataset import Dataset
-from breadbox_learner.offline.errors import OfflineDataError
+from breadbox_learner.offline.errors import OfflineDataError, UnsupportedDatasetError
+from breadbox_learner.offline.minari_dataset import MINARI_SCHEME, write_minari
 from breadbox_learner.offline.options import MappingOptions
 from breadbox_learner.offline.report import FindingKind, FindingPolicy, ValidationPolicy
 from breadbox_learner.offline.schema import OfflineSchema
@@ -141,8 +143,7 @@ def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
     "--out",
     envvar="BREADBOX_OUT",
     required=True,
-    type=click.Path(path_type=Path),
-    help="File to write: .parquet or .msgpack.",
+    help="File to write, .parquet or .msgpack; or minari:NAME, a new local Minari dataset.",
 )
 @click.option(
     "--layout",
@@ -151,6 +152,12 @@ def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
     default="steps",
     show_default=True,
     help="Rows of a Parquet file: steps, or whole serialized episodes.",
+)
+@click.option(
+    "--env",
+    "env_id",
+    envvar="BREADBOX_ENV",
+    help="Of a Minari dataset: take the spaces of this Gymnasium environment, and name it there.",
 )
 @click.option(
     "--max-wait-s",
@@ -162,23 +169,32 @@ def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
 )
 @_json_option
 def export_episodes(
-    server: str, buffer: str, out: Path, layout: str, max_wait_s: float, as_json: bool
+    server: str,
+    buffer: str,
+    out: str,
+    layout: str,
+    env_id: str | None,
+    max_wait_s: float,
+    as_json: bool,
 ) -> None:
     """Write the episodes that a buffer holds to a file, without using anything up."""
+    is_minari = out.startswith(MINARI_SCHEME)
+    if env_id is not None and not is_minari:
+        # BREADBOX_ENV may be set for other commands; only what was typed for a file is a mistake.
+        source = click.get_current_context().get_parameter_source("env_id")
+        if source is ParameterSource.COMMANDLINE:
+            raise UnsupportedDatasetError("--env is for --out minari:NAME only", file=out)
     with connect(server, buffer=buffer) as client:
-        counts = _export(client, buffer, out, layout, max_wait_s)
+        episodes = read_buffer(client, buffer, max_wait_s=max_wait_s)
+        if is_minari:
+            counts = write_minari(episodes, out, env_id=env_id)
+        else:
+            counts = write_episodes(episodes, Path(out), layout=layout)
     if as_json:
-        click.echo(json.dumps({"out": str(out), **counts}))
+        written = {"episodes": counts.episode_count, "steps": counts.step_count}
+        click.echo(json.dumps({"out": out, **written}))
     else:
-        click.echo(f"{counts['episodes']} episodes, {counts['steps']} steps are in {out}")
-
-
-def _export(
-    client: Client, buffer: str, out: Path, layout: str, max_wait_s: float
-) -> dict[str, int]:
-    episodes = read_buffer(client, buffer, max_wait_s=max_wait_s)
-    counts = write_episodes(episodes, out, layout=layout)
-    return {"episodes": counts.episode_count, "steps": counts.step_count}
+        click.echo(f"{counts.episode_count} episodes, {counts.step_count} steps are in {out}")
 
 
 def _parse_schema(columns: tuple[str, ...]) -> OfflineSchema:
