@@ -14,6 +14,7 @@ Only RESP2 is spoken: with it, a server sends nothing that was not asked for.
 import errno
 import socket
 import ssl
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
@@ -32,6 +33,9 @@ _BUFFERS_PER_CALL: Final = 1024
 
 _LOOKAHEAD_BYTES: Final = 64 * 1024
 """Received beyond what was asked for: reply headers, and values too small for their own call."""
+
+_LINE_AHEAD_BYTES: Final = 128
+"""The same behind a large value: its line end, and the header of the next reply."""
 
 _LINE_BYTES_MAX: Final = 16 * 1024
 """A longer reply line is not Redis."""
@@ -72,7 +76,9 @@ def borrowed_wire(pool: redis.ConnectionPool) -> Iterator["Wire"]:
         connection: Any = pool.get_connection()
         try:
             connection.check_health()
-            yield Wire(connection)
+            wire = Wire(connection)
+            yield wire
+            wire.give_back()
         except BaseException:
             connection.disconnect()
             raise
@@ -87,7 +93,7 @@ def translated_errors() -> Iterator[None]:
         yield
     except redis.exceptions.OutOfMemoryError as error:
         raise StoreFullError("the Redis payload store is at its maxmemory") from error
-    except (redis.exceptions.TimeoutError, TimeoutError) as error:
+    except (redis.exceptions.TimeoutError, TimeoutError, BlockingIOError) as error:
         raise StoreUnavailableError("the Redis payload store did not answer in time") from error
     except (redis.RedisError, OSError) as error:
         if any(isinstance(each, redis.AuthenticationError) for each in (error, error.__cause__)):
@@ -124,9 +130,19 @@ class Wire:
         # nor on the socket. From here to the last reply, only this class reads from the socket.
         self._socket: socket.socket = connection._sock
         self._is_tls = isinstance(self._socket, ssl.SSLSocket)
+        self._timeout_s = self._socket.gettimeout()
+        if not self._is_tls:
+            self._let_kernel_wait()
         self._lookahead = memoryview(bytearray(_LOOKAHEAD_BYTES))
         self._start = 0
         self._end = 0
+        self._is_large = False
+        self._reply_left = 0
+        """Bytes of the current bulk reply that nobody has taken yet."""
+
+    def give_back(self) -> None:
+        """Leave the socket as redis-py expects it. All replies must have been read."""
+        self._socket.settimeout(self._timeout_s)
 
     def send(self, buffers: Sequence[memoryview | bytes]) -> None:
         """Send buffers one after another; returns when the kernel has them all."""
@@ -163,11 +179,14 @@ class Wire:
         if line[:1] != b"$":
             raise _unexpected(line)
         length = int(line[1:])
+        self._is_large = length >= _LOOKAHEAD_BYTES
+        self._reply_left = max(0, length)
         return None if length < 0 else length
 
     def receive_into(self, destination: memoryview) -> None:
         """Fill `destination` with the next bytes of a bulk reply."""
         wanted = len(destination)
+        self._reply_left -= wanted
         filled = min(wanted, self._end - self._start)
         if filled:
             destination[:filled] = self._lookahead[self._start : self._start + filled]
@@ -186,6 +205,7 @@ class Wire:
 
     def skip(self, count: int) -> None:
         """Drop the next bytes of a bulk reply."""
+        self._reply_left -= count
         while count:
             if self._start == self._end:
                 self._fill()
@@ -201,19 +221,26 @@ class Wire:
             raise PayloadCorruptError("a reply of Redis is not as long as it says")
         self._start += 2
 
+    def _let_kernel_wait(self) -> None:
+        """Make the socket block, within the same time limit.
+
+        Python's own timeouts make a socket non-blocking and poll before each call, which then
+        moves no more than a socket buffer: some hundred calls, and as many switches to Redis and
+        back, for what the kernel does in one.
+        """
+        self._socket.settimeout(None)
+        if self._timeout_s is not None:
+            seconds, fraction = divmod(self._timeout_s, 1.0)
+            limit = struct.pack("@ll", int(seconds), int(fraction * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
     def _receive_direct(self, destination: memoryview) -> int:
-        """Receive once into `destination`, and what comes behind it into the lookahead."""
-        if self._is_tls:
-            count = self._socket.recv_into(destination)
-            if not count:
-                raise ConnectionResetError(errno.ECONNRESET, "closed by Redis")
-            return count
-        count = self._socket.recvmsg_into([destination, self._lookahead])[0]
+        """Receive into `destination`, all of it where the kernel can wait."""
+        flags = 0 if self._is_tls else socket.MSG_WAITALL
+        count = self._socket.recv_into(destination, 0, flags)
         if not count:
             raise ConnectionResetError(errno.ECONNRESET, "closed by Redis")
-        if count > len(destination):
-            self._start, self._end = 0, count - len(destination)
-            return len(destination)
         return count
 
     def _send_vector(self, buffers: Sequence[memoryview | bytes]) -> None:
@@ -253,10 +280,20 @@ class Wire:
             self._lookahead[:held] = bytes(self._lookahead[self._start : self._end])
         self._start, self._end = 0, held
         while self._end < at_least:
-            count = self._socket.recv_into(self._lookahead[self._end :])
+            count = self._socket.recv_into(
+                self._lookahead[self._end : self._end + self._ahead_bytes()]
+            )
             if not count:
                 raise ConnectionResetError(errno.ECONNRESET, "closed by Redis")
             self._end += count
+
+    def _ahead_bytes(self) -> int:
+        """How much to take ahead: what belongs to large values has to be copied once more."""
+        if self._reply_left > _LOOKAHEAD_BYTES:
+            return _DIRECT_BYTES
+        if self._is_large and self._reply_left <= 0:
+            return _LINE_AHEAD_BYTES
+        return _LOOKAHEAD_BYTES
 
 
 def _join_small(buffers: Sequence[memoryview | bytes]) -> Iterator[memoryview | bytes]:
