@@ -79,7 +79,8 @@ class PickleClient:
 
     def load(self, keys: Sequence[str]) -> list[Any]:
         """Load fragments and stack their observations."""
-        fragments = [pickle.loads(self._client.get(key)) for key in keys]
+        values: list[Any] = [self._client.get(key) for key in keys]
+        fragments = [pickle.loads(value) for value in values]
         columns = zip(*[_leaves([each.obs, each.in_state]) for each in fragments], strict=True)
         return [np.stack(column) for column in columns]
 

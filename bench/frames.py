@@ -47,10 +47,12 @@ def record(game: str, *, steps: int, seed: int = 0) -> dict[str, NDArray[np.uint
     gymnasium.register_envs(ale_py)
     environment = gymnasium.make(f"ALE/{game}-v5", frameskip=4)
     rng = np.random.default_rng(seed)
+    assert isinstance(environment.action_space, gymnasium.spaces.Discrete)
+    action_count = int(environment.action_space.n)
     environment.reset(seed=seed)
     colour = []
     for step in range(_WARM_UP_STEPS + steps):
-        action = rng.integers(environment.action_space.n)
+        action = rng.integers(action_count)
         frame, _, terminated, truncated, _ = environment.step(action)
         if step >= _WARM_UP_STEPS:
             colour.append(frame)
@@ -103,9 +105,12 @@ def main(steps: int, save: Path | None) -> None:
     """Record Atari frames and try every codec on them."""
     recordings = {game: record(game, steps=steps) for game in GAMES}
     if save is not None:
-        np.savez_compressed(
-            save, **{f"{g} {n}": a for g, each in recordings.items() for n, a in each.items()}
-        )
+        arrays: dict[str, Any] = {
+            f"{game} {name}": array
+            for game, each in recordings.items()
+            for name, array in each.items()
+        }
+        np.savez_compressed(save, **arrays)
     table = Table("game", "frames", "codec", "size", "encode MB/s", "decode MB/s", "mean error")
     for trial in trials(recordings):
         table.add_row(

@@ -34,7 +34,7 @@ def main() -> None:
     )
     server = reverb.Server([table])
     client = reverb.Client(f"localhost:{server.port}")
-    seconds = {"append": [], "load": []}
+    seconds: dict[str, list[float]] = {"append": [], "load": []}
     for _ in range(rounds + 1):
         start = time.perf_counter()
         for _ in range(group):

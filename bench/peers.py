@@ -74,7 +74,7 @@ def _install(python: Path) -> str:
         venv.create(python.parent.parent, with_pip=True)
     if subprocess.run([python, "-c", "import reverb"], capture_output=True).returncode == 0:
         return ""
-    command = [python, "-m", "pip", "install", "--quiet", _PACKAGE]
+    command = [str(python), "-m", "pip", "install", "--quiet", _PACKAGE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S_MAX)
     except subprocess.TimeoutExpired:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,7 @@ def numbered(fragment: Fragment, worker_id: str) -> Iterator[Fragment]:
         index += 1
 
 
-def _fragment(steps: int, **fields: object) -> Fragment:
+def _fragment(steps: int, **fields: Any) -> Fragment:
     flags = np.zeros(steps, np.bool_)
     return Fragment(
         worker_id="bench",

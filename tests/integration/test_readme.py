@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from breadbox.testing import start_server
 
 import breadbox
 from breadbox.fragment import Fragment
+from breadbox.testing import start_server
 
 pytestmark = pytest.mark.integration
 
