@@ -179,17 +179,17 @@ class StoreContract:
         await faces.custodian.delete([reference])
 
     def test_an_exception_of_the_receiver_leaves_as_it_is(self, faces: Faces) -> None:
-        class Refusal(Exception):
+        class RefusalError(Exception):
             pass
 
         class Refusing(RangeReceiver):
             def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
-                raise Refusal
+                raise RefusalError
 
         payload = payload_of(3 * PIECE_BYTES)
         references = self.write(faces, payload)
         for wants_whole in (True, False):
-            with pytest.raises(Refusal):
+            with pytest.raises(RefusalError):
                 faces.store.read_many(references, Refusing([], wants_whole))
         assert [payload] == read_back(faces.store, references)
 
