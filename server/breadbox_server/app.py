@@ -182,7 +182,7 @@ async def _open_books(driver: Driver, reconciler: Reconciler, books: Books) -> N
     """
     driver.pump()
     try:
-        await reconciler.reconcile()
+        await reconciler.begin()
     except StoreError as error:
         raise StartError(f"--store stopped answering: {error}; start again") from error
     await driver.settled()
@@ -422,7 +422,7 @@ def _store_directory(settings: Settings) -> Iterator[None]:
 
 
 def tune_garbage_collection() -> None:
-    """Keep the cycle collector from stopping the loop; call once, when everything is built.
+    """Keep the cycle collector from stopping the loop; call before and after everything is built.
 
     A full collection looks at every object held: with 10^6 fragments that is about a second in
     which nobody is answered, and it finds nothing, because what the core holds has no cycles and

@@ -325,6 +325,7 @@ async def _serve_until_signal(settings: Settings) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    tune_garbage_collection()
     async with serving(settings) as server:
         tune_garbage_collection()
         _announce(server, settings)

@@ -28,6 +28,8 @@ PERIOD_S: Final = 1.0
 """Between two looks at a few payloads of each buffer."""
 LOOK_PAYLOADS: Final = 8
 """Payloads of a buffer looked at: enough to notice a store that was emptied."""
+BEGIN_PAYLOADS: Final = 512
+"""Payloads of a buffer looked at before the server serves."""
 DELETE_BATCH: Final = 256
 DROP_BATCH: Final = 1024
 
@@ -62,6 +64,21 @@ class Reconciler:
         self._deletes_orphans = deletes_orphans
         self._orphans: set[PayloadId] = set()
         self._orphans_due_at = 0.0
+        self._is_compared = True
+
+    async def begin(self) -> None:
+        """Look at payloads all over the books before anybody is served.
+
+        If they are all there, the full comparison follows while the server serves: with many
+        payloads it takes longer than a restart should. If one is missing, it is made at once.
+
+        Raises:
+            StoreUnavailableError: The store cannot be reached.
+        """
+        if await self._is_anything_missing(BEGIN_PAYLOADS, is_spread=True):
+            await self.reconcile()
+        else:
+            self._is_compared = False
 
     async def reconcile(self) -> None:
         """Compare everything; drop what is lost, remember what is left over.
@@ -86,6 +103,7 @@ class Reconciler:
         }
         self._orphans = kept - known if self._deletes_orphans else set()
         self._orphans_due_at = self._clock.now() + self._orphan_s
+        self._is_compared = True
         if self._orphans:
             log.info("%d payloads in the store are of no buffer", len(self._orphans))
 
@@ -94,7 +112,7 @@ class Reconciler:
         while True:
             await asyncio.sleep(PERIOD_S)
             try:
-                if await self._is_anything_missing():
+                if not self._is_compared or await self._is_anything_missing(LOOK_PAYLOADS):
                     await self.reconcile()
                 await self._delete_orphans()
             except StoreError as error:
@@ -102,9 +120,13 @@ class Reconciler:
             except BufferNotFoundError as error:
                 log.debug("%s went while it was compared; trying again", error.buffer)
 
-    async def _is_anything_missing(self) -> bool:
+    async def _is_anything_missing(self, count: int, *, is_spread: bool = False) -> bool:
         for buffer in self._driver.names():
-            looked_at = list(islice(self._driver.payloads(buffer), LOOK_PAYLOADS))
+            payloads = self._driver.payloads(buffer)
+            if is_spread:
+                everything = list(payloads)
+                payloads = iter(everything[:: max(1, len(everything) // count)])
+            looked_at = list(islice(payloads, count))
             if not looked_at:
                 continue
             with self._metrics.store_trip("present"):

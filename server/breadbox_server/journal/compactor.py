@@ -8,6 +8,7 @@ and takes where the journal is from standard input, so that no password is in th
 Prints the new snapshot's sequence.
 """
 
+import gc
 import os
 import random
 import sys
@@ -41,6 +42,8 @@ def compact(archive: JournalArchive, is_wanted: Callable[[], bool] = lambda: Tru
 def main() -> int:
     """Compact the journal that standard input names."""
     os.nice(LOWEST_PRIORITY)
+    # Nothing in here has cycles, and everything ends with the process.
+    gc.disable()
     parent = os.getppid()
     try:
         archive = JournalPlace.from_line(sys.stdin.readline()).open_archive()
