@@ -181,6 +181,20 @@ def test_a_leaf_without_a_row_per_step_is_named_and_nothing_is_written() -> None
         write_fragments(store, [plain_fragment(action=np.array(3))])
 
 
+def test_large_fragments_are_written_in_order_and_all_or_none() -> None:
+    store = FakeStore()
+    large = [plain_fragment(index, steps=400) for index in range(4)]
+    references = stored(store, *large)
+    for fragment, read in zip(large, read_fragments(store, references), strict=True):
+        assert same(arrays_of(fragment), arrays_of(read))
+    held_bytes = store.payloads.held_bytes()
+    large[3].reward = large[3].reward[1:]
+    with pytest.raises(TreeMismatchError):
+        write_fragments(store, large)
+    assert held_bytes == store.payloads.held_bytes()
+    assert [] == write_fragments(store, [])
+
+
 def test_an_object_array_is_named() -> None:
     with pytest.raises(UnsupportedArrayError) as caught:
         write_fragments(FakeStore(), [plain_fragment(action=np.array([None] * STEPS))])

@@ -41,8 +41,9 @@ _ATTEMPTS_MAX: Final = 3
 _COMMANDS_IN_FLIGHT_MAX: Final = 256
 """Writes sent before their replies are read: keeps replies (5 bytes each) within socket buffers."""
 
-_BYTES_IN_FLIGHT_MAX: Final = 8 * 1024 * 1024
-"""Values asked for before they are received: bounds what Redis must hold in reply buffers."""
+_BYTES_IN_FLIGHT_MAX: Final = 2 * 1024 * 1024
+"""Values asked for before they are received: bounds what Redis must hold in reply buffers.
+Measured best: with more, Redis pays for fresh memory; with less, it waits for us."""
 
 _RANGE_GUESS_BYTES: Final = 4 * 1024
 """First read of a payload of which only parts are wanted; holds most heads."""
@@ -300,6 +301,8 @@ class _Stream:
         self._left = length
 
     def _ask_ahead(self) -> None:
+        if self._asked > self._current and self._asked_bytes > _BYTES_IN_FLIGHT_MAX // 2:
+            return  # Many at a time: each call makes Redis turn from sending to listening.
         commands = []
         while self._asked < len(self._requests) and (
             self._asked <= self._current or self._asked_bytes < _BYTES_IN_FLIGHT_MAX
