@@ -1,5 +1,5 @@
-"""Goal: episodes come out of a Minari dataset as they went in; what cannot be written is said in one
-line and leaves nothing behind.
+"""Goal: episodes come out of a Minari dataset as they went in; what cannot be written is said in
+one line and leaves nothing behind.
 
 Method: the real package minari, with its datasets in a temporary folder.
 """

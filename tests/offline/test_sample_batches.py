@@ -44,6 +44,39 @@ def test_infos_are_those_of_the_observations_they_came_with(count: int) -> None:
     assert ([None] * (4 - count) + list(range(count))) == [i.get("i") for i in episode.infos]
 
 
+def objects(*values: Any) -> np.ndarray:
+    array = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        array[index] = value
+    return array
+
+
+def test_observations_step_by_step_are_stacked_with_their_dtype() -> None:
+    images = [np.full((2, 3), index, dtype=np.uint8) for index in range(4)]
+    changed = {"obs": objects(*images[:3]), "new_obs": objects(*images[1:])}
+    (episode,), _ = read(row(3, **changed))
+    assert (np.uint8, (4, 2, 3)) == (episode.observations.dtype, episode.observations.shape)
+    assert [0, 1, 2, 3] == episode.observations[:, 1, 2].tolist()
+
+
+@pytest.mark.parametrize(
+    "obs",
+    [
+        objects(np.zeros(2), np.zeros(1), np.zeros(3)),  # together as long as three of two
+        objects(np.zeros((2, 1)), np.zeros((2, 1)), np.zeros((2, 2))),
+        objects(np.zeros(1), np.zeros(()), np.zeros(1)),
+        objects(np.zeros(1), np.zeros((1, 1)), np.zeros(1)),
+        objects(np.zeros(1), None, np.zeros(1)),
+        objects(np.zeros(1), "text", np.zeros(1)),
+    ],
+)
+def test_observations_of_other_shapes_are_never_run_together(obs: np.ndarray) -> None:
+    episodes, report = read(row(3, obs=obs))
+    assert [] == episodes
+    (finding,) = report.findings
+    assert (FindingKind.MALFORMED, "obs") == (finding.kind, finding.column)
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -116,6 +116,8 @@ def _demand_alike(samples: Sequence[Any], is_alike: Callable[[Any], bool], path:
 
 
 def _stack_leaves(samples: Sequence[Any], path: str) -> NDArray[Any]:
+    if isinstance(samples, np.ndarray):
+        samples = samples.tolist()  # of objects: a list of them is walked in a third of the time
     try:
         stacked = _join_arrays(samples) if _are_arrays(samples) else np.array(samples)
     except ValueError as error:
@@ -132,12 +134,20 @@ def _stack_leaves(samples: Sequence[Any], path: str) -> NDArray[Any]:
 
 
 def _are_arrays(samples: Sequence[Any]) -> bool:
-    """Whether the samples are arrays of one shape, which is the usual case and the fast one."""
+    """Whether the samples are arrays of one length, which is the usual case and the fast one.
+
+    Joining refuses arrays that differ in another axis, so that their lengths are all there is to
+    look at.
+    """
     first = samples[0]
     if not isinstance(first, np.ndarray) or not first.ndim:
         return False
-    shape = first.shape
-    return all(type(sample) is np.ndarray and sample.shape == shape for sample in samples)
+    if set(map(type, samples)) != {np.ndarray}:
+        return False
+    try:
+        return len(set(map(len, samples))) == 1
+    except TypeError:  # one has no axis
+        return False
 
 
 def _join_arrays(samples: Sequence[Any]) -> NDArray[Any]:
@@ -184,6 +194,14 @@ def rows_equal(left: Tree, right: Tree) -> NDArray[np.bool_]:
         equal = same if equal is None else equal & same
     assert equal is not None, "a tree has at least one leaf"
     return equal
+
+
+def same_leaves(left: Tree, right: Tree) -> bool:
+    """Whether two trees have the same containers, and leaves of the same shape and dtype."""
+    a, b = list(leaves(left)), list(leaves(right))
+    return [(path, leaf.shape, leaf.dtype) for path, leaf in a] == [
+        (path, leaf.shape, leaf.dtype) for path, leaf in b
+    ]
 
 
 def same_structure(left: Tree, right: Tree) -> bool:
