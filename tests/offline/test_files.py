@@ -81,6 +81,42 @@ class TestRoundTrips:
         assert ["a", "b", "c"] == [episode.id for episode in back]
         assert not dataset.report.counts
 
+    @pytest.mark.parametrize("name", ["a.parquet", "a.msgpack"])
+    def test_recurrent_states_come_back_with_serialized_episodes(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        episode = toy("a", 5)
+        state = ({"h": np.arange(3, dtype=np.float32)}, np.float64(0.5))
+        episode.in_states = {0: state, 4: state}
+        write_episodes([episode], tmp_path / name, layout="episodes")
+        (back,), _ = read(tmp_path / name)
+        assert [0, 4] == list(back.in_states)
+        for held, scale in back.in_states.values():
+            assert (np.float32, [0, 1, 2]) == (held["h"].dtype, held["h"].tolist())
+            assert 0.5 == scale
+
+    @pytest.mark.parametrize("hostile", [5, [1], [["0", 1]], [[0, "text"]], [[0, [[]] * 2 + [1]]]])
+    def test_recurrent_states_of_another_kind_are_reported(
+        self, tmp_path: Path, hostile: object
+    ) -> None:
+        state = msgpack.unpackb(pack_episode(toy("a", 2)), strict_map_key=False)
+        state["custom_data"] = {"in_states": hostile}
+        (tmp_path / "a.msgpack").write_bytes(msgpack.packb(state))
+        episodes, dataset = read(tmp_path / "a.msgpack")
+        assert [] == episodes
+        (finding,) = dataset.report.findings
+        assert (FindingKind.MALFORMED, "item") == (finding.kind, finding.column)
+        assert "in_states" in finding.why
+
+    def test_a_recurrent_state_nested_too_deeply_is_reported(self, tmp_path: Path) -> None:
+        deep: object = 1
+        for _ in range(200):
+            deep = [deep]
+        state = msgpack.unpackb(pack_episode(toy("a", 2)), strict_map_key=False)
+        state["custom_data"] = {"in_states": [[0, deep]]}
+        (tmp_path / "a.msgpack").write_bytes(msgpack.packb(state))
+        assert [] == read(tmp_path / "a.msgpack")[0]
+
     def test_an_episode_may_span_files(self, tmp_path: Path) -> None:
         whole = toy("a", 6)
         for number, bounds in enumerate([(0, 2), (2, 5), (5, 6)]):

@@ -108,6 +108,76 @@ def test_a_discontinuity_ends_what_came_before() -> None:
     assert [4, 4] == [len(episode) for episode in fragments_to_episodes(fragments)]
 
 
+def recurrent(fragments: list) -> list:
+    """As a recurrent policy's worker records them: a state per fragment, here its first obs."""
+    for fragment in fragments:
+        hidden = np.repeat(fragment.obs[0], 3)
+        fragment.in_state = [hidden, {"cell": hidden * 10}]
+    return fragments
+
+
+class TestRecurrentStates:
+    def test_an_episode_knows_the_state_before_each_of_its_fragments(self) -> None:
+        fragments, _ = cut([toy("a", 3), toy("b", 9)], 4)
+        episodes = list(fragments_to_episodes(recurrent(fragments)))
+        assert [[0], [1, 5]] == [list(episode.in_states) for episode in episodes]
+        hidden, cell = episodes[1].in_states[5]
+        assert ([5.0] * 3, [50.0] * 3) == (hidden.tolist(), cell["cell"].tolist())
+
+    @pytest.mark.parametrize("lengths", [(8,), (3, 9), (4, 4), (1, 1, 10), (12, 5, 7)])
+    def test_states_survive_the_way_out_and_in_again(self, lengths: tuple[int, ...]) -> None:
+        fragments, _ = cut([toy(str(i), length) for i, length in enumerate(lengths)], 4)
+        recurrent(fragments)
+        again, cutter = cut(list(fragments_to_episodes(fragments)), 4)
+        for before, after in zip(fragments, again, strict=True):
+            assert before.in_state[0].tolist() == after.in_state[0].tolist()
+            assert before.in_state[1]["cell"].tolist() == after.in_state[1]["cell"].tolist()
+        assert 0 == cutter.assumed_state_count
+
+    def test_slices_and_joins_keep_the_states_of_their_steps(self) -> None:
+        fragments, _ = cut([toy("a", 12)], 4)
+        (whole,) = fragments_to_episodes(recurrent(fragments))
+        assert [0, 4, 8] == list(whole.in_states)
+        front, back = whole.slice(0, 5), whole.slice(5, 12)
+        assert ([0, 4], [8]) == (list(front.in_states), list(back.in_states))
+        assert [4, 8] == list(whole.slice(5, 12, lookback=1).in_states)
+        assert [0, 4, 8] == list(front.join(back).in_states)
+
+    def test_where_no_state_was_recorded_zeros_stand_in_and_are_counted(self) -> None:
+        fragments, _ = cut([toy("a", 12)], 4)
+        again, cutter = cut(list(fragments_to_episodes(recurrent(fragments))), 3)
+        assert [0, 0, 0, 0] == [fragment.in_state[0][0] for fragment in again]
+        assert [(3,)] * 4 == [fragment.in_state[1]["cell"].shape for fragment in again]
+        assert 3 == cutter.assumed_state_count
+
+    def test_an_episode_start_needs_no_recorded_state(self) -> None:
+        fragments, _ = cut([toy("a", 4)], 4)
+        with_states = list(fragments_to_episodes(recurrent(fragments)))
+        again, cutter = cut([*with_states, toy("b", 4)], 4)
+        assert ([0.0] * 3, 0) == (again[1].in_state[0].tolist(), cutter.assumed_state_count)
+
+    @pytest.mark.parametrize("name", ["state_in", "state_out"])
+    def test_states_recorded_at_every_step_give_those_of_the_fragments(self, name: str) -> None:
+        episode = toy("a", 9)
+        offset = 1 if name == "state_out" else 0
+        states = np.arange(9, dtype=np.float32)[:, None] + offset
+        episode.extra_model_outputs = {"state_in": states - offset, name: states}
+        fragments, _ = cut([episode], 3)
+        assert [[0.0], [3.0], [6.0]] == [fragment.in_state.tolist() for fragment in fragments]
+        assert {} == fragments[0].extras
+
+    def test_states_of_other_shapes_are_refused(self) -> None:
+        first, second = toy("a", 4), toy("b", 4)
+        first.in_states, second.in_states = {0: np.zeros(2)}, {0: np.zeros(3)}
+        with pytest.raises(OfflineDataError, match="other shapes"):
+            cut([first, second], 4)
+
+    def test_data_without_states_has_none(self) -> None:
+        fragments, cutter = cut([toy("a", 9)], 4)
+        assert [None, None] == [fragment.in_state for fragment in fragments]
+        assert 0 == cutter.assumed_state_count
+
+
 class TestApportioning:
     @pytest.mark.parametrize(("per_chunk", "count"), [(1, 10), (4, 8), (3, 7)])
     def test_shares_are_exact_over_many_batches(self, per_chunk: int, count: int) -> None:

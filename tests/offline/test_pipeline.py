@@ -222,6 +222,19 @@ class TestPreLearner:
         assert [0, 0, 1, 1] == [prelearner.make_batch(columns).model_version for _ in range(4)]
 
     @pytest.mark.parametrize(("uses", "state"), [(False, 0.0), (True, 2.0)])
+    def test_states_of_fragments_are_used_only_on_request(self, uses: bool, state: float) -> None:
+        episode = toy("a", 4)
+        episode.in_states = {3: {"h": np.full(2, 2.0, np.float32)}}
+        prelearner = OfflinePreLearner(
+            PreLearnerConfig(train_batch_size=4, row_length=3, uses_recorded_states=uses),
+            modules=lambda: ModuleSnapshot(initial_states={"default_policy": STATE}),
+        )
+        prelearner.take_in([episode])
+        batch = prelearner.batch_episodes(prelearner.buffer.episodes())
+        held = batch.modules["default_policy"]["state_in"]["h"]
+        assert [[0.0, 0.0], [state, state]] == held.tolist()
+
+    @pytest.mark.parametrize(("uses", "state"), [(False, 0.0), (True, 2.0)])
     def test_recorded_states_are_used_only_on_request(self, uses: bool, state: float) -> None:
         episode = toy("a", 4)
         states = {"h": np.arange(4, dtype=np.float32)[:, None] * np.ones(2, np.float32)}

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -116,6 +117,19 @@ def test_importing_again_adds_another_worker(client: breadbox.Client) -> None:
     assert "" == description.session_id
     assert 12 == client.get_buffer("twice").state.chunk_count
     assert 8 == len(list(read_buffer(client, "twice")))
+
+
+def test_recurrent_states_come_out_as_they_went_in(client: breadbox.Client) -> None:
+    client.create_buffer("recurrent", BufferConfig(uses_max=100))
+    (episode,) = toys(1)  # of three steps, in fragments of one
+    hidden = np.arange(2, dtype=np.float32)
+    episode.in_states = {t: (hidden + t, {"cell": hidden - t}) for t in range(3)}
+    destination = join_session(client, client.get_buffer("recurrent"))
+    counts = append_episodes(client, [episode], destination, step_count=1)
+    (back,) = read_buffer(client, "recurrent")
+    assert (0, [0, 1, 2]) == (counts.assumed_state_count, list(back.in_states))
+    for t, (held, cells) in back.in_states.items():
+        assert ([t, t + 1], [-t, 1 - t]) == (held.tolist(), cells["cell"].tolist())
 
 
 def test_an_unfinished_read_gives_the_lease_back(client: breadbox.Client) -> None:

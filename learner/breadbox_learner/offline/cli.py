@@ -117,6 +117,7 @@ def _as_json(counts: ImportCounts, dataset: Dataset) -> dict[str, Any]:
         "steps": counts.step_count,
         "fragments": counts.fragment_count,
         "dropped_steps": counts.dropped_step_count,
+        "assumed_states": counts.assumed_state_count,
         "findings": {kind.value: count for kind, count in dataset.report.counts.items()},
     }
 
@@ -128,6 +129,11 @@ def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
     )
     if counts.dropped_step_count:
         click.echo(f"{counts.dropped_step_count} steps at the end did not fill a fragment")
+    if counts.assumed_state_count:
+        click.echo(
+            f"{counts.assumed_state_count} fragments start where no recurrent state was recorded: "
+            "they say zeros; the --step-count of the recording would keep its states"
+        )
     for finding in dataset.report.findings[:_FINDINGS_SHOWN]:
         click.echo(f"  {finding}")
     if dataset.report.counts:

@@ -51,6 +51,9 @@ class Episode:
     """lookback + T + 1 infos; None when the recorder kept none."""
     extra_model_outputs: dict[str, Tree] = field(default_factory=dict)
     """Per name, leaves [lookback + T, ...]: log-probabilities, recurrent states and so on."""
+    in_states: Mapping[int, Tree] = field(default_factory=dict)
+    """Recurrent states before some of the steps, by timestep, leaves without axes of batch or time:
+    recorders that keep one per fragment and not per step."""
     _digest: bytes | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -136,6 +139,10 @@ class Episode:
             for name, output in self.extra_model_outputs.items()
         }
 
+    def has_states(self, *names: str) -> bool:
+        """Whether recurrent states were recorded: extra outputs of these names, or `in_states`."""
+        return bool(self.in_states) or not set(names).isdisjoint(self.extra_model_outputs)
+
     def return_sum(self) -> float:
         """Undiscounted sum of the rewards."""
         return float(self.own_rewards().sum(dtype=np.float64))
@@ -170,6 +177,11 @@ class Episode:
             truncated=self.truncated and reaches_end,
             t_started=self.t_started + start,
             lookback=kept,
+            in_states={
+                t: state
+                for t, state in self.in_states.items()
+                if start - kept <= t - self.t_started < stop
+            },
         )
 
     def join(self, later: "Episode") -> "Episode":
@@ -195,6 +207,7 @@ class Episode:
                 )
                 for name, output in self.extra_model_outputs.items()
             },
+            in_states={**self.in_states, **later.in_states},
             terminated=later.terminated,
             truncated=later.truncated,
         )
@@ -232,7 +245,10 @@ class Episode:
         return self if self.is_done else replace(self, truncated=True)
 
     def content_digest(self) -> bytes:
-        """16 bytes that change with any step, end flag or dtype; not with id, agent or infos."""
+        """16 bytes that change with any step, end flag or dtype.
+
+        Not with id, agent, infos or `in_states`.
+        """
         if self._digest is not None:
             return self._digest
         digest = xxhash.xxh3_128()

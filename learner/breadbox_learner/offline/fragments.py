@@ -4,6 +4,8 @@ Keeps:
   F1  A fragment has exactly `step_count` steps; those of one worker, in order of their index, hold
       the episodes one after the other without loss, but for a tail too short for a fragment.
   F2  The true final observation of every episode that ended is in a fragment, and comes back.
+  F3  The recurrent state before a fragment's first step goes with it in both directions. The
+      fragments of one cutter have one each, or none has: batches are of fragments of one kind.
 """
 
 from collections import deque
@@ -18,7 +20,7 @@ from breadbox.fragment import Fragment
 from breadbox_learner.offline import trees
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.errors import EpisodeShapeError, OfflineDataError
-from breadbox_learner.offline.pieces import STATE_IN, STATE_OUT
+from breadbox_learner.offline.pieces import STATE_IN, STATE_OUT, recorded_state
 from breadbox_learner.offline.trees import Tree
 
 LOG_PROB = "log_prob"
@@ -34,6 +36,8 @@ class FragmentCutter:
 
     Attributes:
         dropped_step_count: Steps at the end that did not fill a fragment, once `finish` was called.
+        assumed_state_count: Fragments that start within an episode at a step before which no
+            recurrent state was recorded, and say zeros, though others of the data have theirs.
     """
 
     step_count: int
@@ -44,6 +48,9 @@ class FragmentCutter:
     next_index: int = 0
     """Index of the next fragment; continue here when the worker has some already."""
     dropped_step_count: int = 0
+    assumed_state_count: int = 0
+    _zero_state: Tree = None
+    """What stands for a state that is not known; None: the first episode had no states."""
     _episode_count: int = 0
     _waiting: deque["_Stretch"] = field(default_factory=deque)
     _waiting_step_count: int = 0
@@ -54,6 +61,8 @@ class FragmentCutter:
 
     def add(self, episode: Episode) -> Iterator[Fragment]:
         """Fragments that are full with this episode; an unfinished one counts as truncated."""
+        if not self._episode_count:
+            self._zero_state = _zeros_like_states_of(episode)
         self._waiting.append(_Stretch(self._episode_count, episode.as_truncated(), is_start=True))
         self._waiting_step_count += len(episode)
         self._episode_count += 1
@@ -109,6 +118,7 @@ class FragmentCutter:
             first=first,
             episode_id=np.repeat([stretch.number for stretch in taken], lengths).astype(np.int64),
             next_obs=following,
+            in_state=self._state_before(taken[0]),
             log_prob=_take_floats(extras, _LOG_PROB_NAMES),
             value=_take_floats(extras, _VALUE_NAMES),
             extras=extras,
@@ -120,6 +130,20 @@ class FragmentCutter:
             )
         self.next_index += 1
         return fragment
+
+    def _state_before(self, stretch: "_Stretch") -> Tree:
+        if self._zero_state is None:
+            return None
+        state = recorded_state(stretch.steps, 0)
+        if state is None:
+            # Policies start an episode from their initial state, whatever is said here.
+            self.assumed_state_count += not stretch.is_start
+            return self._zero_state
+        if not trees.same_leaves(self._zero_state, state):
+            raise OfflineDataError(
+                f"{stretch.steps!r} has recurrent states of other shapes than the first episode"
+            )
+        return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +166,13 @@ class _Stretch:
         )
 
 
+def _zeros_like_states_of(episode: Episode) -> Tree:
+    """Zeros in the shape of an episode's recurrent states; None when it has none."""
+    known = (recorded_state(episode, 0), *episode.in_states.values())
+    state = next((each for each in known if each is not None), None)
+    return None if state is None else trees.map_tree(np.zeros_like, state)
+
+
 def _flags(count: int, ends: NDArray[np.int64], values: list[bool]) -> NDArray[np.bool_]:
     flags = np.zeros(count, dtype=np.bool_)
     flags[ends] = values
@@ -149,7 +180,9 @@ def _flags(count: int, ends: NDArray[np.int64], values: list[bool]) -> NDArray[n
 
 
 def _join_extras(parts: list[Episode]) -> dict[str, Tree]:
-    """The extra outputs of all parts; recurrent states are those of other weights and stay out.
+    """The extra outputs of all parts, without the recurrent states of every step.
+
+    Of those, a fragment has the one before its first step.
 
     Raises:
         OfflineDataError: a part lacks an output that the first one has.
@@ -215,7 +248,9 @@ class FragmentReader:
 
 
 def _continuing(pending: Episode, part: Episode) -> Episode:
-    return replace(part, id=pending.id, t_started=pending.t)
+    shift = pending.t - part.t_started
+    in_states = {t + shift: state for t, state in part.in_states.items()}
+    return replace(part, id=pending.id, t_started=pending.t, in_states=in_states)
 
 
 def fragments_to_episodes(fragments: Iterable[Fragment]) -> Iterator[Episode]:
@@ -245,7 +280,12 @@ def _part(fragment: Fragment, start: int, stop: int) -> Episode:
     for name, column in ((LOG_PROB, fragment.log_prob), (VALUE, fragment.value)):
         if column is not None:
             extras[name] = column[start:stop]
+    # Where in its episode a part starts is not known when fragments before it are missing; its
+    # place in the worker's sequence still tells parts of one episode apart.
     position = fragment.fragment_index * fragment.step_count + start
+    t_started = 0 if fragment.first[start] else position
+    has_state = start == 0 and fragment.in_state is not None
+    in_states = {t_started: as_containers(fragment.in_state)} if has_state else {}
     return Episode(
         id=f"{fragment.session_id}/{fragment.worker_id}/{int(fragment.episode_id[start])}",
         observations=trees.concat(
@@ -258,10 +298,9 @@ def _part(fragment: Fragment, start: int, stop: int) -> Episode:
         rewards=fragment.reward[start:stop],
         terminated=bool(fragment.terminated[stop - 1]),
         truncated=bool(fragment.truncated[stop - 1]),
-        # Where in its episode a part starts is not known when fragments before it are missing; its
-        # place in the worker's sequence still tells parts of one episode apart.
-        t_started=0 if fragment.first[start] else position,
+        t_started=t_started,
         extra_model_outputs=extras,
+        in_states=in_states,
     )
 
 

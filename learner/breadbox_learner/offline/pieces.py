@@ -135,7 +135,7 @@ def add_states(draft: Draft, context: PipelineContext) -> None:
     def states(offset: int) -> list[Tree]:
         found = []
         for row in draft.rows or []:
-            state = _recorded_state(draft.episodes[row.episode], row.start + offset)
+            state = recorded_state(draft.episodes[row.episode], row.start + offset)
             found.append(context.initial_states[modules[row.episode]] if state is None else state)
         return found
 
@@ -306,7 +306,7 @@ def _object_array(values: Sequence[Any]) -> NDArray[Any]:
     return array
 
 
-def _recorded_state(episode: Episode, step: int) -> Tree | None:
+def recorded_state(episode: Episode, step: int) -> Tree | None:
     """The state before a step: what came out of the one before, or was recorded going in."""
     out, into = (episode.extra_model_outputs.get(name) for name in (STATE_OUT, STATE_IN))
     place = episode.lookback + step
@@ -314,7 +314,7 @@ def _recorded_state(episode: Episode, step: int) -> Tree | None:
         return trees.row(out, place - 1)
     if into is not None and place < len(episode.rewards):
         return trees.row(into, place)
-    return None
+    return episode.in_states.get(episode.t_started + step)
 
 
 def _module_of(episode: Episode, context: PipelineContext) -> str:

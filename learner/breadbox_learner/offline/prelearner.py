@@ -281,8 +281,9 @@ class OfflinePreLearner:
                     for name, output in episode.extra_model_outputs.items()
                     if name not in (STATE_IN, STATE_OUT)
                 },
+                in_states={},
             )
-            if not {STATE_IN, STATE_OUT}.isdisjoint(episode.extra_model_outputs)
+            if episode.has_states(STATE_IN, STATE_OUT)
             else episode
             for episode in episodes
         ]

@@ -25,6 +25,9 @@ from breadbox_learner.offline.spaces import (
 )
 from breadbox_learner.offline.trees import Tree
 
+IN_STATES = "in_states"
+_STATE_DEPTH_MAX = 16
+
 
 def map_serialized(
     items: Iterable[bytes], report: ValidationReport, *, limits: DataLimits = DEFAULT_LIMITS
@@ -100,7 +103,10 @@ def episode_to_state(episode: Episode) -> dict[str, Any]:
         "_start_time": None,
         "_last_step_time": None,
         "_temporary_timestep_data": None,
-        "custom_data": {},
+        # RLlib keeps what it finds here, and reads nothing of it.
+        "custom_data": {IN_STATES: [[t, held] for t, held in episode.in_states.items()]}
+        if episode.in_states
+        else {},
     }
 
 
@@ -131,6 +137,7 @@ def episode_from_state(state: Mapping[str, Any]) -> Episode:
         lookback=_lookback(state),
         infos=_read_infos(state),
         extra_model_outputs=_read_extras(state),
+        in_states=_read_in_states(state),
     )
     if episode.t != _read(state, "t", int):
         raise EpisodeStateError(
@@ -169,6 +176,32 @@ def _read_extras(state: Mapping[str, Any]) -> dict[str, Tree]:
     if not isinstance(extras, dict):
         raise EpisodeStateError("is no map", column="extra_model_outputs")
     return {str(name): _read_buffer(extras, name, None) for name in extras}
+
+
+def _read_in_states(state: Mapping[str, Any]) -> dict[int, Tree]:
+    custom_data = state.get("custom_data")
+    held = custom_data.get(IN_STATES, []) if isinstance(custom_data, dict) else []
+    if not isinstance(held, list):
+        raise EpisodeStateError(f"holds a {type(held).__name__}, wanted a list", column=IN_STATES)
+    in_states: dict[int, Tree] = {}
+    for each in held:
+        if not isinstance(each, list) or len(each) != 2 or not isinstance(each[0], int):
+            raise EpisodeStateError("an entry is no timestep and state", column=IN_STATES)
+        in_states[each[0]] = _state_tree(each[1], _STATE_DEPTH_MAX)
+    return in_states
+
+
+def _state_tree(held: Any, depth: int) -> Tree:
+    """A recurrent state; its lists were tuples before they were serialized."""
+    if depth and isinstance(held, dict):
+        return {key: _state_tree(branch, depth - 1) for key, branch in held.items()}
+    if depth and isinstance(held, list):
+        return tuple(_state_tree(branch, depth - 1) for branch in held)
+    if isinstance(held, np.ndarray | np.generic):
+        return held
+    if isinstance(held, float):  # as np.float64 is one, it is written like one
+        return np.float64(held)
+    raise EpisodeStateError(f"a {type(held).__name__} is no recurrent state", column=IN_STATES)
 
 
 def _read_buffer(state: Mapping[str, Any], key: str, space: Any) -> Tree:

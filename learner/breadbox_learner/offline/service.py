@@ -34,6 +34,8 @@ class ImportCounts:
     """Fragments that are in the buffer now."""
     dropped_step_count: int
     """Steps at the end that did not fill a fragment."""
+    assumed_state_count: int
+    """Fragments with zeros for a recurrent state that was not recorded at their first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,13 @@ def append_episodes(
             del waiting[:_FRAGMENTS_PER_APPEND]
     waiting.extend(cutter.finish())
     _append(client, waiting, destination)
-    return ImportCounts(episode_count, total_steps, cutter.next_index, cutter.dropped_step_count)
+    return ImportCounts(
+        episode_count=episode_count,
+        step_count=total_steps,
+        fragment_count=cutter.next_index,
+        dropped_step_count=cutter.dropped_step_count,
+        assumed_state_count=cutter.assumed_state_count,
+    )
 
 
 def _append(client: Client, fragments: list[Fragment], destination: Destination) -> None:
