@@ -86,8 +86,8 @@ def write_fragments(
 ) -> list[PayloadReference]:
     """Write fragments to a store, unannounced.
 
-    All fragments are encoded and checked before the first byte is written: encoding the next ones in
-    a thread meanwhile was measured, and costs more than it hides. On failure none is left behind.
+    All fragments are encoded and checked before the first byte is written: encoding the next ones
+    in a thread meanwhile was measured, and costs more than it hides. On failure none is left.
 
     Raises:
         TreeMismatchError: A leaf does not have one row per step.
