@@ -29,6 +29,7 @@ from breadbox_server.core.events import (
     WaitElapsed,
 )
 from breadbox_server.core.inputs import AdmissionOutcome
+from breadbox_server.tallies import TallyHistogram
 from breadbox_server.waiting import WaitingFor
 
 TASKS_MAX: Final = 64
@@ -99,18 +100,16 @@ class Metrics:
             buckets=WAIT_BUCKETS_S,
             registry=registry,
         )
-        self.staleness = Histogram(
+        self.staleness = TallyHistogram(
             "breadbox_staleness_at_delivery_versions",
             "Staleness of a fragment's chunk at its grant",
-            ["buffer"],
-            buckets=STALENESS_BUCKETS,
+            STALENESS_BUCKETS,
             registry=registry,
         )
-        self.uses = Histogram(
+        self.uses = TallyHistogram(
             "breadbox_uses_at_eviction",
             "Deliveries of a chunk when it left",
-            ["buffer"],
-            buckets=USES_BUCKETS,
+            USES_BUCKETS,
             registry=registry,
         )
         self.gauges = {
@@ -228,9 +227,7 @@ class Metrics:
                     self._of(buffer, self.admitted_bytes).inc(size_bytes)
             case ChunksEvicted(buffer=buffer, reason=reason, use_counts=use_counts):
                 self._of(buffer, self.evicted, reason.value).inc(len(use_counts))
-                uses = self._of(buffer, self.uses)
-                for use_count in use_counts:
-                    uses.observe(use_count)
+                self.uses.count(buffer, use_counts)
             case FragmentsDiscarded(buffer=buffer, reason=why, fragment_count=count):
                 self._of(buffer, self.discarded, why.value).inc(count)
             case LeaseEnded(buffer=buffer, end=end):
@@ -246,11 +243,8 @@ class Metrics:
         if not grant.first_delivery:
             return
         self._of(grant.buffer, self.fetch_wait, "granted").observe(grant.wait_s)
-        staleness = self._of(grant.buffer, self.staleness)
-        size_bytes = 0
-        for item in grant.fragments:
-            staleness.observe(item.staleness)
-            size_bytes += item.fragment.payload.size_bytes
+        self.staleness.count(grant.buffer, [item.staleness for item in grant.fragments])
+        size_bytes = sum(item.fragment.payload.size_bytes for item in grant.fragments)
         self._of(grant.buffer, self.delivered_bytes).inc(size_bytes)
 
     def set_gauges(self, buffer: str, values: Mapping[str, int], model_version: int) -> None:
@@ -282,6 +276,8 @@ class Metrics:
         """Drop the series of a deleted buffer, so that names that come and go leave none behind."""
         for metric, labels in self._of_buffer.pop(buffer, {}):
             metric.remove(buffer, *labels)
+        self.staleness.forget(buffer)
+        self.uses.forget(buffer)
 
     def _of(self, buffer: str, metric: Any, *labels: str) -> Any:
         """The child of a metric for a buffer; the library's own look-up takes a lock each time."""
