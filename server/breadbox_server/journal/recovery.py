@@ -1,6 +1,8 @@
 """Builds the core again from a snapshot and the turns after it. Blocking."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,6 +46,19 @@ def begin(archive: JournalArchive, buffers: BufferSet, now: float) -> Recovered:
     return Recovered(buffers, BEGINNING, now, BEGINNING, 0, 0)
 
 
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep the garbage collector from walking, again and again, what is made here to stay."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_collections()
 def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Recovered:
     """Build the core that the journal tells of.
 
