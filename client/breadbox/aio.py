@@ -377,7 +377,7 @@ class Client:
         self,
         references: Sequence[FragmentReference],
         *,
-        device: Any = "cpu",
+        device: Any = None,
         columns: Sequence[str] | None = None,
     ) -> Batch:
         """Load fragments into one stacked batch; see `breadbox.Client.load_batch`."""
@@ -493,7 +493,7 @@ class Lease:
         self,
         batch_size: int,
         *,
-        device: Any = "cpu",
+        device: Any = None,
         columns: Sequence[str] | None = None,
         prefetch_batches: int = 2,
     ) -> AsyncIterator[Batch]:
@@ -501,7 +501,7 @@ class Lease:
 
         Args:
             batch_size: Fragments per batch, at least 1; the last batch may be shorter.
-            device: "cpu" for numpy arrays, else a torch device such as "cuda".
+            device: None for numpy arrays, else where torch tensors are wanted, such as "cuda".
             columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
             prefetch_batches: Batches loaded beside the one handed out; 0 loads when asked.
 

@@ -43,8 +43,8 @@ _SLAB_ALIGNMENT_BYTES = 256
 class Batch:
     """B fragments, stacked: row b of every leaf belongs to `references[b]`.
 
-    Leaves are numpy arrays (bfloat16: torch tensors) for device "cpu", else torch tensors on the
-    device. Fields that were not read, or that no fragment has, are None.
+    Leaves are numpy arrays (bfloat16: torch tensors) where no device was asked for, else torch
+    tensors on the device. Fields that were not read, or that no fragment has, are None.
     """
 
     references: tuple[FragmentReference, ...]
@@ -135,7 +135,7 @@ def load_batch(
     store: PayloadStore,
     references: Sequence[FragmentReference],
     *,
-    device: Any = "cpu",
+    device: Any = None,
     columns: Sequence[str] | None = None,
     into: Batch | None = None,
     is_mapped: bool = False,
@@ -145,32 +145,34 @@ def load_batch(
     Args:
         store: Where they are.
         references: At least one; rows in this order.
-        device: "cpu" for numpy arrays in host memory, else a torch device: the rows are received
-            into page-locked memory and copied from there once, asynchronously on CUDA's current
-            stream.
+        device: None for numpy arrays. "cpu" for torch tensors in ordinary memory. For another torch
+            device, such as "cuda", the rows are received into page-locked memory and copied from
+            there once, asynchronously on CUDA's current stream.
         columns: Paths to read, such as "reward" or "obs.image"; None reads all.
         into: An earlier batch whose host memory is used again where it fits; nothing of it on the
             CPU may be in use any more. For a CUDA device, only its page-locked memory is used.
-        is_mapped: Of a single fragment on this host, read whole for the CPU, return read-only views
-            of the store's own memory instead of a copy; they outlive the payload. Of all else, the
-            rows are copied once, as without.
+        is_mapped: Of a single fragment on this host, read whole as numpy arrays, return read-only
+            views of the store's own memory instead of a copy; they outlive the payload. Of all
+            else, the rows are copied once, as without.
 
     Raises:
         TreeMismatchError: Fragments differ in structure, shape or type; names the path and the
             fragment.
         PayloadMissingError: A payload is not there: its lease may have expired.
         PayloadCorruptError: A payload is damaged.
+        UnsupportedArrayError: A device was asked for, and torch has no type for an array, such as
+            text.
         InvalidRequestError: No references, or a column is in no fragment.
     """
     if not references:
         raise InvalidRequestError("references", "must hold at least one fragment")
-    is_cpu = str(device) == "cpu"
-    if is_mapped and is_cpu and columns is None and len(references) == 1:
+    if is_mapped and device is None and columns is None and len(references) == 1:
         mapped = store.map_many([references[0].metadata.payload])
         if mapped is not None:
             return _mapped_batch(references[0], decode_tree(mapped[0])[0])
+    is_elsewhere = device is not None and str(device).partition(":")[0] != "cpu"
     builder = _Builder(
-        references, Selection(columns), into.stacked if into else None, is_pinned=not is_cpu
+        references, Selection(columns), into.stacked if into else None, is_pinned=is_elsewhere
     )
     receive(
         store,
@@ -179,7 +181,9 @@ def load_batch(
         wants_whole=columns is None,
     )
     batch = builder.finish()
-    return batch if is_cpu else _on_device(batch, device)
+    if is_elsewhere:
+        return _on_device(batch, device)
+    return batch if device is None else _as_tensors(batch)
 
 
 def _mapped_batch(reference: FragmentReference, tree: Tree) -> Batch:
@@ -448,6 +452,16 @@ def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
     return replace(batch, **leaves)
 
 
+def _as_tensors(batch: Batch) -> Batch:
+    """See the batch's own memory as torch tensors."""
+    stack = batch.stacked
+    assert stack is not None
+    for stored, array in zip(stack.template, stack.arrays, strict=True):
+        if array is not None:
+            _torch_dtype(stored)
+    return batch.to_torch()
+
+
 def _on_device(batch: Batch, device: Any) -> Batch:
     """Copy the slab once, asynchronously, and return the batch as views of the copy."""
     import torch
@@ -492,5 +506,5 @@ def _torch_dtype(stored: StoredArray) -> Any:
         return torch.from_numpy(np.empty(0, dtype=stored.dtype)).dtype
     except (TypeError, ValueError):
         raise UnsupportedArrayError(
-            stored.name, f"torch has no type for {stored.type_name}; load it on the CPU"
+            stored.name, f"torch has no type for {stored.type_name}; load it without a device"
         ) from None

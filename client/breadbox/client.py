@@ -543,14 +543,14 @@ class Client:
         self,
         references: Sequence[types.FragmentReference],
         *,
-        device: Any = "cpu",
+        device: Any = None,
         columns: Sequence[str] | None = None,
     ) -> Batch:
         """Load the payloads of granted fragments into one stacked batch [B, T, ...].
 
         Args:
             references: Of a lease that is alive; at least one.
-            device: "cpu" for numpy arrays, else a torch device.
+            device: None for numpy arrays, else where torch tensors are wanted: "cpu", "cuda".
             columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
 
         Raises:

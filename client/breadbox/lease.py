@@ -53,7 +53,7 @@ class LeaseClient(Protocol):
         self,
         references: Sequence[FragmentReference],
         *,
-        device: Any = "cpu",
+        device: Any = None,
         columns: Sequence[str] | None = None,
     ) -> Batch:
         """Read payloads into a stacked batch."""
@@ -216,7 +216,7 @@ class Lease:
         self,
         batch_size: int,
         *,
-        device: Any = "cpu",
+        device: Any = None,
         columns: Sequence[str] | None = None,
         **options: Unpack[LoaderKeywords],
     ) -> Generator[Batch, None, None]:
@@ -224,7 +224,7 @@ class Lease:
 
         Args:
             batch_size: Fragments per batch, at least 1; the last batch may be shorter.
-            device: "cpu" for numpy arrays, else a torch device such as "cuda".
+            device: None for numpy arrays, else where torch tensors are wanted, such as "cuda".
             columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
             **options: How to load, such as `prefetch_batches` or `order`; see
                 `breadbox.loader.LoaderOptions`. In draw order and two batches ahead by default.

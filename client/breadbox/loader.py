@@ -122,7 +122,7 @@ class FragmentLoader(Generic[Loaded]):
         load: Callable[[Sequence[FragmentReference]], Loaded],
         options: LoaderOptions | None = None,
         *,
-        device: Any = "cpu",
+        device: Any = None,
     ) -> None:
         self._side_stream = SideStream(device) if str(device).startswith("cuda") else None
         self._load = load

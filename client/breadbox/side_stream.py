@@ -8,6 +8,11 @@ from typing import Any
 from breadbox.payload.trees import flatten
 
 
+def side_stream_for(device: Any) -> "SideStream | None":
+    """A stream for batches that are wanted on *device*; None where that is no CUDA device."""
+    return SideStream(device) if str(device).partition(":")[0] == "cuda" else None
+
+
 class SideStream:
     """A CUDA stream on which batches are made, for use on another. Thread-safe.
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
+import torch
 from google.protobuf.duration_pb2 import Duration
 
 import breadbox
@@ -188,6 +190,19 @@ def test_columns_of_a_batch_can_be_chosen(client: breadbox.Client) -> None:
         batch = next(lease.batches(4, columns=["reward"]))
     assert (4, 4) == batch.reward.shape
     assert batch.obs is None
+
+
+async def test_batches_are_arrays_unless_a_device_is_named(
+    client: breadbox.Client, async_client: aio.Client, fake: FakeService, granted: Any
+) -> None:
+    fake.will("FetchFragments", granted)
+    with client.fetch(FRAGMENT_COUNT) as lease:
+        assert isinstance(next(lease.batches(4)).obs, np.ndarray)
+        assert isinstance(next(lease.batches(4, device="cpu")).obs, torch.Tensor)
+    async with await async_client.fetch(FRAGMENT_COUNT) as awaited:
+        batch = await anext(aiter(awaited.batches(4, device="cpu", prefetch_batches=0)))
+    assert isinstance(batch.obs, torch.Tensor)
+    assert [0, 1, 2, 3] == batch.obs[:, 0, 0].tolist()
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from breadbox.batches import load_batch
-from breadbox.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
+from breadbox.errors import (
+    InvalidRequestError,
+    PayloadCorruptError,
+    TreeMismatchError,
+    UnsupportedArrayError,
+)
+from breadbox.fragment import Fragment
 from breadbox.stores import PayloadStore, open_store
 from support.fake_store import FakeStore
 from support.payload_trees import same
@@ -160,6 +166,48 @@ def test_a_batch_turns_into_tensors_of_the_same_memory(store: PayloadStore) -> N
     assert isinstance(tensors.obs, torch.Tensor)
     assert batch.obs.ctypes.data == tensors.obs.data_ptr()
     assert torch.bool == tensors.ended.dtype
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), "cpu:0"], ids=str)
+def test_the_cpu_as_a_device_gets_tensors_of_the_stacked_memory(
+    store: PayloadStore, device: object
+) -> None:
+    def fragment(index: int) -> Fragment:
+        return plain_fragment(
+            index,
+            obs=np.full((STEPS, 2), index),
+            next_obs=np.zeros(2),
+            final_obs_step=np.array([3], np.int32),
+            final_obs=np.full((1, 2), 7),
+        )
+
+    references = stored(store, fragment(0), fragment(1))
+    arrays = load_batch(store, references)
+    assert isinstance(arrays.obs, np.ndarray)
+    tensors = load_batch(store, references, device=device)
+    for name in ("obs", "next_obs", "reward", "ended", "model_version", "final_obs"):
+        tensor = getattr(tensors, name)
+        assert isinstance(tensor, torch.Tensor), name
+        assert torch.device("cpu") == tensor.device, name
+        assert same(getattr(arrays, name), tensor.numpy()), name
+    again = load_batch(store, references[::-1], device=device, into=tensors)
+    assert tensors.obs.data_ptr() == again.obs.data_ptr()
+    assert [1, 0] == again.obs[:, 0, 0].tolist()
+
+
+def test_a_batch_of_one_as_tensors_is_not_a_view_of_the_stores_memory(store: PayloadStore) -> None:
+    """Torch has no read-only tensors: a write would reach what others read."""
+    references = stored(store, plain_fragment(0, obs=np.zeros((STEPS, 2)), next_obs=np.zeros(2)))
+    load_batch(store, references, device="cpu", is_mapped=True).obs.add_(1)
+    assert 0 == load_batch(store, references).obs.sum()
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_text_is_refused_as_tensors(store: PayloadStore, device: str) -> None:
+    fragment = plain_fragment(0, extras={"task": np.array(["dig"] * STEPS)}, obs=np.zeros(STEPS))
+    fragment.next_obs = np.array(0.0)
+    with pytest.raises(UnsupportedArrayError, match=r"extras\.task.*without a device"):
+        load_batch(store, stored(store, fragment), device=device)
 
 
 def test_another_device_gets_tensors_by_way_of_one_slab(store: PayloadStore) -> None:

@@ -84,9 +84,7 @@ class MixedLease:
         for lease in self._leases.values():
             yield from lease.fragments()
 
-    def load_batch(
-        self, *, device: Any = "cpu", seed: int | None = None
-    ) -> tuple[Batch, list[str]]:
+    def load_batch(self, *, device: Any = None, seed: int | None = None) -> tuple[Batch, list[str]]:
         """One stacked batch of all fragments, shuffled together, and where each came from.
 
         Raises:
