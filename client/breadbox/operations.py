@@ -296,15 +296,22 @@ def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operati
 
 
 def opened_store(context: Context) -> Operation[PayloadStore]:
-    """The payload store, opened on first use where the server says it is."""
+    """The payload store, opened on first use where the server says it is.
+
+    Raises:
+        StoreUrlError: It is at a place that this host cannot use.
+        StoreUnavailableError: A cluster, which is asked for its nodes, stayed away for
+            `reconnect_s`.
+    """
     if context.slot.store is not None:
         return context.slot.store
     config = yield from invoke(context, calls.get_store_config())
     url = context.options.store_url or config.store_url
-    store = yield Do(
+    store = yield from storing(
+        context,
         lambda: stores.open_store(
             url, unannounced_s=config.unannounced_s, piece_size_bytes=config.piece_size_bytes
-        )
+        ),
     )
     return context.slot.settle(store)
 

@@ -108,7 +108,7 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     default=default_store_url,
     metavar="URL",
     show_default="a directory in /dev/shm",
-    help="Payload store: file:///DIR, redis://..., rediss://..., unix:///SOCKET, redis+cluster://...",
+    help="Payload store: file:///DIR, redis://..., rediss://..., unix:///SOCKET, redis+cluster://HOST,HOST...",
 )
 @_option(
     "--client-store",

@@ -560,6 +560,24 @@ def test_the_callers_own_url_of_the_store_comes_first(tmp_path: Path) -> None:
     world.context.slot.close()
 
 
+def test_a_store_that_is_away_when_it_is_opened_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, store: RecordingStore
+) -> None:
+    """A cluster has to tell of its nodes before it can be used."""
+    answers: list[Any] = [errors.StoreUnavailableError("away")] * 2 + [store]
+    monkeypatch.setattr(stores, "open_store", lambda *_, **__: _raised_or_given(answers.pop(0)))
+    world = OperationWorld()
+    world.will("GetStoreConfig", StoreConfig("redis+cluster://a,b", 600.0, 0, "0.1.0"))
+
+    assert store is world.run(operations.opened_store(world.context))
+
+
+def _raised_or_given(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
 def publish(world: OperationWorld) -> Any:
     return world.run(operations.publish(world.context, "b", "s", 1, {}))
 

@@ -1,15 +1,23 @@
 """Payloads in a real Redis Cluster: spread over its nodes, moved, and failed over."""
 
 import secrets
+import socket
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
+import breadbox
+from breadbox.errors import StoreUnavailableError
 from breadbox.stores import open_custodian, open_store
 from breadbox.stores.base import PayloadStore
 from breadbox.types import PayloadReference
+from breadbox_server.journal.redis_stream import RedisArchive, RedisWriter
+from breadbox_server.journal.storage import JournalUnavailableError
+from support.fragments import vector_fragment
 from support.redis_cluster import RedisCluster
+from support.server_process import ServerProcess
 from support.store_contract import read_back
 
 pytestmark = pytest.mark.integration
@@ -114,6 +122,89 @@ async def test_payloads_are_written_confirmed_and_read_while_their_slots_move(
 
     assert contents == read_back(store, references)
     assert rounds > 0
+
+
+@pytest.fixture
+def url_with_dead_nodes(cluster: RedisCluster) -> str:
+    """Names three nodes: a host that is not there, a port where nobody listens, a living one."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        dead = int(taken.getsockname()[1])
+    living = cluster.primaries[1].port
+    return f"redis+cluster://nobody.invalid:1,127.0.0.1:{dead},127.0.0.1:{living}"
+
+
+async def test_any_living_node_of_the_url_is_enough_to_start(url_with_dead_nodes: str) -> None:
+    store = open_store(url_with_dead_nodes, piece_size_bytes=PIECE_BYTES)
+    custodian = open_custodian(url_with_dead_nodes)
+    contents = payloads(10)
+    references = write(store, contents)
+    confirmed = await custodian.confirm(references)
+    read = read_back(store, references)
+    store.close()
+    await custodian.close()
+
+    assert [True] * 10 == confirmed
+    assert contents == read
+
+
+def test_a_server_and_a_client_start_though_the_first_nodes_are_dead(
+    url_with_dead_nodes: str, tmp_path: Path
+) -> None:
+    with (
+        ServerProcess("--store", url_with_dead_nodes, log=tmp_path / "server.log") as server,
+        breadbox.connect(server.address) as client,
+    ):
+        client.start_session("s")
+        client.append(vector_fragment(0))
+        with client.fetch(fragment_count=1, max_wait_s=10) as lease:
+            received = [fragment.fragment_index for fragment in lease.fragments()]
+
+    assert [0] == received
+
+
+@pytest.fixture
+def dead_url() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"redis+cluster://127.0.0.1:{taken.getsockname()[1]},nobody.invalid:1"
+
+
+async def test_a_cluster_without_a_living_node_is_unavailable(dead_url: str) -> None:
+    with pytest.raises(StoreUnavailableError):
+        open_store(dead_url)
+    with pytest.raises(JournalUnavailableError):
+        RedisArchive(dead_url)
+    custodian = open_custodian(dead_url)
+    with pytest.raises(StoreUnavailableError):
+        await custodian.ping()
+    await custodian.close()
+    writer = RedisWriter(dead_url, "token")
+    with pytest.raises(JournalUnavailableError):
+        await writer.append(1, b"")
+    await writer.close()
+
+
+async def test_a_cluster_that_dies_altogether_is_unavailable() -> None:
+    """Every call of those who were connected before, not only the first."""
+    with RedisCluster() as cluster:
+        store = open_store(cluster.url, piece_size_bytes=PIECE_BYTES)
+        custodian = open_custodian(cluster.url)
+        references = write(store, payloads(5))
+        await custodian.ping()
+        for node in cluster.nodes:
+            node.kill()
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError):
+                write(store, payloads(5))
+            with pytest.raises(StoreUnavailableError):
+                read_back(store, references)
+            with pytest.raises(StoreUnavailableError):
+                store.delete_many(references)
+            with pytest.raises(StoreUnavailableError):
+                await custodian.confirm(references)
+            with pytest.raises(StoreUnavailableError):
+                await custodian.usage()
+        store.close()
+        await custodian.close()
 
 
 @pytest.mark.chaos

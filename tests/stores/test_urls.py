@@ -18,6 +18,8 @@ WITH_SECRETS = [
     f"unix:///run/redis.sock?db=1&password={SECRET}",
     f"rediss://host?ssl_password={SECRET}",
     f"redis+cluster://:{SECRET}@host:7000",
+    f"redis+cluster://:{SECRET}@a:7000,b:7000",
+    f"redis+cluster://:{SECRET}@a:port,b:7000",
     f"redis+sentinel://:{SECRET}@a:1,b:2/main",
     f"redis://:{SECRET}@host:port",
     f"redis://:{SECRET}@[::1",
@@ -46,6 +48,7 @@ def test_passwords_are_never_shown(url: str) -> None:
         ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
         ("file:///dev/shm/breadbox", "file:///dev/shm/breadbox"),
         ("rediss://u:x@host", "rediss://u:***@host"),
+        ("redis+cluster://:x@a:1,b:2?db=0", "redis+cluster://:***@a:1,b:2?db=0"),
     ],
 )
 def test_the_rest_of_a_url_is_shown(url: str, shown: str) -> None:
@@ -81,6 +84,17 @@ def test_any_text_is_redacted_and_parsed_or_refused(text: str) -> None:
         "redis+sentinel://host:1",
         "redis+sentinel://host:x/main",
         "redis+cluster://",
+        "redis+cluster://a:1,",
+        "redis+cluster://,a:1",
+        "redis+cluster://a:1,b:x",
+        "redis+cluster://a:1,b:0",
+        "redis+cluster://a:1,b:70000",
+        "redis+cluster://a:1,b:",
+        "redis+cluster://a:1,::1",
+        "redis+cluster://[::1",
+        "redis+cluster://a:1,b:2/1",
+        "redis+cluster://a:1,b:2?db=1",
+        "redis+sentinel://a:1,b:0/main",
     ],
 )
 def test_urls_that_cannot_be_used_are_refused_in_one_line(url: str) -> None:
@@ -100,6 +114,23 @@ def test_sentinels_and_their_primary_are_read() -> None:
     parsed = parse_store_url("redis+sentinel://:p@a:1,b/main/3")
     assert (("a", 1), ("b", 26379)) == parsed.addresses
     assert "main" == parsed.service_name
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+def test_all_nodes_of_a_cluster_are_read_and_redis_py_is_told_the_first(scheme: str) -> None:
+    parsed = parse_store_url(f"{scheme}+cluster://u:p@a:1,b,[::1]:3,[::2]?socket_timeout=9")
+    assert "cluster" == parsed.kind
+    assert (("a", 1), ("b", 6379), ("::1", 3), ("::2", 6379)) == parsed.addresses
+    assert f"{scheme}://u:p@a:1?socket_timeout=9" == parsed.url
+
+
+def test_a_cluster_url_that_begins_with_a_bare_host_gets_the_default_port() -> None:
+    assert "redis://[::1]:6379" == parse_store_url("redis+cluster://[::1],b:2").url
+
+
+def test_sentinels_may_have_addresses_of_version_6() -> None:
+    parsed = parse_store_url("redis+sentinel://[::1]:1,[::2]/main")
+    assert (("::1", 1), ("::2", 26379)) == parsed.addresses
 
 
 @pytest.mark.parametrize("unannounced_s", [0.0, -1.0, float("nan")])

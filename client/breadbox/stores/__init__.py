@@ -5,7 +5,8 @@ A store is named by a URL:
     file:///DIR                                  a directory on this host, best on shared memory
     redis://[USER:PASSWORD@]HOST[:PORT][/DB]     Redis; rediss:// with TLS
     unix:///SOCKET[?db=N]                        Redis on a unix socket
-    redis+cluster://HOST[:PORT]                  Redis Cluster; rediss+cluster:// with TLS
+    redis+cluster://HOST[:PORT],HOST[:PORT]      Redis Cluster, by nodes of which one has to
+                                                 be up; rediss+cluster:// with TLS
     redis+sentinel://HOST[:PORT],HOST.../NAME    the primary that Sentinels name
 
 Options of redis-py's connections may follow as a query, such as `?ssl_ca_certs=/path`.

@@ -4,8 +4,10 @@ from typing import Any, Final
 
 import redis
 import redis.asyncio
+import redis.asyncio.cluster
 import redis.asyncio.retry
 import redis.asyncio.sentinel
+import redis.cluster
 import redis.sentinel
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
@@ -32,7 +34,9 @@ _CONNECT_RETRIES: Final = 3
 def open_store(
     url: str, *, unannounced_s: float = UNANNOUNCED_S_DEFAULT, piece_size_bytes: int = 0
 ) -> PayloadStore:
-    """Open the store at `url` for writing and reading payloads. Redis is connected to on use.
+    """Open the store at `url` for writing and reading payloads.
+
+    Redis is connected to on use, but for a cluster, one of whose nodes is asked for the others.
 
     Args:
         url: See the package's docstring.
@@ -42,7 +46,8 @@ def open_store(
 
     Raises:
         StoreUrlError: The URL, or its options, cannot be used.
-        StoreUnavailableError: The directory of a file:// URL cannot be made.
+        StoreUnavailableError: The directory of a file:// URL cannot be made, or no node of a
+            cluster answers.
     """
     parsed = parse_store_url(url)
     if not unannounced_s > 0:
@@ -89,13 +94,12 @@ def open_redis(url: str) -> Any:
 
     Raises:
         StoreUrlError: The URL, or its options, cannot be used, or it is no Redis.
+        redis.exceptions.RedisClusterException: No node of a cluster answers.
     """
     parsed = _parse_redis_url(url)
     if parsed.kind == "cluster":
-        options = _options(parsed)
-        options.pop("max_connections")
         with _url_errors(parsed):
-            return redis.RedisCluster.from_url(parsed.url, **options)
+            return _cluster_client(redis, parsed, _options(parsed))
     return _sentinel_client(redis, parsed) if parsed.kind == "sentinel" else _client(parsed)
 
 
@@ -113,8 +117,7 @@ def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
     options = _options(parsed) | {"socket_timeout": answer_s}
     with _url_errors(parsed):
         if parsed.kind == "cluster":
-            options.pop("max_connections")
-            return redis.asyncio.RedisCluster.from_url(parsed.url, **options)
+            return _cluster_client(redis.asyncio, parsed, options)
         # A loop that many wait for: what does not come back at once is the caller's to try again.
         backoff = ExponentialBackoff(cap=0.2, base=0.02)
         options["retry"] = redis.asyncio.retry.Retry(backoff, _CONNECT_RETRIES)
@@ -182,10 +185,8 @@ def _require_known_options(pool: Any) -> None:
 def _open_cluster_store(
     parsed: StoreUrl, unannounced_s: float, piece_size_bytes: int
 ) -> PayloadStore:
-    options = _options(parsed)
-    options.pop("max_connections")
     with _url_errors(parsed), translated_errors():
-        client: Any = redis.RedisCluster.from_url(parsed.url, **options)
+        client = _cluster_client(redis, parsed, _options(parsed))
 
     def pool_of(payload_id: str) -> redis.ConnectionPool:
         node = client.get_node_from_key(f"breadbox:{{{payload_id}}}:0")
@@ -203,6 +204,13 @@ def _open_cluster_store(
         piece_size_bytes=piece_size_bytes,
         refresh=refresh,
     )
+
+
+def _cluster_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> Any:
+    """Make a client that starts with whichever of the URL's nodes answers."""
+    options.pop("max_connections")
+    others = [module.cluster.ClusterNode(host, port) for host, port in parsed.addresses[1:]]
+    return module.RedisCluster.from_url(parsed.url, startup_nodes=others, **options)
 
 
 def _sentinel_client(module: Any, parsed: StoreUrl) -> Any:

@@ -28,6 +28,9 @@ from breadbox.errors import (
     StoreUnavailableError,
 )
 
+REDIS_ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
+"""What redis-py raises when Redis is away or refuses; with a cluster, also a class of its own."""
+
 _BUFFERS_PER_CALL: Final = 1024
 """IOV_MAX of Linux: what one sendmsg or recvmsg takes."""
 
@@ -95,7 +98,7 @@ def translated_errors() -> Iterator[None]:
         raise StoreFullError("the Redis payload store is at its maxmemory") from error
     except (redis.exceptions.TimeoutError, TimeoutError, BlockingIOError) as error:
         raise StoreUnavailableError("the Redis payload store did not answer in time") from error
-    except (redis.RedisError, OSError) as error:
+    except REDIS_ERRORS as error:
         if any(isinstance(each, redis.AuthenticationError) for each in (error, error.__cause__)):
             # Without the text: some servers repeat the user name.
             raise StoreUnavailableError(

@@ -14,11 +14,21 @@ _KINDS = (
     "redis://HOST:PORT/DB",
     "rediss://HOST:PORT/DB",
     "unix:///SOCKET",
-    "redis+cluster://HOST:PORT",
+    "redis+cluster://HOST:PORT,HOST:PORT",
     "redis+sentinel://HOST:PORT,HOST:PORT/NAME",
 )
+_MANY_HOSTS = re.compile(
+    rf"(?i:({'|'.join(map(re.escape, (*_CLUSTER_SCHEMES, *_SENTINEL_SCHEMES)))}))://"
+    r"((?:[^/?#]*@)?)([^/?#@]*)(.*)",
+    re.DOTALL,
+)
+"""Scheme, credentials, hosts and the rest of a URL that may name several hosts."""
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+))(?::([0-9]{1,5}))?")
+"""One of these hosts: an address of version 6 in brackets, or a name; and a port."""
 _SECRET_OPTIONS = frozenset({"password", "ssl_password", "sentinel_password"})
 _HIDDEN = "***"
+_CLUSTER_PORT = 6379
+_SENTINEL_PORT = 26379
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -28,11 +38,13 @@ class StoreUrl:
     kind: str
     """One of: file, redis, cluster, sentinel."""
     url: str
-    """As redis-py takes it: for cluster and sentinel with a redis:// or rediss:// scheme."""
+    """As redis-py takes it: for cluster and sentinel with a redis:// or rediss:// scheme, and the
+    first host alone."""
     directory: str = ""
     """For file: the absolute path."""
     addresses: tuple[tuple[str, int], ...] = ()
-    """For cluster and sentinel: where to ask first."""
+    """For cluster and sentinel: hosts and ports of those who tell where the primaries are, at least
+    one; any of them may be away."""
     service_name: str = ""
     """For sentinel: the name of the monitored primary."""
 
@@ -71,9 +83,11 @@ def parse_store_url(url: str) -> StoreUrl:
     Raises:
         StoreUrlError: The URL is malformed or of an unknown kind; the message hides passwords.
     """
+    if (found := _MANY_HOSTS.fullmatch(url)) is not None:
+        return _parse_many_hosts(url, *found.groups())
     try:
         parts = urlsplit(url)
-        names_port_0 = parts.scheme not in _SENTINEL_SCHEMES and parts.port == 0
+        names_port_0 = parts.port == 0
     except ValueError as error:
         raise StoreUrlError(f"store URL {redact(url)!r} is malformed: {_reason(error)}") from None
     if names_port_0:
@@ -82,12 +96,6 @@ def parse_store_url(url: str) -> StoreUrl:
         return _parse_file(url, parts)
     if parts.scheme in _REDIS_SCHEMES:
         return _parse_redis(url, parts)
-    if parts.scheme in _CLUSTER_SCHEMES:
-        plain = urlunsplit(parts._replace(scheme=_CLUSTER_SCHEMES[parts.scheme]))
-        address = (_host(url, parts.hostname), parts.port or 6379)
-        return StoreUrl(kind="cluster", url=plain, addresses=(address,))
-    if parts.scheme in _SENTINEL_SCHEMES:
-        return _parse_sentinel(url, parts)
     raise StoreUrlError(f"store URL {redact(url)!r} is of no known kind; use {', '.join(_KINDS)}")
 
 
@@ -111,27 +119,39 @@ def _parse_redis(url: str, parts: SplitResult) -> StoreUrl:
     return StoreUrl(kind="redis", url=url)
 
 
-def _parse_sentinel(url: str, parts: SplitResult) -> StoreUrl:
-    user_info, at, hosts = parts.netloc.rpartition("@")
-    addresses = []
-    for item in hosts.split(","):
-        host, _, port = item.partition(":")
-        if not host or (port and not port.isdecimal()):
-            raise StoreUrlError(f"store URL {redact(url)!r} needs HOST:PORT,HOST:PORT/NAME")
-        addresses.append((host, int(port or 26379)))
+def _parse_many_hosts(url: str, scheme: str, credentials: str, hosts: str, rest: str) -> StoreUrl:
+    scheme = scheme.lower()
+    is_cluster = scheme in _CLUSTER_SCHEMES
+    default_port = _CLUSTER_PORT if is_cluster else _SENTINEL_PORT
+    addresses = tuple(_address(url, item, default_port) for item in hosts.split(","))
+    host, port = addresses[0]
+    netloc = f"{credentials}[{host}]:{port}" if ":" in host else f"{credentials}{host}:{port}"
+    try:
+        parts = urlsplit(f"{(_CLUSTER_SCHEMES | _SENTINEL_SCHEMES)[scheme]}://{netloc}{rest}")
+    except ValueError as error:
+        raise StoreUrlError(f"store URL {redact(url)!r} is malformed: {_reason(error)}") from None
+    if is_cluster:
+        databases = {parts.path.strip("/"), dict(parse_qsl(parts.query)).get("db", "0")}
+        if not databases <= {"", "0"}:
+            raise StoreUrlError(f"store URL {redact(url)!r} names a database; a cluster has only 0")
+        return StoreUrl(kind="cluster", url=urlunsplit(parts), addresses=addresses)
     service_name, _, database = parts.path.lstrip("/").partition("/")
     if not service_name:
         raise StoreUrlError(f"store URL {redact(url)!r} needs the name of the primary: .../NAME")
-    netloc = f"{user_info}{at}{addresses[0][0]}:{addresses[0][1]}"
-    plain = parts._replace(
-        scheme=_SENTINEL_SCHEMES[parts.scheme], netloc=netloc, path=f"/{database or 0}"
-    )
     return StoreUrl(
         kind="sentinel",
-        url=urlunsplit(plain),
-        addresses=tuple(addresses),
+        url=urlunsplit(parts._replace(path=f"/{database or 0}")),
+        addresses=addresses,
         service_name=unquote(service_name),
     )
+
+
+def _address(url: str, text: str, default_port: int) -> tuple[str, int]:
+    found = _ADDRESS.fullmatch(text)
+    port = int(found[3] or default_port) if found else 0
+    if found is None or not 0 < port < 1 << 16:
+        raise StoreUrlError(f"store URL {redact(url)!r} needs hosts as in HOST:PORT,HOST:PORT")
+    return found[1] or found[2], port
 
 
 def _host(url: str, host: str | None) -> str:

@@ -16,9 +16,8 @@ import secrets
 from collections.abc import Iterator
 from typing import Any, Final
 
-import redis
-
 from breadbox.stores.factory import open_redis, open_redis_async
+from breadbox.stores.redis_wire import REDIS_ERRORS
 from breadbox.stores.urls import redact
 from breadbox_server.journal.storage import (
     BEGINNING,
@@ -65,11 +64,12 @@ return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))
 
 
 class RedisArchive:
-    """A `JournalArchive` in Redis. Opening it touches nothing; `take` makes it this server's."""
+    """A `JournalArchive` in Redis. Opening it changes nothing; `take` makes it this server's."""
 
     def __init__(self, url: str) -> None:
         self._shown = redact(url)
-        self._client: Any = open_redis(url)
+        with _translated_errors():
+            self._client: Any = open_redis(url)
 
     @property
     def shown(self) -> str:
@@ -250,7 +250,7 @@ class _translated_errors:  # noqa: N801 - a context manager that reads as a func
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, redis.RedisError | OSError):
+        if isinstance(error, REDIS_ERRORS):
             raise JournalUnavailableError(
                 f"the journal in Redis cannot be used: {type(error).__name__}: {error}"
             ) from error
