@@ -13,11 +13,12 @@ from bench import report
 from bench.learner import learner_rows
 from bench.measure import Figure
 from bench.payload_rows import payload_rows
+from bench.recovery import recovery_rows
 from bench.rollout import rollout_rows
 from bench.service_rows import service_rows
 
 _HERE = Path(__file__).parent
-_SECTIONS = ("payload", "service", "rollout", "learner", "core")
+_SECTIONS = ("payload", "service", "recovery", "rollout", "learner", "core")
 
 
 @click.command()
@@ -50,6 +51,10 @@ def _figures(quick: bool, only: str | None) -> Iterator[Figure]:
             rounds=3 if quick else 10,
             chunk_count=20_000 if quick else 100_000,
             wake_count=100 if quick else 500,
+        )
+    if only in (None, "recovery"):
+        yield from recovery_rows(
+            fragment_count=20_000 if quick else 100_000, rounds=3 if quick else 5
         )
     if only in (None, "rollout"):
         yield from rollout_rows(rounds=12 if quick else 40)

@@ -56,10 +56,22 @@ class Server:
         resident: int = psutil.Process(self._process.pid).memory_info().rss
         return resident
 
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of processor time that the process has used since it was launched."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        used: float = times.user + times.system
+        return used
+
+    def kill(self) -> None:
+        """Kill it as a crash would, and wait."""
+        self._process.kill()
+        self._process.wait(timeout=_START_S)
+
 
 @contextlib.contextmanager
 def breadbox_server(store_url: str, *options: str) -> Iterator[Server]:
-    """A server over a store, on a free port of the loopback."""
+    """A server over a store, on a free port of the loopback; it may be killed inside the block."""
     environment = {
         name: text for name, text in os.environ.items() if not name.startswith("BREADBOX_")
     }
@@ -78,7 +90,7 @@ def breadbox_server(store_url: str, *options: str) -> Iterator[Server]:
             raise RuntimeError(f"the server did not start: {line!r}")
         yield Server(process, match[1])
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)  # Nothing happens to one that has ended.
         try:
             process.wait(timeout=_START_S)
         except subprocess.TimeoutExpired:

@@ -1,0 +1,147 @@
+"""Rows about restarts: how long a server that was killed takes until it answers again."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+
+import breadbox
+from bench.measure import Figure
+from bench.processes import breadbox_server, memory_directory, redis_server
+from bench.workloads import SESSION_ID, numbered, vector_fragment
+from breadbox_server.journal.compactor import compact
+from breadbox_server.journal.place import JournalPlace
+
+_BATCH = 1024
+_READY_S = 2.0
+
+
+@dataclass(frozen=True)
+class _Restart:
+    """One restart."""
+
+    ready_s: float
+    """From the launch of the process to the first answered fetch."""
+    cpu_s: float
+    """Processor time of the server until then."""
+
+
+def recovery_rows(*, fragment_count: int, rounds: int) -> Iterator[Figure]:
+    """Measure restarts with each kind of journal.
+
+    Everything in the journal's tail is the worst case, everything in the snapshot the best; a
+    server makes snapshots while it runs, so a real restart is between the two.
+    """
+    for journal, places in (("SQLite", _file_store), ("Redis", _redis_store)):
+        with places() as store_url:
+            yield _row(
+                f"restart of an empty server, journal in {journal}",
+                _restarts(store_url, 0, rounds),
+            )
+        with places() as store_url:
+            _fill_and_kill(store_url, fragment_count)
+            yield _row(
+                f"restart at {fragment_count:,} fragments, killed right after the last append, "
+                f"no snapshot yet, journal in {journal}",
+                _restarts(store_url, fragment_count, rounds),
+                reach=_READY_S,
+            )
+            _compact(store_url)
+            yield _row(
+                f"restart at {fragment_count:,} fragments, snapshot up to date, "
+                f"journal in {journal}",
+                _restarts(store_url, fragment_count, rounds),
+                reach=_READY_S,
+            )
+
+
+@contextmanager
+def _file_store() -> Iterator[str]:
+    with memory_directory() as directory:
+        yield f"file://{directory}/store"
+
+
+@contextmanager
+def _redis_store() -> Iterator[str]:
+    with redis_server() as path:
+        yield f"unix://{path}"
+
+
+def _row(name: str, restarts: list[_Restart], reach: float | None = None) -> Figure:
+    return Figure(
+        name=name,
+        workload="vector",
+        value=statistics.median(restart.ready_s for restart in restarts),
+        unit="s",
+        reach=reach,
+        is_lower_better=True,
+        peers={
+            "slowest": max(restart.ready_s for restart in restarts),
+            "CPU seconds": statistics.median(restart.cpu_s for restart in restarts),
+        },
+    )
+
+
+def _options(fragment_count: int) -> tuple[str, ...]:
+    """A buffer that holds everything for ever, and a server that makes no snapshots.
+
+    So each round finds the journal as the first did.
+    """
+    return (
+        *("--capacity-chunks", str(max(1, fragment_count)), "--uses-max", "1000000"),
+        *("--snapshot-entries", "1000000000"),
+    )
+
+
+def _fill_and_kill(store_url: str, fragment_count: int) -> None:
+    """Append so many fragments, and kill the server right after the last is acknowledged."""
+    with (
+        breadbox_server(store_url, *_options(fragment_count)) as server,
+        breadbox.connect(server.address) as client,
+    ):
+        client.start_session(SESSION_ID)
+        successive = numbered(vector_fragment(), "bench")
+        for start in range(0, fragment_count, _BATCH):
+            batch = list(islice(successive, min(_BATCH, fragment_count - start)))
+            results = client.append_many(batch)
+            assert all(each.outcome is breadbox.AdmissionOutcome.ADMITTED for each in results)
+        server.kill()
+
+
+def _restarts(store_url: str, fragment_count: int, rounds: int) -> list[_Restart]:
+    """Start the server again and again, each time killed once it has answered."""
+    return [_restart(store_url, fragment_count) for _ in range(rounds)]
+
+
+def _restart(store_url: str, fragment_count: int) -> _Restart:
+    with ExitStack() as stack:
+        started_at = time.perf_counter()
+        server = stack.enter_context(breadbox_server(store_url, *_options(fragment_count)))
+        client = stack.enter_context(breadbox.connect(server.address))
+        _first_answer(client, fragment_count)
+        ready_s = time.perf_counter() - started_at
+        restart = _Restart(ready_s, server.cpu_s)
+        assert fragment_count == client.get_buffer().state.chunk_count
+        server.kill()
+    return restart
+
+
+def _first_answer(client: breadbox.Client, fragment_count: int) -> None:
+    """One answered call: a fetch where there is something to fetch."""
+    if fragment_count:
+        assert len(client.fetch_fragments(1, max_wait_s=10.0).fragments) == 1
+    else:
+        client.get_buffer()
+
+
+def _compact(store_url: str) -> None:
+    """Make a snapshot of everything, as a server that has time does."""
+    place = JournalPlace.choose("auto", store_url)
+    assert place is not None
+    archive = place.open_archive()
+    try:
+        compact(archive)
+    finally:
+        archive.close()
