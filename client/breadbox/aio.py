@@ -16,19 +16,28 @@ import asyncio
 import logging
 import random
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractContextManager, aclosing
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 from uuid import uuid4
 
 import grpc
 
 from breadbox import calls, errors, operations, status, types
+from breadbox.async_loader import AsyncFragmentLoader, run_ahead
 from breadbox.batches import Batch
 from breadbox.errors import ClosedError, ReplayBufferError
 from breadbox.fragment import Fragment
 from breadbox.lease import FRAGMENTS_PER_READ, RENEW_AT
+from breadbox.loader import LoaderKeywords, LoaderOptions
 from breadbox.operations import (
     Attempted,
     Both,
@@ -41,11 +50,22 @@ from breadbox.operations import (
     StoreSlot,
 )
 from breadbox.options import CHANNEL_OPTIONS, ClientOptions, Tls, check_address
+from breadbox.side_stream import side_stream_for
 from breadbox.stores.base import PayloadStore
 from breadbox.types import FragmentReference, LeaseGrant, ReleaseMode
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 
 T = TypeVar("T")
+
+ReadBatch = Callable[
+    [
+        Sequence[FragmentReference],
+        Any,
+        Sequence[str] | None,
+        AbstractContextManager[None] | None,
+    ],
+    Awaitable[Batch],
+]
 
 _log = logging.getLogger(__name__)
 
@@ -355,7 +375,13 @@ class Client:
             lease_s=lease_s,
             buffer=buffer,
         )
-        return Lease(self, buffer or self.buffer, grant, once=self._invoke_once)
+        return Lease(
+            self,
+            buffer or self.buffer,
+            grant,
+            once=self._invoke_once,
+            read_batch=self._read_batch,
+        )
 
     async def get_prepared_fragments(
         self, request_id: str = "", *, buffer: str | None = None
@@ -379,9 +405,23 @@ class Client:
         *,
         device: Any = None,
         columns: Sequence[str] | None = None,
+        into: Batch | None = None,
     ) -> Batch:
         """Load fragments into one stacked batch; see `breadbox.Client.load_batch`."""
-        return await self._run(operations.read_batch(self._context, references, device, columns))
+        return await self._run(
+            operations.read_batch(self._context, references, device, columns, into=into)
+        )
+
+    async def _read_batch(
+        self,
+        references: Sequence[FragmentReference],
+        device: Any,
+        columns: Sequence[str] | None,
+        within: AbstractContextManager[None] | None,
+    ) -> Batch:
+        return await self._run(
+            operations.read_batch(self._context, references, device, columns, within=within)
+        )
 
     async def renew_lease(
         self, lease_id: str, *, lease_s: float | None = None, buffer: str | None = None
@@ -442,11 +482,21 @@ class Lease:
         grant: LeaseGrant,
         *,
         once: Callable[[calls.Call[Any]], Awaitable[Any]],
+        read_batch: ReadBatch,
     ) -> None:
-        """Made by `Client.fetch`."""
+        """Made by `Client.fetch`.
+
+        Args:
+            client: Who fetched it, and reads for it.
+            buffer: Where it was fetched.
+            grant: What the server granted.
+            once: Sends a call once, without retries, so that an exit by exception stays quick.
+            read_batch: Loads references, for a device, some columns, within a context.
+        """
         self._client = client
         self._buffer = buffer
         self._once = once
+        self._read_batch = read_batch
         self._tasks = asyncio.TaskGroup()
         self._renewal: asyncio.Task[None] | None = None
         self.grant = grant
@@ -481,54 +531,41 @@ class Lease:
         steps: tuple[int, int] | None = None,
     ) -> AsyncIterator[Fragment]:
         """Load the granted fragments, in draw order; see `breadbox.Lease.fragments`."""
-        for start in range(0, len(self), FRAGMENTS_PER_READ):
-            self._check_open()
-            references = self.references[start : start + FRAGMENTS_PER_READ]
-            for fragment in await self._client.read_fragments(
-                references, columns=columns, steps=steps
-            ):
-                yield fragment
 
-    async def batches(
+        async def read(references: Sequence[FragmentReference]) -> list[Fragment]:
+            self._check_open()
+            return await self._client.read_fragments(references, columns=columns, steps=steps)
+
+        groups = [
+            self.references[start : start + FRAGMENTS_PER_READ]
+            for start in range(0, len(self), FRAGMENTS_PER_READ)
+        ]
+        async with aclosing(run_ahead(groups, read, tasks=1, depth=1, in_order=True)) as loaded:
+            async for fragments in loaded:
+                for fragment in fragments:
+                    yield fragment
+
+    def batches(
         self,
         batch_size: int,
         *,
         device: Any = None,
         columns: Sequence[str] | None = None,
-        prefetch_batches: int = 2,
-    ) -> AsyncIterator[Batch]:
-        """Load the granted fragments as stacked batches, in draw order and ahead of their use.
+        **options: Unpack[LoaderKeywords],
+    ) -> AsyncGenerator[Batch, None]:
+        """Load the granted fragments as stacked batches [batch_size, T, ...], ahead of their use.
 
-        Args:
-            batch_size: Fragments per batch, at least 1; the last batch may be shorter.
-            device: None for numpy arrays, else where torch tensors are wanted, such as "cuda".
-            columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
-            prefetch_batches: Batches loaded beside the one handed out; 0 loads when asked.
-
-        Raises:
-            As `breadbox.Lease.batches`.
+        Args, options and errors: as `breadbox.Lease.batches`. Leaving the loop early cancels what
+        is being loaded once the generator is closed; `contextlib.aclosing` does that at once.
         """
-        if batch_size < 1:
-            raise errors.InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
-        jobs = deque(
-            self.references[start : start + batch_size] for start in range(0, len(self), batch_size)
-        )
-        pending: deque[asyncio.Task[Batch]] = deque()
-        loop = asyncio.get_running_loop()
-        try:
-            while jobs or pending:
-                self._check_open()
-                while jobs and len(pending) <= prefetch_batches:
-                    # Not in a group: a generator may be left from another task than it was
-                    # entered from. It awaits its tasks itself, below.
-                    load = self._client.load_batch(jobs.popleft(), device=device, columns=columns)
-                    pending.append(loop.create_task(load))
-                yield await pending.popleft()
-        finally:
-            for task in pending:
-                task.cancel()
-            if pending:
-                await asyncio.wait(pending)
+        side_stream = side_stream_for(device)
+
+        async def load(references: Sequence[FragmentReference]) -> Batch:
+            self._check_open()
+            return await self._read_batch(references, device, columns, side_stream)
+
+        loader = AsyncFragmentLoader(load, LoaderOptions(**options), side_stream=side_stream)
+        return loader.batches(self.references, batch_size)
 
     async def renew(self, lease_s: float | None = None) -> float:
         """Let the lease live on from now; see `breadbox.Lease.renew`."""

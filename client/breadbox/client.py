@@ -545,6 +545,7 @@ class Client:
         *,
         device: Any = None,
         columns: Sequence[str] | None = None,
+        into: Batch | None = None,
     ) -> Batch:
         """Load the payloads of granted fragments into one stacked batch [B, T, ...].
 
@@ -552,12 +553,16 @@ class Client:
             references: Of a lease that is alive; at least one.
             device: None for numpy arrays, else where torch tensors are wanted: "cpu", "cuda".
             columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
+            into: An earlier batch whose host memory is used again where it fits; nothing of it on
+                the CPU may be in use any more.
 
         Raises:
             TreeMismatchError: The fragments differ in structure, shape or type.
             As `read_fragments`.
         """
-        return self._run(operations.read_batch(self._context, references, device, columns))
+        return self._run(
+            operations.read_batch(self._context, references, device, columns, into=into)
+        )
 
     def renew_lease(
         self, lease_id: str, *, lease_s: float | None = None, buffer: str | None = None

@@ -55,6 +55,7 @@ class LeaseClient(Protocol):
         *,
         device: Any = None,
         columns: Sequence[str] | None = None,
+        into: Batch | None = None,
     ) -> Batch:
         """Read payloads into a stacked batch."""
 
@@ -237,7 +238,8 @@ class Lease:
             self._check_open()
             return self._client.load_batch(references, device=device, columns=columns)
 
-        return FragmentLoader(load, LoaderOptions(**options)).batches(self.references, batch_size)
+        loader = FragmentLoader(load, LoaderOptions(**options), device=device)
+        return loader.batches(self.references, batch_size)
 
     def renew(self, lease_s: float | None = None) -> float:
         """Let the lease live for another `lease_s` seconds (None: as granted) from now.

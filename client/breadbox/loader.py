@@ -7,6 +7,9 @@ Invariants:
     L3  What one iteration started never shows up in another; leaving it early, by break, error or
         `close()`, cancels what has not begun and waits for what has.
 
+What is loaded, in which batches, and what is done about failures is decided by `LoadPlan`, which
+loads nothing itself: `FragmentLoader` carries it out in threads, `breadbox.async_loader` in tasks.
+
 Threads, not processes: receiving, checksums and decompression release the interpreter lock.
 Where Python code of your own has to run on every fragment, use a `FragmentDataset` in a
 `DataLoader` with worker processes.
@@ -28,7 +31,7 @@ from breadbox.errors import (
     PayloadMissingError,
     StoreUnavailableError,
 )
-from breadbox.side_stream import SideStream
+from breadbox.side_stream import side_stream_for
 from breadbox.types import FragmentReference
 
 _log = logging.getLogger(__name__)
@@ -36,6 +39,7 @@ _log = logging.getLogger(__name__)
 Job = TypeVar("Job")
 Loaded = TypeVar("Loaded")
 Record = TypeVar("Record")
+Result = TypeVar("Result")
 
 LOAD_ERRORS = (PayloadCorruptError, PayloadMissingError, StoreUnavailableError)
 """Failures of a load that are tried again, and may be skipped; anything else is a bug or misuse."""
@@ -103,6 +107,75 @@ class LoaderOptions:
                 )
 
 
+Asking = Generator[Sequence[FragmentReference], Loaded, Result]
+"""Yields references to load as one batch; takes that batch, or has thrown in why it failed."""
+
+
+class LoadPlan(Generic[Loaded]):
+    """Which batches to load, and what to do when a load fails."""
+
+    def __init__(self, options: LoaderOptions) -> None:
+        self.options = options
+        self.skipped: list[FragmentReference] = []
+        """References that could not be loaded, over the plan's life; only with "skip"."""
+
+    def jobs(
+        self, references: Sequence[FragmentReference], batch_size: int
+    ) -> list[Sequence[FragmentReference]]:
+        """The references of each batch, in the order of loading.
+
+        Raises:
+            InvalidRequestError: `batch_size` is below 1.
+        """
+        if batch_size < 1:
+            raise InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
+        ordered = _ordered(references, self.options)
+        jobs = [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
+        if self.options.drop_last and jobs and len(jobs[-1]) < batch_size:
+            jobs.pop()
+        return jobs
+
+    def loaded(self, job: Sequence[FragmentReference]) -> Asking[Loaded, list[Loaded]]:
+        """Load one batch; none when all of it was skipped."""
+        try:
+            return [(yield from self._with_retries(job))]
+        except LOAD_ERRORS:
+            if self.options.on_failure == "raise":
+                raise
+        good = []
+        for reference in job:
+            if (yield from self._loads(reference)):
+                good.append(reference)
+        return [(yield from self._with_retries(good))] if good else []
+
+    def _with_retries(self, job: Sequence[FragmentReference]) -> Asking[Loaded, Loaded]:
+        for attempt in itertools.count(1):
+            try:
+                return (yield job)
+            except LOAD_ERRORS as error:
+                if attempt > self.options.retries:
+                    error.add_note(f"after {attempt} attempts to load {len(job)} fragments")
+                    raise
+                _log.warning("attempt %d at loading a batch failed: %s", attempt, error)
+        raise AssertionError("unreachable")
+
+    def _loads(self, reference: FragmentReference) -> Asking[Loaded, bool]:
+        """Whether a fragment can be loaded by itself; else it is noted as skipped."""
+        try:
+            yield from self._with_retries([reference])
+        except LOAD_ERRORS as error:
+            metadata = reference.metadata
+            _log.warning(
+                "skipped fragment %d of worker %s: %s",
+                metadata.fragment_index,
+                metadata.worker_id,
+                error,
+            )
+            self.skipped.append(reference)
+            return False
+        return True
+
+
 class FragmentLoader(Generic[Loaded]):
     """Loads lists of references as batches, ahead of their use.
 
@@ -124,11 +197,14 @@ class FragmentLoader(Generic[Loaded]):
         *,
         device: Any = None,
     ) -> None:
-        self._side_stream = SideStream(device) if str(device).startswith("cuda") else None
+        self._side_stream = side_stream_for(device)
         self._load = load
-        self._options = options or LoaderOptions()
-        self.skipped: list[FragmentReference] = []
+        self._plan: LoadPlan[Loaded] = LoadPlan(options or LoaderOptions())
+
+    @property
+    def skipped(self) -> list[FragmentReference]:
         """References that could not be loaded, over the loader's life; only with "skip"."""
+        return self._plan.skipped
 
     def batches(
         self, references: Sequence[FragmentReference], batch_size: int
@@ -142,15 +218,9 @@ class FragmentLoader(Generic[Loaded]):
             StoreUnavailableError, PayloadMissingError, PayloadCorruptError: A load failed after
                 the last retry, unless told to skip. The iteration is over then.
         """
-        if batch_size < 1:
-            raise InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
-        options = self._options
-        ordered = _ordered(references, options)
-        jobs = [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
-        if options.drop_last and jobs and len(jobs[-1]) < batch_size:
-            jobs.pop()
+        options = self._plan.options
         loaded = run_ahead(
-            jobs,
+            self._plan.jobs(references, batch_size),
             self._load_job,
             threads=options.threads,
             depth=options.prefetch_batches,
@@ -170,42 +240,23 @@ class FragmentLoader(Generic[Loaded]):
                     yield group.pop()
 
     def _load_job(self, job: Sequence[FragmentReference]) -> list[Loaded]:
-        """Load one batch; none when all of it was skipped."""
+        """Carry out the plan for one batch."""
+        asking = self._plan.loaded(job)
         try:
-            return [self._load_with_retries(job)]
-        except LOAD_ERRORS:
-            if self._options.on_failure == "raise":
-                raise
-        good = [reference for reference in job if self._loads(reference)]
-        return [self._load_with_retries(good)] if good else []
-
-    def _load_with_retries(self, job: Sequence[FragmentReference]) -> Loaded:
-        for attempt in itertools.count(1):
-            try:
-                with self._side_stream or nullcontext():
-                    return self._load(job)
-            except LOAD_ERRORS as error:
-                if attempt > self._options.retries:
-                    error.add_note(f"after {attempt} attempts to load {len(job)} fragments")
-                    raise
-                _log.warning("attempt %d at loading a batch failed: %s", attempt, error)
-        raise AssertionError("unreachable")
-
-    def _loads(self, reference: FragmentReference) -> bool:
-        """Whether a fragment can be loaded by itself; else it is noted as skipped."""
-        try:
-            self._load_with_retries([reference])
-        except LOAD_ERRORS as error:
-            metadata = reference.metadata
-            _log.warning(
-                "skipped fragment %d of worker %s: %s",
-                metadata.fragment_index,
-                metadata.worker_id,
-                error,
-            )
-            self.skipped.append(reference)
-            return False
-        return True
+            wanted = next(asking)
+            while True:
+                try:
+                    with self._side_stream or nullcontext():
+                        loaded = self._load(wanted)
+                except LOAD_ERRORS as error:
+                    wanted = asking.throw(error)
+                else:
+                    wanted = asking.send(loaded)
+        except StopIteration as stop:
+            batches: list[Loaded] = stop.value
+            return batches
+        finally:
+            asking.close()
 
 
 def run_ahead(

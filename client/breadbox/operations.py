@@ -14,6 +14,7 @@ Invariants:
 
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, TypeVar
@@ -396,14 +397,18 @@ def read_batch(
     references: Sequence[FragmentReference],
     device: Any,
     columns: Sequence[str] | None,
+    *,
+    into: Batch | None = None,
+    within: AbstractContextManager[None] | None = None,
 ) -> Operation[Batch]:
-    """Read the payloads of granted fragments into one stacked batch."""
+    """Read the payloads of granted fragments into one stacked batch, within a context."""
     store = yield from opened_store(context)
-    return (
-        yield from storing(
-            context, lambda: load_batch(store, references, device=device, columns=columns)
-        )
-    )
+
+    def read() -> Batch:
+        with within or nullcontext():
+            return load_batch(store, references, device=device, columns=columns, into=into)
+
+    return (yield from storing(context, read))
 
 
 def _discard(store: PayloadStore, references: Sequence[PayloadReference]) -> Operation[None]:

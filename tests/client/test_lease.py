@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import numpy as np
@@ -13,8 +13,9 @@ import torch
 from google.protobuf.duration_pb2 import Duration
 
 import breadbox
-from breadbox import aio, errors, payload, stores, wire
+from breadbox import aio, batches, errors, loader, operations, payload, stores, wire
 from breadbox.lease import LeaseKeeper
+from breadbox.loader import LoaderKeywords, LoadOrder
 from breadbox.options import ClientOptions
 from breadbox.stores.base import PayloadStore
 from breadbox.types import LeaseGrant, ReleaseMode
@@ -179,9 +180,9 @@ def test_fragments_come_in_draw_order(client: breadbox.Client) -> None:
 
 def test_batches_come_in_draw_order_with_a_short_last_one(client: breadbox.Client) -> None:
     with client.fetch(FRAGMENT_COUNT) as lease:
-        batches = list(lease.batches(8))
-    assert [8, 8, 4] == [len(batch) for batch in batches]
-    rows = [int(index) for batch in batches for index in batch.obs[:, 0, 0]]
+        loaded = list(lease.batches(8))
+    assert [8, 8, 4] == [len(batch) for batch in loaded]
+    rows = [int(index) for batch in loaded for index in batch.obs[:, 0, 0]]
     assert list(range(FRAGMENT_COUNT)) == rows
 
 
@@ -219,11 +220,94 @@ async def test_an_async_lease_loads_the_same(async_client: aio.Client) -> None:
     assert [8, 8, 4] == sizes
 
 
+@pytest.mark.parametrize("order", get_args(LoadOrder))
+async def test_both_kinds_of_lease_take_the_same_options(
+    client: breadbox.Client,
+    async_client: aio.Client,
+    fake: FakeService,
+    granted: pb.FetchFragmentsResponse,
+    order: LoadOrder,
+) -> None:
+    options: LoaderKeywords = {
+        "threads": 3,
+        "prefetch_batches": 3,
+        "order": order,
+        "seed": 5,
+        "drop_last": True,
+        "retries": 0,
+        "on_failure": "skip",
+    }
+    assert LoaderKeywords.__annotations__.keys() == options.keys()
+    fake.will("FetchFragments", granted)
+    with client.fetch(FRAGMENT_COUNT) as lease:
+        ours = [batch.obs[:, 0, 0].tolist() for batch in lease.batches(8, **options)]
+    async with await async_client.fetch(FRAGMENT_COUNT) as awaited:
+        theirs = [b.obs[:, 0, 0].tolist() async for b in awaited.batches(8, **options)]
+    assert [8, 8] == [len(rows) for rows in ours]
+    assert sorted(ours) == sorted(theirs)
+    if order != "completed":
+        assert ours == theirs
+
+
+async def test_wrong_options_are_refused_before_anything_is_loaded(
+    async_client: aio.Client,
+) -> None:
+    async with await async_client.fetch(FRAGMENT_COUNT) as lease:
+        with pytest.raises(errors.InvalidRequestError, match="batch_size"):
+            lease.batches(0)
+        with pytest.raises(errors.InvalidRequestError, match="prefetch_batches"):
+            lease.batches(1, prefetch_batches=-1)
+
+
+class FakeSideStream:
+    """Stands for a CUDA stream: notes what is made within it, and what is handed over."""
+
+    def __init__(self) -> None:
+        self.within = threading.local()
+        self.made: list[bool] = []
+        self.handed_over: list[int] = []
+
+    def __enter__(self) -> None:
+        self.within.it = True
+
+    def __exit__(self, *_: object) -> None:
+        self.within.it = False
+
+    def hand_over(self, batch: Any) -> None:
+        self.handed_over.append(len(batch))
+
+    def load(self, *arguments: Any, device: Any, **named: Any) -> Any:
+        assert "cuda" == device
+        self.made.append(getattr(self.within, "it", False))
+        return batches.load_batch(*arguments, **named)
+
+
+async def test_batches_for_cuda_are_made_on_a_stream_of_their_own_and_handed_over(
+    client: breadbox.Client,
+    async_client: aio.Client,
+    fake: FakeService,
+    granted: pb.FetchFragmentsResponse,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake.will("FetchFragments", granted)
+    for module in (loader, aio):
+        monkeypatch.setattr(module, "side_stream_for", lambda device: stream if device else None)
+    stream = FakeSideStream()
+    monkeypatch.setattr(operations, "load_batch", lambda *a, **n: stream.load(*a, **n))
+    with client.fetch(FRAGMENT_COUNT) as lease:
+        assert 3 == len(list(lease.batches(8, device="cuda")))
+    assert ([True] * 3, [8, 8, 4]) == (stream.made, stream.handed_over)
+    stream = FakeSideStream()
+    async with await async_client.fetch(FRAGMENT_COUNT) as awaited:
+        assert 3 == len([batch async for batch in awaited.batches(8, device="cuda")])
+    assert ([True] * 3, [8, 8, 4]) == (stream.made, stream.handed_over)
+
+
 async def test_leaving_async_batches_early_leaves_no_task_behind(async_client: aio.Client) -> None:
     async with await async_client.fetch(FRAGMENT_COUNT) as lease:
-        batches = lease.batches(1, prefetch_batches=4)
-        await anext(batches)
-        await batches.aclose()
+        loading = lease.batches(1, prefetch_batches=4)
+        await anext(loading)
+        await loading.aclose()
     assert {asyncio.current_task()} == asyncio.all_tasks()
 
 
