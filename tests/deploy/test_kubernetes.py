@@ -1,17 +1,20 @@
-"""The Kubernetes manifests: whole, wired to one another, and to options that exist.
+"""The Kubernetes manifests: as Kubernetes' own schemas want them, and wired to one another.
 
-No schema is at hand without a cluster, so this checks what breaks silently: a selector that selects
-nothing, a port, volume, secret or setting that nobody has.
+A schema does not see what breaks silently: a selector that selects nothing, a port, volume, secret
+or setting that nobody has, a metric that nobody records.
 """
 
+import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
+from breadbox.options import ClientOptions
 from support.command_options import command_options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +23,8 @@ GPU = ROOT / "deploy" / "kubernetes" / "gpu"
 Manifest = dict[str, Any]
 CERTIFICATE_SECRET = "breadbox-server-tls"
 """Made by cert-manager or by hand, not by kustomize."""
+KUBERNETES_VERSIONS = ("1.27", kubernetes_validate.latest_version())
+"""The oldest that the manifests are meant for, and the newest whose schemas are at hand."""
 STORE_KEYS = {"BREADBOX_STORE", "BREADBOX_CLIENT_STORE", "REDIS_PASSWORD"}
 
 
@@ -48,6 +53,45 @@ def containers() -> Iterator[tuple[str, Manifest]]:
     for manifest, template in workloads():
         for container in template["spec"]["containers"]:
             yield manifest["metadata"]["name"], container
+
+
+def patched() -> list[Manifest]:
+    """What is applied with GPUs: the base with each patch in it, as kustomize makes it."""
+    changed = copy.deepcopy(manifests())
+    for patch in kustomization(GPU)["patches"]:
+        wanted = (patch["target"]["kind"], patch["target"]["name"])
+        (manifest,) = [
+            each for each in changed if (each["kind"], each["metadata"]["name"]) == wanted
+        ]
+        for operation in yaml.safe_load(patch["patch"]):
+            assert "add" == operation["op"]
+            *keys, last = [
+                key.replace("~1", "/").replace("~0", "~")
+                for key in operation["path"].removeprefix("/").split("/")
+            ]
+            place: Any = manifest
+            for key in keys:
+                place = place[int(key)] if isinstance(place, list) else place[key]
+            if isinstance(place, list):
+                place.insert(len(place) if last == "-" else int(last), operation["value"])
+            else:
+                place[last] = operation["value"]
+    return changed
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("made", [manifests, patched], ids=["base", "gpu"])
+def test_kubernetes_knows_every_field_and_every_value_has_its_type(made: Any, version: str) -> None:
+    """Strictly: a field that the schema does not have is an error, not a thing to ignore."""
+    for manifest in made():
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_a_misspelt_field_would_be_found() -> None:
+    (scaler,) = [each for each in manifests() if each["kind"] == "HorizontalPodAutoscaler"]
+    scaler["spec"]["maxReplica"] = scaler["spec"].pop("maxReplicas")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(scaler, KUBERNETES_VERSIONS[0], strict=True)
 
 
 def test_every_file_of_the_folder_is_part_of_it() -> None:
@@ -104,6 +148,7 @@ def test_services_and_probes_name_ports_that_containers_have() -> None:
 
 
 def test_the_autoscaler_scales_what_is_there_by_what_prometheus_records() -> None:
+    """From the autoscaler to the adapter, to the recording rule; test_monitoring.py goes on."""
     (scaler,) = [each for each in manifests() if each["kind"] == "HorizontalPodAutoscaler"]
     target = scaler["spec"]["scaleTargetRef"]
     (workload,) = [
@@ -111,11 +156,36 @@ def test_the_autoscaler_scales_what_is_there_by_what_prometheus_records() -> Non
         for manifest, _ in workloads()
         if (manifest["kind"], manifest["metadata"]["name"]) == (target["kind"], target["name"])
     ]
-    metric = scaler["spec"]["metrics"][0]["external"]["metric"]["name"]
-    rules = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
+    (source,) = scaler["spec"]["metrics"]
+    metric = source["external"]["metric"]
+    labels = metric["selector"]["matchLabels"]
+    groups = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())["groups"]
+    (rule,) = [
+        rule for each in groups for rule in each["rules"] if rule.get("record") == metric["name"]
+    ]
+    kept = {
+        name.strip()
+        for names in re.findall(r"\bby \(([^)]*)\)", rule["expr"])
+        for name in names.split(",")
+    }
+    (adapter,) = [
+        yaml.safe_load(block)
+        for block in re.findall(
+            r"^```yaml\n(.*?)^```",
+            (ROOT / "docs" / "deploy.md").read_text(),
+            re.DOTALL | re.MULTILINE,
+        )
+        if "seriesQuery" in block
+    ]
+    (offered,) = adapter["rules"]["external"]
 
-    assert f"record: {metric}\n" in rules
     assert "replicas" not in workload["spec"], "it would fight the autoscaler at every apply"
+    assert target["apiVersion"] == workload["apiVersion"]
+    assert {"buffer"} == labels.keys() == kept
+    assert ClientOptions().buffer == labels["buffer"]
+    assert metric["name"] == offered["seriesQuery"]
+    assert offered["metricsQuery"].endswith("by (buffer)")
+    assert offered["resources"] == {"namespaced": False}
 
 
 def test_the_server_is_one_and_never_two_during_an_update() -> None:
@@ -215,16 +285,3 @@ def test_redis_is_configured_as_in_the_composition() -> None:
         return [line for line in lines if line and not line.startswith("#")]
 
     assert settings(ROOT / "deploy" / "redis" / "redis.conf") == settings(BASE / "redis.conf")
-
-
-@pytest.mark.parametrize("patch", kustomization(GPU)["patches"], ids=lambda p: p["target"]["name"])
-def test_a_patch_changes_an_object_that_is_there(patch: Manifest) -> None:
-    known = {(manifest["kind"], manifest["metadata"]["name"]): t for manifest, t in workloads()}
-    target = patch["target"]
-    template = known[target["kind"], target["name"]]
-    for operation in yaml.safe_load(patch["patch"]):
-        assert "add" == operation["op"]
-        keys = operation["path"].split("/")[3:-1]
-        place: Any = template
-        for key in keys:
-            place = place[int(key)] if isinstance(place, list) else place[key]

@@ -36,15 +36,19 @@ def exported_names() -> set[str]:
     }
 
 
-def alert_rules() -> list[dict[str, Any]]:
+def rules() -> list[dict[str, Any]]:
     groups = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def alert_rules() -> list[dict[str, Any]]:
+    return [rule for rule in rules() if "alert" in rule]
 
 
 def expressions() -> Iterator[tuple[str, str]]:
     """Where it stands, and the PromQL, of every query that is shipped."""
-    for rule in alert_rules():
-        yield f"alerts.yml: {rule['alert']}", rule["expr"]
+    for rule in rules():
+        yield f"alerts.yml: {rule.get('alert') or rule['record']}", rule["expr"]
     for path in DASHBOARDS:
         for panel in json.loads(path.read_text())["panels"]:
             for target in panel["targets"]:
@@ -111,16 +115,72 @@ def test_every_alert_has_a_paragraph_in_the_runbook() -> None:
     ids=["configuration", "alert rules"],
 )
 def test_promtool_accepts_the(arguments: tuple[str, str]) -> None:
+    kind, name = arguments
+    run_promtool("check", kind, str(PROMETHEUS / name))
+
+
+WAITED = "breadbox_fetch_wait_seconds_sum"
+WAITING = "breadbox_waiters"
+
+
+@pytest.mark.parametrize(
+    ("series", "recorded"),
+    [
+        # Half of each 15 s, and somebody waits at every other scrape.
+        ({WAITED + '{buffer="default",outcome="granted"}': "0+7.5x20",
+          WAITING + '{buffer="default",reason="chunks"}': "0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0"},
+         0.5),
+        # One fetch that waits all the time: nothing is added to the sum before it ends.
+        ({WAITED + '{buffer="default",outcome="granted"}': "100+0x20",
+          WAITING + '{buffer="default",reason="chunks"}': "1+0x20"},
+         1.0),
+        # The same by the first fetch that there ever was.
+        ({WAITING + '{buffer="default",reason="chunks"}': "1+0x20"}, 1.0),
+        # Two learners, and what one of them waits for changes.
+        ({WAITED + '{buffer="default",outcome="granted"}': "0+30x20",
+          WAITING + '{buffer="default",reason="chunks"}': "2 0 2 0 2 0 2 0 2 0 2 0 2 0 2 0",
+          WAITING + '{buffer="default",reason="turn"}': "0 2 0 2 0 2 0 2 0 2 0 2 0 2 0 2"},
+         2.0),
+        # Nobody waits.
+        ({WAITED + '{buffer="default",outcome="granted"}': "7+0x20",
+          WAITING + '{buffer="default",reason="chunks"}': "0+0x20"},
+         0.0),
+    ],
+    ids=["now and then", "all the time", "from the start", "two learners", "never"],
+)  # fmt: skip
+def test_the_ratio_that_workers_are_scaled_by_counts_fetches_that_still_wait(
+    series: dict[str, str], recorded: float, tmp_path: Path
+) -> None:
+    (rule,) = [rule for rule in rules() if "record" in rule]
+    case = {
+        "rule_files": [str(PROMETHEUS / "alerts.yml")],
+        "evaluation_interval": "15s",
+        "tests": [
+            {
+                "interval": "15s",
+                "input_series": [{"series": k, "values": v} for k, v in series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": rule["record"],
+                        "eval_time": "225s",
+                        "exp_samples": [
+                            {"labels": f'{rule["record"]}{{buffer="default"}}', "value": recorded}
+                        ],
+                    }
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "case.yml"
+    path.write_text(yaml.safe_dump(case))
+    run_promtool("test", "rules", str(path))
+
+
+def run_promtool(*arguments: str) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian's package prometheus brings it)")
-    kind, name = arguments
     done = subprocess.run(
-        [promtool, "check", kind, str(PROMETHEUS / name)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+        [promtool, *arguments], capture_output=True, text=True, check=False, timeout=60
     )
-
     assert 0 == done.returncode, done.stdout + done.stderr
