@@ -8,6 +8,7 @@ P3  Shared arrays of a failed process stay readable until `poll` is called again
 P4  A process is only told to step when it said that it is done.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -121,8 +122,9 @@ class _Group:
         process, self.process = self.process, None
         if process is None:
             return None
-        if process.poll() is None:
-            # Its own process group, so that whatever the environment started goes with it.
+        # Its own process group, so that whatever the environment started goes with it, also where
+        # the process itself has ended already.
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         return process.wait()
 
@@ -295,8 +297,12 @@ class EnvPool:
             "env_indices": list(group.env_indices),
         }
         group.start_count += 1
-        send(ours, b"C", config)
         self._selector.register(ours, selectors.EVENT_READ, group)
+        try:
+            send(ours, b"C", config)
+        except OSError:
+            # It ended at once; the selector reports that as the end of the socket.
+            logger.debug("environment process %d is gone before its configuration", group.index)
 
     # Hearing -----------------------------------------------------------------------------------
 

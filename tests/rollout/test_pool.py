@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from breadbox_rollout.pool import (
     GroupReady,
     PoolOptions,
 )
+from support.eventually import eventually_sync
 
 LIMIT_S = 60.0
 
@@ -48,6 +51,15 @@ def next_event(pool: EnvPool) -> Event:
 def poll_forever(pool: EnvPool) -> None:
     while True:
         pool.poll(1.0)
+
+
+def is_running(process_id: int) -> bool:
+    """Whether a process exists and has not ended; nobody may have waited for it yet."""
+    try:
+        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] not in ("Z", "X")
 
 
 def step(pool: EnvPool, action: int = 0) -> Event:
@@ -183,6 +195,38 @@ def test_processes_die_with_the_thread_that_started_them() -> None:
     pool.close()
     assert isinstance(event, GroupFailed)
     assert "killed by SIGKILL" == event.detail
+
+
+def test_what_an_environment_started_ends_with_its_process_however_that_ends(
+    tmp_path: Path,
+) -> None:
+    id_file = tmp_path / "helper"
+    options = {"script": "x", "id_file": str(id_file)}
+    spec = EnvSpec(name="support.scripted_env:make_with_helper", options=options)
+    with EnvPool(spec, PoolOptions(env_count=1)) as pool:
+        next_event(pool)
+        first = int(id_file.read_text())
+        assert FailureKind.DIED is failure(pool).kind
+        eventually_sync(lambda: not is_running(first), "the first helper ends")
+        next_event(pool)
+        second = int(id_file.read_text())
+    assert second != first
+    eventually_sync(lambda: not is_running(second), "the second helper ends")
+
+
+def test_a_process_that_ends_before_it_is_told_what_to_do_is_a_failure_like_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class EndsAtOnce(subprocess.Popen[bytes]):
+        def __init__(self, command: list[str], **options: Any) -> None:
+            super().__init__(["true"], **options)
+            self.wait()
+
+    with pool_of(".") as pool:
+        monkeypatch.setattr(subprocess, "Popen", EndsAtOnce)
+        event = next_event(pool)
+    assert isinstance(event, GroupFailed)
+    assert (FailureKind.DIED, "ended with exit status 0") == (event.kind, event.detail)
 
 
 def test_several_environments_share_a_process() -> None:

@@ -15,8 +15,10 @@ when it is over:
 
 import os
 import signal
+import subprocess
 import threading
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -128,6 +130,13 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
 def make(script: str = ".........t", task: str | None = None) -> ScriptedEnv:
     """The factory that tests name."""
     return ScriptedEnv(script, task)
+
+
+def make_with_helper(script: str, id_file: str) -> ScriptedEnv:
+    """A factory whose environment starts a process of its own, as those with a JVM do."""
+    helper = subprocess.Popen(["sleep", "600"])
+    Path(id_file).write_text(str(helper.pid))
+    return ScriptedEnv(script)
 
 
 def make_broken() -> ScriptedEnv:
