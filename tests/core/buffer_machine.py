@@ -421,8 +421,7 @@ class BufferMachine(RuleBasedStateMachine):
             base = None if self.base is None else json.loads(self.base)
             recovered = BufferSet.restore(base, random.Random(7), is_recording=True)
             entries = self.entries_since_base
-        for entry_now, entry in entries:
-            recovered.replay(entry, now=entry_now)
+        recovered.replay(entries)
         recovered.handle_timer(now=self.now)
         assert recovered.take_entries() == [], "a replay was recorded"
         recovered.take_events()

@@ -31,8 +31,7 @@ def kinds(world: World) -> list[str]:
 def replayed(world: World, *, seed: int = 99) -> BufferSet:
     """Build the world's set again from nothing but its entries."""
     twin = BufferSet.restore(None, random.Random(seed))
-    for now, entry in world.buffers.take_entries():
-        twin.replay(entry, now=now)
+    twin.replay(world.buffers.take_entries())
     twin.handle_timer(now=world.now)
     return twin
 
@@ -160,14 +159,14 @@ def test_replay_tells_payloads_whose_deletion_may_not_have_happened() -> None:
 def test_entry_that_does_not_fit_is_refused(entry: object) -> None:
     world = World()
     with pytest.raises(ReplayError, match=type(entry).__name__):
-        world.buffers.replay(entry, now=world.now)
+        world.buffers.replay([(world.now, entry)])
 
 
 def test_grant_without_a_session_does_not_fit() -> None:
     world = World(starts=False)
     with pytest.raises(ReplayError, match="without a session"):
         world.buffers.replay(
-            GrantMade(DEFAULT_BUFFER, "r", 1, 1, (0,), ("l",), (1.0,)), now=world.now
+            [(world.now, GrantMade(DEFAULT_BUFFER, "r", 1, 1, (0,), ("l",), (1.0,)))]
         )
 
 

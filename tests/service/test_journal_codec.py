@@ -78,6 +78,14 @@ def test_a_turn_comes_back_as_it_was():
     assert turn == decode_turn(encode_turn(turn)).entries
 
 
+def test_equal_ids_of_fragments_are_one_object_so_that_the_core_keeps_no_copies():
+    turn = [(1.0, core_entries.FragmentTaken("b", FRAGMENT, AdmissionOutcome.ADMITTED))]
+    first, second = (decode_turn(encode_turn(turn)).entries[0][1].fragment for _ in range(2))
+    assert first is not second
+    assert first.worker_id is second.worker_id
+    assert first.session_id is second.session_id
+
+
 def test_a_snapshot_comes_back_as_it_was():
     snapshot = Snapshot(9, 1.5, {"buffers": [[1, 2.25, "é", None, True]]})
     assert snapshot == decode_snapshot(encode_snapshot(snapshot))
@@ -94,6 +102,10 @@ def test_a_snapshot_comes_back_as_it_was():
         b'[1,[[0,"NoSuchEntry"]]]',
         b'[1,[[0,"EndSession","b"]]]',
         b'[1,[[0,"ReleaseLease","b","l","somehow"]]]',
+        b'[1,[[0,"FragmentTaken","b",[],"admitted"]]]',
+        b'[1,[[0,"FragmentTaken","b",["w",0,"s",0,0,["p",1],1,false],"admitted"]]]',
+        b'[1,[[0,"FragmentTaken","b",["w",0,"s",0,0,["p",1,0],1,false],"somehow"]]]',
+        b'[1,[[0,"FragmentTaken","b",[[],0,"s",0,0,["p",1,0],1,false],"admitted"]]]',
         b"[" * 100_000,
     ],
     ids=lambda data: data[:20].decode(errors="replace"),

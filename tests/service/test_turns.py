@@ -223,8 +223,7 @@ async def test_a_lost_journal_is_begun_again_with_everything_decided_so_far():
         await it.driver.apply(PublishModel(BUFFER, RUN, 3))
         rebuilt = BufferSet.restore(state, random.Random(1))
         for turn in it.journal.turns:
-            for now, entry in turn:
-                rebuilt.replay(entry, now=now)
+            rebuilt.replay(turn)
         assert 3 == rebuilt.model(BUFFER).model_version
         assert it.driver._buffers.snapshot() == rebuilt.snapshot()
 
@@ -265,8 +264,7 @@ async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int):
         await it.driver.settled()
         rebuilt = BufferSet.restore(None, random.Random(1))
         for turn in it.journal.turns:
-            for now, entry in turn:
-                rebuilt.replay(entry, now=now)
+            rebuilt.replay(turn)
         rebuilt.handle_timer(now=it.clock.now())
         assert it.driver._buffers.snapshot() == rebuilt.snapshot(), f"seed {seed}"
 

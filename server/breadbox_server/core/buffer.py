@@ -304,8 +304,10 @@ class ReplayBuffer:
 
     def next_timer(self) -> float | None:
         """Give the instant at which `handle_timer` has something to do; None: never, as of now."""
-        timers = (self._fetching.next_timer(), self._intake.next_silence())
-        return min((timer for timer in timers if timer is not None), default=None)
+        timer, silence = self._fetching.next_timer(), self._intake.next_silence()
+        if timer is None or silence is None:
+            return silence if timer is None else timer
+        return min(timer, silence)
 
     def handle_timer(self, *, now: float) -> None:
         """Do everything that was due at or before `now`.

@@ -18,7 +18,7 @@ S4  Equal inputs at equal times to sets of equal seed give equal answers and equ
 """
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, overload
 
 from breadbox_server.core import inputs, snapshot
@@ -269,8 +269,8 @@ class BufferSet:
         entries, self._entries = self._entries, []
         return entries
 
-    def replay(self, entry: Entry, *, now: float) -> None:
-        """Do once more what an entry says was done at `now`.
+    def replay(self, entries: Iterable[tuple[float, Entry]]) -> None:
+        """Do once more what entries say was done, each at its time.
 
         To be called on a set fresh from `restore`, with the entries taken after its snapshot, in
         order; afterwards with `handle_timer(now=...)` of the present, which ends what has expired
@@ -278,28 +278,30 @@ class BufferSet:
         `PayloadsDisposable` still matters, since the deletions may not have been carried out.
 
         Raises:
-            ReplayError: The entry does not fit the state; the set is of no use any more.
+            ReplayError: An entry does not fit the state; the set is of no use any more.
         """
         is_recording, self._is_recording = self._is_recording, False
+        now, entry = 0.0, None
         try:
-            self._replay(entry, now=now)
+            for now, entry in entries:
+                buffer = self._buffers.get(entry.buffer)
+                if buffer is None:
+                    self._replay_creation(entry)
+                    continue
+                buffer.handle_timer(now=now)
+                if isinstance(entry, inputs.DeleteBuffer):
+                    self._delete(entry, now=now)
+                else:
+                    buffer.replay(entry, now=now)
         except _DAMAGE as error:
             raise ReplayError(f"{type(entry).__name__} at {now} does not fit: {error!r}") from error
         finally:
             self._is_recording = is_recording
 
-    def _replay(self, entry: Entry, *, now: float) -> None:
-        if isinstance(entry, BufferCreated):
-            if entry.buffer in self._buffers:
-                raise BufferExistsError(entry.buffer)
-            self._carry_out_creation(entry)
-            return
-        buffer = self._find(entry.buffer)
-        buffer.handle_timer(now=now)
-        if isinstance(entry, inputs.DeleteBuffer):
-            self._delete(entry, now=now)
-        else:
-            buffer.replay(entry, now=now)
+    def _replay_creation(self, entry: Entry) -> None:
+        if not isinstance(entry, BufferCreated):
+            raise BufferNotFoundError(entry.buffer)
+        self._carry_out_creation(entry)
 
     def snapshot(self) -> dict[str, Any]:
         """Give everything that outlives the process as plain data, fit for JSON.

@@ -48,9 +48,15 @@ class Chunk:
     def __init__(self, chunk_id: ChunkId, fragments: tuple[Fragment, ...]) -> None:
         self.chunk_id = chunk_id
         self.fragments = fragments
-        self.version = min(fragment.model_version_min for fragment in fragments)
+        version, size_bytes = fragments[0].model_version_min, 0
+        # Without generators, which would cost most of making a chunk of one fragment.
+        for fragment in fragments:
+            size_bytes += fragment.payload.size_bytes
+            if fragment.model_version_min < version:
+                version = fragment.model_version_min
+        self.version = version
         """Version of its oldest step: the smallest of its fragments' minima (B4)."""
-        self.size_bytes = sum(fragment.payload.size_bytes for fragment in fragments)
+        self.size_bytes = size_bytes
         self.state = ChunkState.GONE
         self.use_count = 0
         """Deliveries that were not given back (B10)."""
@@ -96,6 +102,23 @@ class ChunkTable:
         self._count_by_version[chunk.version] = self._count_by_version.get(chunk.version, 0) + 1
         if chunk.lease_count == 0:
             self._add_unleased(chunk)
+
+    def restore(self, chunks: Iterable[Chunk]) -> None:
+        """Hold chunks as a snapshot has them, in the sampler's order; for an empty table.
+
+        As `add` of each does, at a fraction of its cost.
+        """
+        for chunk in chunks:
+            self._chunks[chunk.chunk_id] = chunk
+            self._sampler.add(chunk)
+            self._count_by_version[chunk.version] = self._count_by_version.get(chunk.version, 0) + 1
+        held = self._chunks.values()
+        self._by_age.replace(self._chunks)
+        self._by_version.replace((chunk.version, chunk.chunk_id) for chunk in held)
+        unleased = [chunk for chunk in held if chunk.lease_count == 0]
+        self._unleased_by_age.replace(chunk.chunk_id for chunk in unleased)
+        self._unleased_count = len(unleased)
+        self.unleased_bytes = sum(chunk.size_bytes for chunk in unleased)
 
     def remove(self, chunk: Chunk, state: ChunkState) -> None:
         """Let a held chunk go.

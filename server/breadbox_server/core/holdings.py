@@ -64,13 +64,14 @@ class Holdings:
             closed_count: Chunks ever closed.
         """
         self.closed_count = closed_count
+        held = []
         for chunk in chunks:
-            if chunk.state is ChunkState.HELD or chunk.lease_count > 0:
-                for fragment in chunk.fragments:
-                    self._payloads.take(fragment)
-                self._payloads.hand_over(chunk)
             if chunk.state is ChunkState.HELD:
-                self.table.add(chunk)
+                held.append(chunk)
+                self._payloads.restore(chunk)
+            elif chunk.lease_count > 0:
+                self._payloads.restore(chunk)
+        self.table.restore(held)
 
     def use(self, chunk: Chunk, uses_max: int) -> int:
         """Count a use and a lease of a held chunk, which leaves the table at `uses_max` (B10).

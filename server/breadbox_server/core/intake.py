@@ -157,20 +157,29 @@ class Intake:
         placement = state.assembly.foresee(worker, fragment)
         if placement.gap is not None:
             state.discard(state.assembly.discard(worker), placement.gap)
-        if placement.closes_chunk:
-            state.holdings.evict_to_count(state.config.capacity_chunks - 1)
-        state.holdings.evict_to_bytes(state.config.capacity_bytes - fragment.payload.size_bytes)
+        config, holdings = state.config, state.holdings
+        if placement.closes_chunk and len(holdings.table) >= config.capacity_chunks:
+            holdings.evict_to_count(config.capacity_chunks - 1)
+        size_bytes_max = config.capacity_bytes - fragment.payload.size_bytes
+        if state.payloads.referred_bytes > size_bytes_max:
+            holdings.evict_to_bytes(size_bytes_max)
         fragment = _with_shared_ids(fragment, worker, state.model.session_id)
         state.payloads.take(fragment)
         closed = state.assembly.place(worker, fragment, now=now)
         if closed is not None:
-            state.holdings.close(closed)
+            holdings.close(closed)
             state.inserted_count += 1
 
 
 def _with_shared_ids(fragment: Fragment, worker: Worker, session_id: SessionId) -> Fragment:
     """Let equal ids be one object, so that a held fragment costs no copy of them."""
     version_min, version_max = fragment.model_version_min, fragment.model_version_max
+    if (
+        fragment.worker_id is worker.worker_id
+        and fragment.session_id is session_id
+        and (version_min is version_max or version_min != version_max)
+    ):
+        return fragment
     return Fragment(
         worker_id=worker.worker_id,
         fragment_index=fragment.fragment_index,

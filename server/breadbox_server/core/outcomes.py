@@ -45,7 +45,10 @@ class OutcomeWindow:
             size_max: Indices that the window may span afterwards.
         """
         skipped_count = index - self.next_index
-        if skipped_count >= 0:
+        if skipped_count == 0:
+            self._codes.append(_CODES[outcome])
+            self.next_index = index + 1
+        elif skipped_count > 0:
             self._codes.extend(bytes(min(skipped_count, size_max)))
             self._codes.append(_CODES[outcome])
             self.next_index = index + 1

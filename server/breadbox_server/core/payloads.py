@@ -47,6 +47,12 @@ class PayloadLedger:
         for fragment in chunk.fragments:
             self._owners[fragment.payload.payload_id] = chunk
 
+    def restore(self, chunk: Chunk) -> None:
+        """Refer to the payloads of a chunk as a snapshot has it, for the chunk."""
+        for fragment in chunk.fragments:
+            self._owners[fragment.payload.payload_id] = chunk
+        self.referred_bytes += chunk.size_bytes
+
     def dispose(self, fragments: Iterable[Fragment]) -> None:
         """Let go of fragments' payloads, all referred to."""
         for fragment in fragments:

@@ -8,6 +8,7 @@ snapshot counts as told once, so it is never undone as undelivered before somebo
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from sys import intern
 from typing import Any, Final
 
 from breadbox_server.core.assembly import OpenChunk
@@ -23,10 +24,8 @@ from breadbox_server.core.events import Event, LeaseEnd
 from breadbox_server.core.ids import (
     BufferName,
     ChunkId,
-    FragmentIndex,
     LeaseId,
     ModelVersion,
-    PayloadId,
     RequestId,
     SessionId,
     WorkerId,
@@ -39,6 +38,7 @@ from breadbox_server.core.state import BufferState
 FORMAT: Final = 1
 """Grows with every change of what a snapshot holds or means."""
 
+_CHUNK_STATES: Final = {state.value: state for state in ChunkState}
 _LIMITERS: Final = {
     kind.__name__: kind for kind in (MinimumChunksConfig, SampleToInsertRatioConfig)
 }
@@ -93,7 +93,8 @@ def restore(plain: Mapping[str, Any], events: list[Event]) -> BufferState:
     state.counters.restore(plain["counters"])
     state.model.restore_ended([SessionId(session_id) for session_id in plain["ended_sessions"]])
     if plain["model_version"] is not None:
-        state.model.start(SessionId(plain["session_id"]), ModelVersion(plain["model_version"]))
+        session_id = SessionId(intern(plain["session_id"]))
+        state.model.start(session_id, ModelVersion(plain["model_version"]))
     for version, *weights in plain["weights"]:
         state.model.restore_weights(ModelVersion(version), _payload(weights))
     state.inserted_count = plain["inserted_count"]
@@ -106,11 +107,10 @@ def restore(plain: Mapping[str, Any], events: list[Event]) -> BufferState:
 def _restore_workers(state: BufferState, plain: Mapping[str, Any]) -> None:
     for worker_id, next_index, codes in plain["workers"]:
         window = OutcomeWindow(next_index, bytes.fromhex(codes))
-        state.assembly.restore_worker(WorkerId(worker_id), window)
-    ids = _SharedIds()
-    for worker_id, touched_at, plain_fragments in plain["open_chunks"]:
-        fragments = [_fragment(fragment, ids) for fragment in plain_fragments]
-        state.assembly.restore_open_chunk(OpenChunk(WorkerId(worker_id), fragments, touched_at))
+        state.assembly.restore_worker(WorkerId(intern(worker_id)), window)
+    for _, touched_at, plain_fragments in plain["open_chunks"]:
+        fragments = [_fragment(fragment) for fragment in plain_fragments]
+        state.assembly.restore_open_chunk(OpenChunk(fragments[0].worker_id, fragments, touched_at))
         for fragment in fragments:
             state.payloads.take(fragment)
 
@@ -118,12 +118,11 @@ def _restore_workers(state: BufferState, plain: Mapping[str, Any]) -> None:
 def _restore_chunks(state: BufferState, plain: Mapping[str, Any]) -> None:
     """Bring back chunks, then the leases on them, then the table, which counts both."""
     chunks: dict[ChunkId, Chunk] = {}
-    ids = _SharedIds()
     for chunk_id, chunk_state, use_count, fragments in plain["chunks"]:
-        chunk = Chunk(ChunkId(chunk_id), tuple(_fragment(fragment, ids) for fragment in fragments))
-        chunk.state = ChunkState(chunk_state)
+        chunk = Chunk(chunk_id, tuple([_fragment(fragment) for fragment in fragments]))
+        chunk.state = _CHUNK_STATES[chunk_state]
         chunk.use_count = use_count
-        chunks[chunk.chunk_id] = chunk
+        chunks[chunk_id] = chunk
     for plain_grant in plain["live_grants"]:
         grant = _grant(plain_grant, chunks)
         state.leases.restore_live(grant)
@@ -133,14 +132,6 @@ def _restore_chunks(state: BufferState, plain: Mapping[str, Any]) -> None:
     for plain_grant in plain["ended_grants"]:
         state.leases.restore_ended(_grant(plain_grant, chunks))
     state.holdings.restore(chunks.values(), plain["closed_count"])
-
-
-class _SharedIds(dict[str, str]):
-    """Makes equal ids one object, so that a restored fragment costs no copy of them."""
-
-    def __missing__(self, value: str) -> str:
-        self[value] = value
-        return value
 
 
 def _granted_only(state: BufferState) -> Iterable[Chunk]:
@@ -176,14 +167,15 @@ def _plain_fragment(fragment: Fragment) -> list[Any]:
     ]
 
 
-def _fragment(plain: list[Any], ids: _SharedIds) -> Fragment:
+def _fragment(plain: list[Any]) -> Fragment:
+    """Build a fragment; equal ids are one object, so that it costs no copy of them."""
     worker_id, index, session_id, version_min, version_max, step_count, discontinuity = plain[:7]
     return Fragment(
-        worker_id=WorkerId(ids[worker_id]),
-        fragment_index=FragmentIndex(index),
-        session_id=SessionId(ids[session_id]),
-        model_version_min=ModelVersion(version_min),
-        model_version_max=ModelVersion(version_max),
+        worker_id=WorkerId(intern(worker_id)),
+        fragment_index=index,
+        session_id=SessionId(intern(session_id)),
+        model_version_min=version_min,
+        model_version_max=version_min if version_min == version_max else version_max,
         payload=_payload(plain[7:]),
         step_count=step_count,
         discontinuity=discontinuity,
@@ -196,7 +188,7 @@ def _plain_payload(payload: Payload) -> list[Any]:
 
 def _payload(plain: list[Any]) -> Payload:
     payload_id, size_bytes, piece_size_bytes = plain
-    return Payload(PayloadId(payload_id), size_bytes, piece_size_bytes)
+    return Payload(payload_id, size_bytes, piece_size_bytes)
 
 
 def _plain_grant(grant: Grant) -> dict[str, Any]:

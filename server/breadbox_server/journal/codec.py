@@ -11,11 +11,14 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from sys import intern
 from typing import Any, Final, NamedTuple, get_args, get_origin
 
 import zstandard
 
 from breadbox_server.core import entries as core_entries
+from breadbox_server.core.ids import BufferName, SessionId, WorkerId
+from breadbox_server.core.inputs import AdmissionOutcome, Fragment, Payload
 
 VERSION: Final = 1
 """Of turns and snapshots. A reader refuses any other."""
@@ -72,8 +75,7 @@ def decode_turn(data: bytes) -> Turn:
     try:
         entries = []
         for now, name, *values in body:
-            kind = _KINDS[name]
-            entries.append((float(now), _DECODERS[kind](values)))
+            entries.append((float(now), _DECODERS[name](values)))
     except (KeyError, TypeError, ValueError) as error:
         raise JournalFormatError(f"a turn holds an entry that cannot be read: {error!r}") from error
     return Turn(entries)
@@ -244,6 +246,31 @@ def _make_fields_decoder(kind: Any) -> Decoder:
     return decode
 
 
+def _decode_taken(values: Sequence[Any]) -> core_entries.FragmentTaken:
+    """Read a fragment as `_make_fields_decoder` would, in a third of the time.
+
+    Nearly all of a long journal is fragments, and a restart waits for them. Equal ids are made one
+    object, so that the core need not copy them.
+    """
+    buffer, plain, outcome = values
+    worker_id, index, session_id, version_min, version_max, payload, steps, discontinuity = plain
+    payload_id, size_bytes, piece_size_bytes = payload
+    return core_entries.FragmentTaken(
+        BufferName(intern(buffer)),
+        Fragment(
+            worker_id=WorkerId(intern(worker_id)),
+            fragment_index=index,
+            session_id=SessionId(intern(session_id)),
+            model_version_min=version_min,
+            model_version_max=version_min if version_min == version_max else version_max,
+            payload=Payload(payload_id, size_bytes, piece_size_bytes),
+            step_count=steps,
+            discontinuity=discontinuity,
+        ),
+        _OUTCOMES[outcome],
+    )
+
+
 def _make_union_decoder(kind: Any) -> Decoder | None:
     members = [member for member in get_args(kind) if member is not types.NoneType]
     if len(members) == 1:
@@ -253,10 +280,11 @@ def _make_union_decoder(kind: Any) -> Decoder | None:
     return lambda value: None if value is None else decoders[value[0]](value[1:])  # type: ignore[misc]
 
 
+_OUTCOMES: Final = {outcome.value: outcome for outcome in AdmissionOutcome}
 _KINDS: Final[dict[str, type]] = {kind.__name__: kind for kind in get_args(core_entries.Entry)}
 _ENCODERS: Final[dict[type, Encoder]] = {
     kind: _make_fields_encoder(kind) for kind in _KINDS.values()
 }
-_DECODERS: Final[dict[type, Decoder]] = {
-    kind: _make_fields_decoder(kind) for kind in _KINDS.values()
-}
+_DECODERS: Final[dict[str, Decoder]] = {
+    name: _make_fields_decoder(kind) for name, kind in _KINDS.items()
+} | {core_entries.FragmentTaken.__name__: _decode_taken}

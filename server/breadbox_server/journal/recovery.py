@@ -78,10 +78,11 @@ def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Rec
         buffers, now = restore(snapshot.state), snapshot.now
         for next_sequence, record in archive.read_turns(snapshot_sequence):
             sequence = next_sequence
-            for entry_now, entry in decode_turn(record).entries:
-                now = max(now, entry_now)
-                entry_count += 1
-                buffers.replay(entry, now=entry_now)
+            entries = decode_turn(record).entries
+            buffers.replay(entries)
+            entry_count += len(entries)
+            # A turn's instants never go back.
+            now = max(now, entries[-1][0] if entries else now)
             # What was told when it happened is not told again; what was to be deleted then is
             # found when books and store are compared.
             buffers.take_events()
