@@ -33,7 +33,7 @@ import grpc
 
 from breadbox import calls, errors, operations, status, types
 from breadbox.async_loader import AsyncFragmentLoader, run_ahead
-from breadbox.batches import Batch
+from breadbox.batches import Batch, Stack
 from breadbox.errors import ClosedError, ReplayBufferError
 from breadbox.fragment import Fragment
 from breadbox.lease import FRAGMENTS_PER_READ, RENEW_AT
@@ -405,7 +405,7 @@ class Client:
         *,
         device: Any = None,
         columns: Sequence[str] | None = None,
-        into: Batch | None = None,
+        into: Batch | Stack | None = None,
     ) -> Batch:
         """Load fragments into one stacked batch; see `breadbox.Client.load_batch`."""
         return await self._run(

@@ -137,7 +137,7 @@ def load_batch(
     *,
     device: Any = None,
     columns: Sequence[str] | None = None,
-    into: Batch | None = None,
+    into: Batch | Stack | None = None,
     is_mapped: bool = False,
 ) -> Batch:
     """Load fragments into stacked arrays, each received straight into its row.
@@ -149,8 +149,9 @@ def load_batch(
             device, such as "cuda", the rows are received into page-locked memory and copied from
             there once, asynchronously on CUDA's current stream.
         columns: Paths to read, such as "reward" or "obs.image"; None reads all.
-        into: An earlier batch whose host memory is used again where it fits; nothing of it on the
-            CPU may be in use any more. For a CUDA device, only its page-locked memory is used.
+        into: An earlier batch, or its `stacked`, whose host memory is used again where it fits;
+            nothing of it on the CPU may be in use any more. For a CUDA device, only its
+            page-locked memory is used.
         is_mapped: Of a single fragment on this host, read whole as numpy arrays, return read-only
             views of the store's own memory instead of a copy; they outlive the payload. Of all
             else, the rows are copied once, as without.
@@ -171,9 +172,8 @@ def load_batch(
         if mapped is not None:
             return _mapped_batch(references[0], decode_tree(mapped[0])[0])
     is_elsewhere = device is not None and str(device).partition(":")[0] != "cpu"
-    builder = _Builder(
-        references, Selection(columns), into.stacked if into else None, is_pinned=is_elsewhere
-    )
+    reusable = into.stacked if isinstance(into, Batch) else into
+    builder = _Builder(references, Selection(columns), reusable, is_pinned=is_elsewhere)
     receive(
         store,
         [each.metadata.payload for each in references],

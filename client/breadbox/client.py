@@ -13,7 +13,7 @@ from uuid import uuid4
 import grpc
 
 from breadbox import calls, operations, status, types
-from breadbox.batches import Batch
+from breadbox.batches import Batch, Stack
 from breadbox.errors import ClosedError, ReplayBufferError
 from breadbox.fragment import Fragment
 from breadbox.lease import Lease, LeaseKeeper
@@ -545,7 +545,7 @@ class Client:
         *,
         device: Any = None,
         columns: Sequence[str] | None = None,
-        into: Batch | None = None,
+        into: Batch | Stack | None = None,
     ) -> Batch:
         """Load the payloads of granted fragments into one stacked batch [B, T, ...].
 
@@ -553,8 +553,8 @@ class Client:
             references: Of a lease that is alive; at least one.
             device: None for numpy arrays, else where torch tensors are wanted: "cpu", "cuda".
             columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
-            into: An earlier batch whose host memory is used again where it fits; nothing of it on
-                the CPU may be in use any more.
+            into: An earlier batch, or its `stacked`, whose host memory is used again where it fits;
+                nothing of it on the CPU may be in use any more.
 
         Raises:
             TreeMismatchError: The fragments differ in structure, shape or type.

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, Unpack
 
 from breadbox import calls, errors
-from breadbox.batches import Batch
+from breadbox.batches import Batch, Stack
 from breadbox.fragment import Fragment
 from breadbox.loader import FragmentLoader, LoaderKeywords, LoaderOptions, run_ahead
 from breadbox.types import FragmentReference, LeaseGrant, ReleaseMode
@@ -55,7 +55,7 @@ class LeaseClient(Protocol):
         *,
         device: Any = None,
         columns: Sequence[str] | None = None,
-        into: Batch | None = None,
+        into: Batch | Stack | None = None,
     ) -> Batch:
         """Read payloads into a stacked batch."""
 

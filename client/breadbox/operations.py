@@ -20,7 +20,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from breadbox import calls, errors, payload, stores, wire
-from breadbox.batches import Batch, load_batch
+from breadbox.batches import Batch, Stack, load_batch
 from breadbox.calls import Call
 from breadbox.fragment import Fragment
 from breadbox.options import WAIT_S_MAX_PER_CALL, ClientOptions
@@ -398,7 +398,7 @@ def read_batch(
     device: Any,
     columns: Sequence[str] | None,
     *,
-    into: Batch | None = None,
+    into: Batch | Stack | None = None,
     within: AbstractContextManager[None] | None = None,
 ) -> Operation[Batch]:
     """Read the payloads of granted fragments into one stacked batch, within a context."""

@@ -12,6 +12,11 @@ from breadbox.batches import Batch
 from breadbox.fragment import Fragment
 from breadbox_learner.trees import Tree, map_tree, stack_trees
 
+_TENSOR_FIELDS = (
+    "obs", "action", "reward", "terminated", "truncated", "first", "next_obs", "in_state",
+    "log_prob", "final_obs",
+)  # fmt: skip
+
 
 @dataclass(slots=True, kw_only=True)
 class TrainingBatch:
@@ -57,15 +62,16 @@ class TrainingBatch:
         """B times T."""
         return self.reward.numel()
 
+    @property
+    def tensors(self) -> dict[str, Tree]:
+        """The fields that training reads, which are tensors or trees of them."""
+        return {name: getattr(self, name) for name in _TENSOR_FIELDS}
+
     def to(self, device: torch.device | str) -> "TrainingBatch":
         """The same batch with its tensors on *device*."""
-        names = (
-            "obs", "action", "reward", "terminated", "truncated", "first", "next_obs", "in_state",
-            "log_prob", "final_obs",
-        )  # fmt: skip
         moved = {
-            name: map_tree(lambda leaf: leaf.to(device, non_blocking=True), getattr(self, name))
-            for name in names
+            name: map_tree(lambda leaf: leaf.to(device, non_blocking=True), tree)
+            for name, tree in self.tensors.items()
         }
         return replace(self, **moved)
 

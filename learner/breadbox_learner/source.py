@@ -4,12 +4,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 from uuid import uuid4
 
 from breadbox import Client, Lease
+from breadbox.batches import Stack
 from breadbox.errors import (
     LeaseExpiredError,
     ReplayBufferError,
@@ -17,6 +19,7 @@ from breadbox.errors import (
     WaitElapsedError,
 )
 from breadbox.loader import LOAD_ERRORS, run_ahead
+from breadbox.side_stream import side_stream_for
 from breadbox.types import ReleaseMode
 from breadbox_learner.batching import TrainingBatch, training_batch
 
@@ -40,7 +43,8 @@ class FetchedBatch:
     waiting_reason: str
     """What the server waited for last, in its words; empty when it granted at once."""
     release: Callable[[bool], None]
-    """Call it once: True when the batch was trained on, False to give its use back."""
+    """Call it once: True when the batch was trained on, False to give its use back. Nothing of the
+    batch may be used after that: its memory is what a later batch is loaded into."""
 
 
 class BatchSource(Protocol):
@@ -70,6 +74,9 @@ class Share:
 class LeaseSource:
     """Batches of a buffer, each under a lease that lives until the batch is released.
 
+    The host memory of a released batch is what a later one is loaded into, so that a run allocates
+    for as many batches as it holds at a time and no more.
+
     Not thread-safe. All ranks of a learner ask with the same request ids, so that they share each
     draw without a word between them; a rank that is late finds its share waiting.
 
@@ -78,7 +85,8 @@ class LeaseSource:
         fragment_count: Of a batch, for all ranks together.
         share: Which part of it is this process's.
         prefetch_batches: Batches fetched and loaded ahead, in a thread.
-        device: Where the batch is wanted.
+        device: Where the batch is wanted. For a CUDA device it is copied there from page-locked
+            memory, on a stream of its own, beside what is being trained.
         session_id: Session that fragments must be of; empty: any.
         while_waiting: Called after each wait that gave nothing, from the fetching thread.
         wait_slice_s: Longest single wait; `stopped` is asked in between.
@@ -100,6 +108,9 @@ class LeaseSource:
         self._fragment_count = fragment_count
         self._share = share or Share()
         self._device = device
+        self._side_stream = side_stream_for(device)
+        self._spare: list[Stack] = []
+        """Memory of released batches; as much as was held at a time, since each load takes one."""
         self._session_id = session_id
         self._while_waiting = while_waiting
         self._wait_slice_s = wait_slice_s
@@ -115,7 +126,10 @@ class LeaseSource:
     def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
         """See `BatchSource.next`."""
         self._stopped = stopped
-        return next(self._batches, None)
+        fetched = next(self._batches, None)
+        if fetched is not None and self._side_stream is not None:
+            self._side_stream.hand_over(fetched.batch.tensors)
+        return fetched
 
     def close(self) -> None:
         """See `BatchSource.close`. Waits for a fetch under way, a wait slice at most."""
@@ -170,14 +184,28 @@ class LeaseSource:
 
     def _load(self, lease: Lease, reason: str) -> FetchedBatch:
         granted_at = time.monotonic()
-        batch = training_batch(self._client.load_batch(lease.references))
+        into = self._spare.pop() if self._spare else None
+        try:
+            with self._side_stream or nullcontext():
+                loaded = self._client.load_batch(lease.references, device=self._device, into=into)
+                batch = training_batch(loaded)
+        except LOAD_ERRORS:
+            if into is not None:
+                self._spare.append(into)
+            raise
+
+        def release(trained: bool) -> None:
+            if loaded.stacked is not None:
+                self._spare.append(loaded.stacked)
+            self._hand_back(lease, trained)
+
         return FetchedBatch(
-            batch=batch.to(self._device),
+            batch=batch,
             staleness=[reference.staleness for reference in lease.references],
             use_count=[reference.use_count for reference in lease.references],
             load_s=time.monotonic() - granted_at,
             waiting_reason=reason,
-            release=lambda trained: self._hand_back(lease, trained),
+            release=release,
         )
 
     def _hand_back(self, lease: Lease, trained: bool) -> None:

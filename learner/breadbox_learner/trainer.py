@@ -194,12 +194,12 @@ class Trainer:
                 fetched.batch, number=number, train_policy=train_policy
             )
             trained = True
+            self._returns.observe(fetched.batch)
+            self.state.fragments += len(fetched.batch)
+            self.state.steps += fetched.batch.step_count
         finally:
-            fetched.release(trained)
+            fetched.release(trained)  # The end of the batch: its memory is used again.
         self.state.update += 1
-        self.state.fragments += len(fetched.batch)
-        self.state.steps += fetched.batch.step_count
-        self._returns.observe(fetched.batch)
         if train_policy and self.state.update % self._settings.publish_every == 0:
             self._publisher.publish(self._policy)
         update_s = self._clock() - started_at
@@ -219,7 +219,7 @@ class Trainer:
         waited_s: float,
         update_s: float,
     ) -> dict[str, float | int | str | None]:
-        count = max(1, len(fetched.batch))
+        count = max(1, len(fetched.staleness))
         return {
             "time_s": round(self.elapsed_s, 3),
             "update": self.state.update,

@@ -1,12 +1,14 @@
 """Batches under leases: what is held, given back, left out, and refused."""
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from breadbox.batches import Batch
+from breadbox.batches import Batch, Stack, load_batch
 from breadbox.errors import (
     LeaseExpiredError,
     PayloadCorruptError,
@@ -20,7 +22,9 @@ from breadbox.types import (
     PayloadReference,
     ReleaseMode,
 )
-from breadbox_learner.source import FAILED_LOADS_MAX, LeaseSource, Share
+from breadbox_learner.source import FAILED_LOADS_MAX, FetchedBatch, LeaseSource, Share
+from support.fake_store import FakeStore
+from support.rich_fragments import STEPS, plain_fragment, stored
 
 
 class FakeLease:
@@ -79,7 +83,9 @@ class FakeClient:
         self.leases.append(FakeLease(self, len(self.leases), request_id))
         return self.leases[-1]
 
-    def load_batch(self, references: tuple[FragmentReference, ...]) -> Batch:
+    def load_batch(
+        self, references: tuple[FragmentReference, ...], *, device: str, into: Stack | None
+    ) -> Batch:
         number = references[0].metadata.fragment_index
         if number in self.failing:
             raise PayloadCorruptError(f"payload {number} is damaged")
@@ -228,3 +234,82 @@ def test_request_ids_differ_between_runs(
     make_source().next(never)
     make_source().next(never)
     assert 2 == len({request_id for request_id, _, _ in client.requests})
+
+
+# Memory ------------------------------------------------------------------------------------------
+
+
+class StoreClient(FakeClient):
+    """Grants fragments of a store, two at a time; fragment i observes nothing but i."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = FakeStore()
+        self.references = stored(
+            self.store,
+            *(
+                plain_fragment(index, obs=np.full((STEPS, 3), index), next_obs=np.zeros(3))
+                for index in range(10)
+            ),
+        )
+
+    def load_batch(
+        self, references: tuple[FragmentReference, ...], *, device: str, into: Stack | None
+    ) -> Batch:
+        number = references[0].metadata.fragment_index
+        some = [self.references[(number + more) % 10] for more in (0, 1)]
+        batch = load_batch(self.store, some, device=device, into=into)
+        if number in self.failing:  # As late as can be, with half of the memory written.
+            raise PayloadCorruptError(f"payload {number} is damaged")
+        return batch
+
+
+def is_whole(fetched: FetchedBatch) -> bool:
+    """Whether a batch still holds what it held when it came."""
+    wanted = [[float(index)] * STEPS * 3 for index in fetched.batch.fragment_indices]
+    return wanted == fetched.batch.obs.flatten(1).tolist()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_a_run_allocates_for_the_batches_it_holds_at_a_time_and_no_more(prefetch: int) -> None:
+    client = StoreClient()
+    client.failing = {5, 20}
+    source = LeaseSource(
+        client,  # type: ignore[arg-type]
+        fragment_count=2,
+        prefetch_batches=prefetch,
+    )
+    # All are kept alive, so that no address can come again but by being used again.
+    seen: dict[str, list[torch.Tensor]] = {"obs": [], "reward": []}
+    for _ in range(40):
+        fetched = source.next(never)
+        assert fetched is not None
+        assert is_whole(fetched)
+        for name, tensors in seen.items():
+            tensors.append(getattr(fetched.batch, name))
+        fetched.release(True)
+    source.close()
+    for name, tensors in seen.items():
+        assert len({tensor.data_ptr() for tensor in tensors}) <= prefetch + 1, name
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_no_batch_is_written_over_before_it_is_released(prefetch: int) -> None:
+    source = LeaseSource(
+        StoreClient(),  # type: ignore[arg-type]
+        fragment_count=2,
+        prefetch_batches=prefetch,
+    )
+    rng = random.Random(prefetch)
+    held: list[FetchedBatch] = []
+    for _ in range(60):
+        fetched = source.next(never)
+        assert fetched is not None
+        held.append(fetched)
+        assert [True] * len(held) == [is_whole(each) for each in held]
+        assert len(held) == len({each.batch.obs.data_ptr() for each in held})
+        while len(held) > rng.randint(0, 3):
+            held.pop(rng.randrange(len(held))).release(rng.random() < 0.5)
+    for fetched in held:
+        fetched.release(False)
+    source.close()

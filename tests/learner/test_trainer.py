@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,32 @@ def test_a_batch_that_could_not_be_trained_on_is_given_back(
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.run()
     assert [False] == bench.source.released
+
+
+def test_nothing_of_a_batch_is_used_after_its_release(bench: Bench) -> None:
+    """Its memory is what the next batch is loaded into, at that very moment perhaps."""
+
+    class SpoilingSource(LocalSource):
+        def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
+            fetched = super().next(stopped)
+            assert fetched is not None
+            batch, release = fetched.batch, fetched.release
+
+            def spoil(trained: bool) -> None:
+                for tensor in (batch.obs, batch.reward, batch.first, batch.terminated):
+                    tensor.fill_(1)
+                assert batch.episode_return is not None
+                batch.episode_return.fill(1e9)
+                batch.worker_ids.clear()
+                release(trained)
+
+            return replace(fetched, release=spoil)
+
+    source = SpoilingSource(bench.source.rollout, bench.policy, rounds=4)
+    bench.trainer(source=source, updates_max=5).run()
+    last = bench.records()[-1]
+    assert last["episode_count"] > 0
+    assert 8 < last["return_mean_100"] < 500
 
 
 def test_numbers_that_json_cannot_say_become_null(tmp_path: Path) -> None:
