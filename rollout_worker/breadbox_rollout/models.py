@@ -60,6 +60,8 @@ class ModelWatcher:
         self._changed = threading.Condition(self._lock)
         self._latest = NO_MODEL
         self._taken = True
+        self._error: Exception | None = None
+        """What ended the thread, which is a bug."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="model-watcher", daemon=True)
 
@@ -80,10 +82,16 @@ class ModelWatcher:
             return self._latest
 
     def take(self) -> Model | None:
-        """Return the newest model if it has not been taken yet; never an older one after it."""
+        """Return the newest model if it has not been taken yet; never an older one after it.
+
+        Raises:
+            Exception: What ended the watcher's thread, which is a bug.
+        """
         if self._taken:  # Read without the lock: a model that comes now is taken a batch later.
             return None
         with self._lock:
+            if self._error is not None:
+                raise self._error
             self._taken = True
             return self._latest
 
@@ -93,6 +101,16 @@ class ModelWatcher:
             self._changed.wait_for(lambda: not self._taken, wait_s)
 
     def _run(self) -> None:
+        try:
+            self._follow()
+        except ClosedError:
+            return
+        except Exception as error:  # noqa: BLE001 - raised again by `take`, where the worker is
+            with self._lock:
+                self._error, self._taken = error, False
+                self._changed.notify_all()
+
+    def _follow(self) -> None:
         known: ModelState | None = None
         while not self._closing.is_set():
             try:
@@ -106,7 +124,7 @@ class ModelWatcher:
                     continue
                 model = self._complete(state, known)
             except ClosedError:
-                return
+                raise
             except PayloadMissingError:
                 # Superseded while it was being read; what superseded it is asked for next.
                 logger.info("weights were replaced while they were read; asking again")

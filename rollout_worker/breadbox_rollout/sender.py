@@ -63,6 +63,8 @@ class Sender:
         self._closing = False
         self._singly_count = 0
         self._counts: Counter[str] = Counter()
+        self._error: Exception | None = None
+        """What ended the thread, which is a bug."""
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
 
     def start(self) -> None:
@@ -74,9 +76,17 @@ class Sender:
 
         Returns:
             False when there was still no room after *wait_s*: nothing was queued, try again.
+
+        Raises:
+            Exception: What ended the sender's thread, which is a bug; nothing was queued.
         """
         with self._lock:
-            if not self._changed.wait_for(lambda: self._has_room(fragment), wait_s):
+            took = self._changed.wait_for(
+                lambda: self._error is not None or self._has_room(fragment), wait_s
+            )
+            if self._error is not None:
+                raise self._error
+            if not took:
                 return False
             self._waiting.append(fragment)
             self._waiting_bytes += fragment.size_bytes
@@ -130,11 +140,15 @@ class Sender:
         )
 
     def _run(self) -> None:
-        while (batch := self._next_batch()) is not None:
-            try:
+        try:
+            while (batch := self._next_batch()) is not None:
                 self._send(batch)
-            except ClosedError:
-                return
+        except ClosedError:
+            return
+        except Exception as error:  # noqa: BLE001 - raised again by `put`, where the worker is
+            with self._lock:
+                self._error = error
+                self._changed.notify_all()
 
     def _next_batch(self) -> list[Fragment] | None:
         """Wait for fragments and return the first of them, still in the queue; None: all is sent.

@@ -150,6 +150,8 @@ class RolloutWorker:
             EnvironmentStartError: No environment starts, or none is left.
             WeightsMismatchError: Published weights are not those of this policy.
             PolicyOutputError: They have diverged.
+            Exception: What ended the thread of the watcher or the sender: a bug, told here so that
+                it does not leave environments that wait for ever.
         """
         try:
             with self._pool:
@@ -330,6 +332,8 @@ class RolloutWorker:
         self.stats.fragment_count += 1
         began_at = self._clock()
         while not self._sender.put(fragment, _POLL_S):
+            # To wait for room is to live: nobody shall end this worker for it.
+            self._heartbeat.beat()
             self.stats.blocked = True
             if self._stop.is_set():
                 self._sender.count_undelivered()

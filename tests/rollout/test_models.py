@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from breadbox.errors import PayloadMissingError, UnavailableError
 from breadbox.types import ModelState, PayloadReference
@@ -110,3 +111,18 @@ def test_a_service_that_is_away_is_asked_again(monkeypatch: Any) -> None:
     service.publish("s", 1, weights(1.0))
     with watching(service) as watcher:
         assert 1 == take(watcher).model_version
+
+
+def test_a_bug_that_ends_the_thread_is_raised_where_models_are_taken() -> None:
+    """D20: else the worker would go on with its model until all it makes is stale."""
+
+    class Buggy(FakeService):
+        def load_weights(self, reference: PayloadReference) -> dict[str, Any]:
+            raise ZeroDivisionError("a bug")
+
+    service = Buggy()
+    service.publish("s", 1, weights(1.0))
+    with watching(service) as watcher:
+        watcher.wait(WAIT_S_MAX)
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            watcher.take()

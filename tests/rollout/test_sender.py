@@ -53,6 +53,10 @@ class Bench:
     def finish(self) -> dict[str, int]:
         """Send everything and return what became of it."""
         self.sender.start()
+        return self.finish_started()
+
+    def finish_started(self) -> dict[str, int]:
+        """The same for a sender that runs already."""
         self.sender.close(30.0)
         return {reason: count for reason, count in self.sender.counts().items() if count}
 
@@ -174,3 +178,18 @@ def test_what_cannot_be_delivered_before_the_end_is_counted() -> None:
         bench.service.errors += [UnavailableError("away")] * 1000
         bench.put(fragment_of(0), fragment_of(1))
         assert {"undelivered": 2} == bench.finish()
+
+
+def test_a_bug_that_ends_the_thread_is_raised_where_the_environments_wait() -> None:
+    """D20: the ancestor's sender died in silence, and everybody waited for it for ever."""
+
+    def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
+        raise ZeroDivisionError("a bug")
+
+    with bench_of(fragments_max=1) as bench:
+        bench.service.answer = answer
+        bench.put(fragment_of(0))
+        bench.sender.start()
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            bench.sender.put(fragment_of(1), 30.0)
+        assert {"undelivered": 1} == bench.finish_started()

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from breadbox.errors import ClosedError
 from breadbox.fragment import Fragment
+from breadbox.heartbeat import Heartbeat
 from breadbox.policies import WeightsMismatchError, make_policy, policy_weights
 from breadbox.types import AdmissionOutcome, AppendResult, EpisodeEnd
 from breadbox_rollout.environments import EnvSpec
@@ -173,6 +175,26 @@ def test_a_full_service_slows_the_environments_and_loses_nothing() -> None:
         rollout.wait_for_fragments(20)
     check_all(rollout)
     assert not any(fragment.discontinuity for fragment in service.fragments)
+
+
+def test_a_worker_that_a_full_service_holds_up_is_seen_to_live(tmp_path: Path) -> None:
+    """Else its container would be restarted for waiting, and lose what it holds."""
+    service = FakeService()
+
+    def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
+        service._changed.wait_for(lambda: service.closed, 120.0)
+        raise ClosedError("the client is closed")
+
+    service.answer = answer
+    beat = tmp_path / "beat"
+    with running_worker(service, ".", queue_fragments=1, heartbeat=Heartbeat(beat)) as rollout:
+        service.publish("s", 0)
+        eventually_sync(lambda: rollout.worker.stats.blocked, "the sender is full", within_s=60.0)
+        beat.unlink()
+        eventually_sync(beat.exists, "a beat while it is held up", within_s=30.0)
+        assert rollout.worker.stats.blocked
+        rollout.worker.stop()
+        service.close()
 
 
 def test_more_environments_than_a_batch_and_fewer_both_run() -> None:

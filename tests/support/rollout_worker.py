@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from breadbox.fragment import Fragment
+from breadbox.heartbeat import Heartbeat
 from breadbox.policies import make_policy
 from breadbox_rollout.environments import EnvSpec
 from breadbox_rollout.episodes import EpisodeReporter
@@ -79,6 +80,7 @@ def running_worker(
     queue_fragments: int = 64,
     device: str = "cpu",
     record_dir: Path | None = None,
+    heartbeat: Heartbeat | None = None,
     **pool_options: Any,
 ) -> Iterator[Rollout]:
     """Run a worker in a thread until the block ends; then nothing of it is left."""
@@ -109,6 +111,7 @@ def running_worker(
         options,
         make_inference=lambda made: Inference(made, torch.device(device)),
         recordings=recordings,
+        heartbeat=heartbeat,
     )
     rollout = Rollout(service, worker, sender)
     for part in (watcher, sender, reporter):
