@@ -221,7 +221,8 @@ class Client:
         try:
             return await method(call.request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise status.from_rpc_error(error, self.address) from error
+            encrypted = self._context.options.tls is not None
+            raise status.from_rpc_error(error, self.address, encrypted=encrypted) from error
         except grpc.aio.UsageError as error:  # What gRPC raises on a closed channel.
             raise ClosedError(f"{call.method}: {error}") from error
         except asyncio.CancelledError:

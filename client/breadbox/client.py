@@ -104,6 +104,7 @@ class Client:
     Raises (every method):
         InvalidRequestError: An argument does not fit, or can never be met.
         UnavailableError: The server stayed out of reach, or draining, for `reconnect_s`.
+        TlsError: Certificates or encryption do not fit; at once, if there never was an answer.
         DeadlineExceededError: The server did not answer in time.
         UnauthenticatedError, PermissionDeniedError: Credentials are missing, unknown, too weak.
         NotSupportedError: The server does not know the call.
@@ -252,7 +253,8 @@ class Client:
         except grpc.RpcError as error:
             if self.closed:
                 raise ClosedError(f"{method}: the client was closed") from error
-            raise status.from_rpc_error(error, self.address) from error
+            encrypted = self._context.options.tls is not None
+            raise status.from_rpc_error(error, self.address, encrypted=encrypted) from error
         except (ValueError, grpc.FutureCancelledError) as error:  # Of a closed channel.
             raise ClosedError(f"{method}: {error}") from error
 

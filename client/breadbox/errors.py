@@ -121,6 +121,14 @@ class UnavailableError(ReplayBufferError):
     """The server or the store cannot be reached, or is draining; retries have been used up."""
 
 
+class TlsError(UnavailableError):
+    """Somebody answers there, but certificates or encryption do not fit; says which and the remedy.
+
+    A client that has never had an answer raises it at once. One that had tries again for
+    `reconnect_s`, as with any outage: a certificate may be renewed meanwhile.
+    """
+
+
 class DeadlineExceededError(ReplayBufferError, TimeoutError):
     """The call's own deadline passed without an answer: the server is slow, stuck or cut off."""
 

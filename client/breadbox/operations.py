@@ -10,6 +10,8 @@ Invariants:
     O2  A wait never outlives what the caller allowed by more than one deadline and `reconnect_s`.
     O3  A payload is deleted by its writer only if the server certainly does not hold it: the call
         that was answered was sent once. In doubt it stays, unannounced, and expires by itself.
+    O4  Certificates that do not fit before the server ever answered are a mistake, raised at once;
+        afterwards they are an outage like any other.
 """
 
 import random
@@ -123,6 +125,13 @@ class StoreSlot:
             store.close()
 
 
+class Contact:
+    """Whether the server ever answered this client. Thread-safe: it only ever becomes true."""
+
+    def __init__(self) -> None:
+        self.made = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """What operations need of the outside; everything is injected."""
@@ -134,6 +143,7 @@ class Context:
     rng: random.Random
     new_id: Callable[[], str]
     slot: StoreSlot = field(default_factory=StoreSlot)
+    contact: Contact = field(default_factory=Contact)
 
     @property
     def policy(self) -> RetryPolicy:
@@ -193,7 +203,12 @@ def repeat(
                 answer = this.take((yield Both(invocation, Do(this.function))))
         except errors.ReplayBufferError as error:
             now = context.now()
-            delay_s = budget.delay_s_after(error, now=now) if call.repeatable else None
+            if not isinstance(error, errors.UnavailableError | errors.DeadlineExceededError):
+                context.contact.made = True  # Refused is answered, too.
+            may_pass = call.repeatable and (
+                context.contact.made or not isinstance(error, errors.TlsError)
+            )
+            delay_s = budget.delay_s_after(error, now=now) if may_pass else None
             if delay_s is None:
                 if budget.attempts > 1:
                     error.add_note(
@@ -203,6 +218,7 @@ def repeat(
                 raise
             yield Sleep(delay_s)
         else:
+            context.contact.made = True
             return answer, budget.attempts + 1
 
 

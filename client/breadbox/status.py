@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from breadbox import errors
+from breadbox.unreachable import unreachable
 
 DOMAIN = "breadbox"
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -169,15 +170,21 @@ def read_failure(
     )
 
 
-def from_rpc_error(error: grpc.RpcError, address: str) -> errors.ReplayBufferError:
-    """Read a failure of gRPC, blocking or asyncio; `address` is named when nobody answers there.
+def from_rpc_error(
+    error: grpc.RpcError, address: str, *, encrypted: bool
+) -> errors.ReplayBufferError:
+    """Read a failure of gRPC, blocking or asyncio.
 
-    An error that is not of a call (gRPC promises none) is an `InternalError`.
+    Args:
+        error: What a call raised; one that is not of a call (gRPC promises none) is an
+            `InternalError`.
+        address: Named when nobody answers there.
+        encrypted: Whether the connection was to be encrypted.
     """
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return errors.InternalError(f"gRPC failed without a status: {error!r}")
     trailing = {key.lower(): value for key, value in error.trailing_metadata() or ()}
     failure = read_failure(error.code(), error.details() or "", trailing)
     if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
-        failure.text = f"no answer from {address}: {failure.text}"
+        return unreachable(failure.text, address, encrypted=encrypted)
     return error_of(failure)

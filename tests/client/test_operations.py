@@ -1,6 +1,7 @@
 """What the client does, step by step: retries, long waits, appends; without network or time."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,37 @@ def test_what_cannot_pass_is_raised_at_once(error: errors.ReplayBufferError) -> 
     with pytest.raises(type(error)):
         world.run(operations.invoke(world.context, calls.list_buffers()))
     assert 1 == len(world.sent)
+
+
+MISFIT = errors.TlsError("its certificate is of no authority that this client trusts")
+
+
+def test_certificates_that_never_fitted_are_told_at_once() -> None:
+    world = OperationWorld()
+    world.will("ListBuffers", MISFIT)
+    with pytest.raises(errors.TlsError):
+        world.run(operations.invoke(world.context, calls.list_buffers()))
+    assert 1 == len(world.sent)
+    assert 0.0 == world.clock.now
+
+
+@pytest.mark.parametrize("first_answer", [(), errors.BufferNotFoundError("b")])
+def test_a_certificate_that_no_longer_fits_may_be_renewed_meanwhile(first_answer: Any) -> None:
+    """A server that refuses has answered, too."""
+    world = OperationWorld()
+    world.will("ListBuffers", first_answer, MISFIT, MISFIT, ())
+    with suppress(errors.BufferNotFoundError):
+        world.run(operations.invoke(world.context, calls.list_buffers()))
+    assert () == world.run(operations.invoke(world.context, calls.list_buffers()))
+    assert 4 == len(world.sent)
+
+
+def test_a_server_that_was_only_ever_away_has_not_answered() -> None:
+    world = OperationWorld()
+    world.will("ListBuffers", AWAY, MISFIT)
+    with pytest.raises(errors.TlsError):
+        world.run(operations.invoke(world.context, calls.list_buffers()))
+    assert 2 == len(world.sent)
 
 
 def test_a_report_of_episodes_is_never_sent_twice() -> None:

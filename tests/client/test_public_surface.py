@@ -59,6 +59,7 @@ ERRORS = {
     "StoreFullError": "StoreError",
     "StoreUnavailableError": "StoreError",
     "StoreUrlError": "StoreError",
+    "TlsError": "UnavailableError",
     "TreeMismatchError": "ReplayBufferError",
     "UnauthenticatedError": "ReplayBufferError",
     "UnavailableError": "ReplayBufferError",

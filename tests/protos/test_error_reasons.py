@@ -1,5 +1,8 @@
 """One table of errors: every reason that the server gives, the library reads, and no other."""
 
+import re
+from pathlib import Path
+
 import grpc
 import pytest
 
@@ -66,3 +69,24 @@ def test_the_domain_errors_fields_arrive_in_the_librarys_error() -> None:
         )
         error = status.error_of(failure)
         assert wanted == {name: getattr(error, name) for name in wanted}
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """ARCHITECTURE.md: reason to code and error of the library."""
+    rows = {}
+    text = (Path(__file__).resolve().parents[2] / "ARCHITECTURE.md").read_text()
+    for line in text.split("## Errors")[1].split("\n## ")[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for reason in re.findall(r"`([A-Z_]+)`", cells[0]) if len(cells) == 4 else []:
+            rows[reason] = (cells[1].strip("`"), cells[2].strip("`"))
+    return rows
+
+
+def test_the_documented_table_is_the_one_that_is_used() -> None:
+    used = {}
+    for kind, row in server_status.TABLE.items():
+        failure = status.Failure(
+            row.code, "text", reason=told(kind), retry_delay_s=row.retry_delay_s
+        )
+        used[told(kind)] = (row.code.name, type(status.error_of(failure)).__name__)
+    assert used == documented()

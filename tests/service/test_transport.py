@@ -3,13 +3,14 @@
 import asyncio
 import datetime
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 import breadbox
 from breadbox.aio import connect
-from breadbox.errors import UnauthenticatedError, UnavailableError
+from breadbox.errors import TlsError, UnauthenticatedError, UnavailableError
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 from breadbox_server.authorization import Role
@@ -230,3 +231,74 @@ async def test_a_missing_certificate_is_told_by_name(authority: Authority, tmp_p
     with pytest.raises(StartError, match=r"No such file or directory: .*absent\.pem"):
         async with served(tls=TlsFiles(tmp_path / "absent.pem", signed.key_file)):
             pass
+
+
+# What a person is told ---------------------------------------------------------------------------
+
+
+async def told(address: str, tls: breadbox.Tls | None) -> UnavailableError:
+    """What both clients say, given half a minute in which to try again."""
+    async with await connect(address, tls=tls) as client:
+        with pytest.raises(UnavailableError) as of_asyncio:
+            await client.list_buffers()
+
+    def call() -> None:
+        with breadbox.connect(address, tls=tls) as client:
+            client.list_buffers()
+
+    with pytest.raises(UnavailableError) as of_threads:
+        await asyncio.to_thread(call)
+    assert str(of_asyncio.value) == str(of_threads.value)
+    assert [] == getattr(of_asyncio.value, "__notes__", []), "tried once"
+    return of_asyncio.value
+
+
+@pytest.mark.parametrize(
+    ("signed_by", "fields", "words"),
+    [
+        ("other", {}, "no authority that this client trusts"),
+        ("ca", {"valid": EXPIRED}, "has expired"),
+        ("ca", {"host": "192.0.2.1"}, "for another name"),
+    ],
+)
+async def test_a_certificate_that_does_not_fit_is_told_at_once_and_in_words(
+    signed_by: str, fields: dict[str, Any], words: str, authority: Authority, tmp_path: Path
+) -> None:
+    signer = authority if signed_by == "ca" else Authority(tmp_path, signed_by)
+    async with served(tls=files(signer.sign("server", **fields))) as world:
+        error = await told(world.server.address, trusting(authority))
+
+    assert isinstance(error, TlsError)
+    assert words in str(error)
+
+
+async def test_a_client_that_encrypts_is_told_that_the_server_does_not(
+    authority: Authority,
+) -> None:
+    async with served() as world:
+        error = await told(world.server.address, trusting(authority))
+
+    assert isinstance(error, TlsError)
+    assert "does not encrypt" in str(error)
+
+
+async def test_a_client_in_the_clear_is_told_that_the_server_may_encrypt(
+    authority: Authority,
+) -> None:
+    async with (
+        served(tls=files(authority.sign("server"))) as world,
+        await connect(world.server.address, reconnect_s=0) as client,
+    ):
+        with pytest.raises(UnavailableError, match="--tls-ca"):
+            await client.list_buffers()
+
+
+async def test_a_client_without_a_certificate_is_told_that_one_may_be_asked_for(
+    authority: Authority,
+) -> None:
+    tls = files(authority.sign("server"), authority.ca_file)
+    async with served(tls=tls) as world:
+        address = world.server.address
+        async with await connect(address, tls=trusting(authority), reconnect_s=0) as client:
+            with pytest.raises(UnavailableError, match="--tls-client-ca"):
+                await client.list_buffers()

@@ -116,6 +116,8 @@ def _one_line(error: Exception) -> str:
 
 def _remedy(error: errors.ReplayBufferError) -> str:
     match error:
+        case errors.TlsError():
+            return "SECURITY.md says how the certificates of both sides belong together."
         case errors.UnavailableError() | errors.DeadlineExceededError():
             return (
                 "Is the server running, and is this its address as seen from here? In a container "
