@@ -405,7 +405,12 @@ class Driver:
         self._rearm_timer()
 
     def _snapshot(self) -> tuple[Any, float]:
-        """The core's state, and the instant it is of."""
+        """The core's state, and the instant it is of.
+
+        Nothing that the state contains may stand in a later turn: what came due while somebody
+        only looked (`judge`, `describe`) is taken into the turn that this snapshot replaces.
+        """
+        self.pump()
         return self._buffers.snapshot(), self._clock.now()
 
     def _carry_out(self, event: Event) -> None:

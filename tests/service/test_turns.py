@@ -178,6 +178,21 @@ async def test_calls_of_one_moment_share_one_write():
         assert [2, 1, 10] == [len(turn) for turn in it.journal.turns]
 
 
+async def test_what_is_decided_while_a_turn_is_written_waits_for_its_own_turn():
+    async with journalled() as it:
+        hold(it)
+        first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
+        await it.journal.writing.wait()
+        second = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 2)))
+        await turn_the_loop()
+        it.journal.may_write.set()  # Lets through whoever waits, and nobody after.
+        it.journal.may_write.clear()
+        await turn_the_loop()
+        assert (True, False) == (first.done(), second.done())
+        it.journal.may_write.set()
+        await second
+
+
 async def test_answers_wait_for_a_journal_that_is_away_and_come_when_it_is_back(monkeypatch):
     monkeypatch.setattr(turns, "RETRY_DELAY_S", 0.0)
     async with journalled() as it:
@@ -225,6 +240,57 @@ async def test_a_lost_journal_is_begun_again_with_everything_decided_so_far():
         for turn in it.journal.turns:
             rebuilt.replay(turn)
         assert 3 == rebuilt.model(BUFFER).model_version
+        assert it.driver._buffers.snapshot() == rebuilt.snapshot()
+
+
+async def test_effects_keep_their_order_when_a_lost_journal_is_begun_again():
+    async with journalled() as it:
+        hold(it)
+        it.journal.is_lost = True
+        told: list[int] = []
+        publishing = []
+        for version in (1, 2):
+            publishing.append(
+                it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, version)))
+            )
+            await turn_the_loop()
+            it.driver.when_settled(partial(told.append, version))
+        it.journal.may_write.set()
+        for task in publishing:
+            await task
+        assert [1, 2] == told
+
+
+@pytest.mark.parametrize("looks", ["append", "describe"])
+async def test_what_came_due_unseen_is_in_a_journal_that_is_begun_again_only_once(looks: str):
+    """A timer that is late, and somebody who looks first: a grant is made that nobody told yet."""
+    async with journalled() as it:
+        await it.driver.append(BUFFER, [fragment(it, 0)])
+        await start_fetch(it)
+        waiting = it.group.create_task(_fetch(it, "next"))
+        await turn_the_loop()
+        hold(it)
+        it.journal.is_lost = True
+        it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
+        await it.journal.writing.wait()
+        it.clock.advance_late(60.0)
+        it.custodian.may_confirm.clear()
+        it.custodian.confirming.clear()
+        if looks == "append":
+            it.group.create_task(it.driver.append(BUFFER, [fragment(it, 1)]))
+            await it.custodian.confirming.wait()
+        else:
+            it.driver.describe(BUFFER)
+        it.journal.may_write.set()
+        await eventually(lambda: it.journal.snapshots)
+        it.custodian.may_confirm.set()
+        it.clock.advance(0.0)
+        await waiting
+        await turn_the_loop()
+        await it.driver.settled()
+        rebuilt = BufferSet.restore(it.journal.snapshots[0], random.Random(1))
+        for turn in it.journal.turns:
+            rebuilt.replay(turn)
         assert it.driver._buffers.snapshot() == rebuilt.snapshot()
 
 

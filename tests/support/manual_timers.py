@@ -30,6 +30,10 @@ class ManualTimers:
         self._timers.append(timer)
         return timer
 
+    def advance_late(self, duration_s: float) -> None:
+        """Let time pass while the loop is busy: what becomes due waits for the next `advance`."""
+        self._now += duration_s
+
     def advance(self, duration_s: float) -> None:
         """Let time pass, running what becomes due in order."""
         end = self._now + duration_s
