@@ -10,16 +10,19 @@ import os
 import pickle  # noqa: TID251 - makes the inputs
 import random
 import struct
+import tracemalloc
 from pathlib import Path
 
 import lz4.frame
 import numpy as np
 import pytest
+import xxhash
 
 from breadbox_learner.offline.errors import PackedValueError
-from breadbox_learner.offline.limits import DataLimits
+from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits
 from breadbox_learner.offline.packing import looks_packed, unpack
-from breadbox_learner.offline.unpickling import read_numpy_pickle
+from breadbox_learner.offline.unpickling import read_numpy_pickle, run_machine
+from breadbox_learner.offline.usual_pickles import read_usual_array
 
 VALUES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -186,3 +189,75 @@ def test_packed_values_are_recognised() -> None:
     assert [True, True, False, False] == [
         looks_packed(each) for each in (packed, packed.encode(), "text", 3)
     ]
+
+
+USUAL = [
+    np.arange(6, dtype=np.float32).reshape(2, 3),
+    np.asfortranarray(np.arange(6).reshape(2, 3)),
+    np.zeros((1, 2, 3, 4, 5), np.uint8),
+    np.ones(300, np.bool_),
+    np.arange(70_000, dtype=np.int16),
+    np.zeros((3, 300, 1), np.complex64),
+]
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    array = array.copy(order="K")
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize("value", [*USUAL, *map(read_only, USUAL)], ids=lambda v: str(v.shape))
+def test_the_usual_form_is_recognised_and_reads_as_the_machine_does(value: np.ndarray) -> None:
+    data = pickle.dumps(value, 5)
+    usual = read_usual_array(data, DEFAULT_LIMITS)
+    assert usual is not None
+    by_machine = run_machine(data, DEFAULT_LIMITS)
+    for array in (usual, by_machine):
+        assert (value.dtype, value.shape) == (array.dtype, array.shape)
+        assert value.flags.f_contiguous == array.flags.f_contiguous
+        assert (False, True) == (array.flags.writeable, array.flags.aligned)
+        np.testing.assert_array_equal(value, array)
+
+
+def test_what_is_recognised_after_damage_reads_as_the_machine_does() -> None:
+    seed = 20240607
+    rng = random.Random(seed)
+    read_count = 0
+    for value in USUAL[:3]:
+        data = pickle.dumps(value, 5)
+        for _ in range(2000):
+            damaged = bytearray(data)
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            usual = read_usual_array(bytes(damaged), DEFAULT_LIMITS)
+            if usual is not None:
+                read_count += 1
+                by_machine = run_machine(bytes(damaged), DEFAULT_LIMITS)
+                assert by_machine.tobytes() == usual.tobytes(), f"seed {seed}: {bytes(damaged)!r}"
+                assert (by_machine.dtype, by_machine.shape) == (usual.dtype, usual.shape)
+    assert read_count > 100
+
+
+def test_a_huge_declared_size_of_an_lz4_frame_allocates_nothing() -> None:
+    frame = lz4.frame.compress(pickle.dumps(np.arange(3), 5), store_size=True)
+    stated = struct.pack("<Q", lz4.frame.get_frame_info(frame)["content_size"])
+    hostile = frame.replace(stated, struct.pack("<Q", 2**62), 1)
+    assert frame != hostile
+    with pytest.raises(PackedValueError, match="lz4"):
+        unpack(base64.b64encode(hostile))
+
+
+def test_a_frame_that_states_more_than_it_can_hold_allocates_little() -> None:
+    # version 1 with its size stated, blocks of 64 KiB
+    body = b"\x68\x40" + struct.pack("<Q", 250_000_000)
+    header = b"\x04\x22\x4d\x18" + body + bytes([xxhash.xxh32_intdigest(body) >> 8 & 0xFF])
+    frame = header + lz4.frame.compress(b"some", store_size=False)[7:]
+    assert 250_000_000 == lz4.frame.get_frame_info(frame)["content_size"]
+    tracemalloc.start()
+    try:
+        with pytest.raises(PackedValueError):
+            unpack(base64.b64encode(frame))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 1_000_000

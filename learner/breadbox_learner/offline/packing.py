@@ -13,6 +13,8 @@ from breadbox_learner.offline.unpickling import read_numpy_pickle
 
 _FRAME_MAGIC_BASE64 = "BCJNG"
 """How base64 of every lz4 frame starts."""
+_EXPANSION_MAX = 255
+"""Bytes that one byte of an lz4 frame can stand for, at most."""
 
 
 def looks_packed(value: object) -> bool:
@@ -44,8 +46,18 @@ def _decompress(value: str | bytes, limits: DataLimits) -> bytes:
         frame = base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
         raise PackedValueError(f"packed value is not base64: {error}") from error
-    decompressor = lz4.frame.LZ4FrameDecompressor()
+    held_bytes_max = _EXPANSION_MAX * len(frame)
     try:
+        stated_bytes = lz4.frame.get_frame_info(frame)["content_size"]
+        if stated_bytes > held_bytes_max:
+            raise PackedValueError(
+                f"packed value is an lz4 frame of {len(frame)} bytes that states {stated_bytes}"
+            )
+        if held_bytes_max <= limits.value_bytes_max:
+            # It cannot exceed the limit, and this takes a tenth of the time for a small one.
+            whole: bytes = lz4.frame.decompress(frame)
+            return whole
+        decompressor = lz4.frame.LZ4FrameDecompressor()
         data: bytes = decompressor.decompress(frame, max_length=limits.value_bytes_max)
     except (RuntimeError, EOFError) as error:
         raise PackedValueError(f"packed value is not an lz4 frame: {error}") from error

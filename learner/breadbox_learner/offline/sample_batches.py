@@ -5,7 +5,6 @@ lists, or packed whole or one by one; end flags may have any of the names that r
 """
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,21 +15,12 @@ from breadbox_learner.offline import columns as read
 from breadbox_learner.offline import packing, trees
 from breadbox_learner.offline.columns import Columns
 from breadbox_learner.offline.episode import Episode, Info
-from breadbox_learner.offline.errors import MissingColumnError, OfflineDataError
+from breadbox_learner.offline.errors import OfflineDataError
 from breadbox_learner.offline.options import MappingOptions
+from breadbox_learner.offline.plain_rows import blocks, fill_infos, read_plain_rows
 from breadbox_learner.offline.report import FindingKind, ValidationReport
-from breadbox_learner.offline.row_table import find_flag_columns
-from breadbox_learner.offline.schema import (
-    ACTIONS,
-    AGENT_ID,
-    EPS_ID,
-    INFOS,
-    MODULE_ID,
-    NEW_OBS,
-    OBS,
-    REWARDS,
-    T,
-)
+from breadbox_learner.offline.row_layout import RowLayout
+from breadbox_learner.offline.schema import ACTIONS, NEW_OBS, OBS
 from breadbox_learner.offline.trees import Tree
 
 
@@ -44,82 +34,37 @@ def map_sample_batches(
         SchemaError: columns of different lengths, or one that the schema refuses.
         ValidationError: a row is malformed and the policy for that is to raise.
     """
-    layout = _Layout.of(columns, options)
+    layout = RowLayout.of(columns, options)
+    reader = _RowReader(layout)
     episodes: list[Episode] = []
-    for row in range(read.row_count(columns)):
-        try:
-            episodes.extend(layout.read_row(columns, row))
-        except OfflineDataError as error:
-            report.note(FindingKind.MALFORMED, error.problem, row=row, column=error.column)
+    for low, high in blocks(columns, layout, read.row_count(columns)):
+        plain = read_plain_rows(columns, layout, low, high)
+        if plain is not None:
+            episodes.extend(plain)
+            continue
+        for row in range(low, high):
+            try:
+                episodes.extend(reader.read_row(columns, row))
+            except OfflineDataError as error:
+                report.note(FindingKind.MALFORMED, error.problem, row=row, column=error.column)
     return episodes
 
 
-@dataclass(slots=True)
-class _Layout:
-    """Where things are; decided once for all rows."""
+@dataclass(frozen=True, slots=True)
+class _RowReader:
+    """Reads a row whatever its recorder put into it."""
 
-    options: MappingOptions
-    obs: str
-    actions: str
-    rewards: str
-    new_obs: str | None
-    terminated: str | None
-    truncated: str | None
-    eps_id: str | None
-    agent_id: str | None
-    module_id: str | None
-    t: str | None
-    infos: str | None
-    extras: list[str]
-    packed: dict[str, bool]
-    """Per physical column, whether text in it is a packed array."""
-
-    @classmethod
-    def of(cls, columns: Columns, options: MappingOptions) -> "_Layout":
-        schema = options.schema
-        read.row_count(columns)
-        terminated, truncated = find_flag_columns(columns, schema)
-        agent_id = schema.find(AGENT_ID, columns)
-        if options.multi_agent and agent_id is None:
-            raise MissingColumnError(
-                schema.physical(AGENT_ID), list(columns), needed_for="several agents"
-            )
-        layout = cls(
-            options=options,
-            obs=schema.require(OBS, columns),
-            actions=schema.require(ACTIONS, columns),
-            rewards=schema.require(REWARDS, columns),
-            new_obs=schema.find(NEW_OBS, columns),
-            terminated=terminated,
-            truncated=truncated,
-            eps_id=schema.find(EPS_ID, columns),
-            agent_id=agent_id,
-            module_id=schema.find(MODULE_ID, columns),
-            t=schema.find(T, columns),
-            infos=schema.find(INFOS, columns),
-            extras=schema.extra_columns(
-                columns, [name for name in (terminated, truncated) if name is not None]
-            ),
-            packed={},
-        )
-        named = {layout.obs: OBS, layout.actions: ACTIONS} | {name: name for name in layout.extras}
-        if layout.new_obs is not None:
-            named[layout.new_obs] = NEW_OBS
-        layout.packed = {
-            physical: _holds_packed(columns[physical], canonical, physical, options)
-            for physical, canonical in named.items()
-        }
-        return layout
+    layout: RowLayout
 
     def read_row(self, columns: Columns, row: int) -> list[Episode]:
         """The episodes of one row."""
-        rewards = read.float_numbers(columns[self.rewards][row], self.rewards)
+        rewards = read.float_numbers(columns[self.layout.rewards][row], self.layout.rewards)
         starts = self._episode_starts(columns, row, len(rewards))
         stops = [*starts[1:], len(rewards)]
         steps = self._read_steps(columns, row, rewards, stops)
-        ids = self._ids_at(columns, self.eps_id, row, starts)
-        agent_ids = self._ids_at(columns, self.agent_id, row, starts)
-        module_ids = self._ids_at(columns, self.module_id, row, starts)
+        ids = self._ids_at(columns, self.layout.eps_id, row, starts)
+        agent_ids = self._ids_at(columns, self.layout.agent_id, row, starts)
+        module_ids = self._ids_at(columns, self.layout.module_id, row, starts)
         return [
             self._episode(steps, number, start, stop, (episode_id, agent_id, module_id))
             for number, (start, stop, episode_id, agent_id, module_id) in enumerate(
@@ -131,7 +76,7 @@ class _Layout:
         """Steps at which another episode, or another agent's, starts."""
         changes = np.zeros(count, dtype=np.bool_)
         changes[:1] = True
-        for name in (self.eps_id, self.agent_id):
+        for name in (self.layout.eps_id, self.layout.agent_id):
             held = None if name is None else np.atleast_1d(np.asarray(columns[name][row]))
             if held is not None and len(held) > 1:
                 self._demand_steps(held, count, name)
@@ -150,29 +95,33 @@ class _Layout:
         self, columns: Columns, row: int, rewards: NDArray[Any], stops: list[int]
     ) -> "_Steps":
         count = len(rewards)
-        obs = self._samples(columns, self.obs, OBS, row, count)
+        obs = self._samples(columns, self.layout.obs, OBS, row, count)
         # Of the observations that steps led to, only an episode's last is not in `obs` as well.
         last_places = [stop - 1 for stop in stops]
-        if self.new_obs is None or self.options.ignore_final_observation:
+        if self.layout.new_obs is None:
             final_obs = trees.take(obs, np.array(last_places, dtype=np.int64))
         else:
-            final_obs = self._samples(columns, self.new_obs, NEW_OBS, row, count, last_places)
+            final_obs = self._samples(
+                columns, self.layout.new_obs, NEW_OBS, row, count, last_places
+            )
         return _Steps(
             obs=obs,
             final_obs=final_obs,
-            actions=self._samples(columns, self.actions, ACTIONS, row, count),
+            actions=self._samples(columns, self.layout.actions, ACTIONS, row, count),
             rewards=rewards,
-            terminated=self._flags(columns, self.terminated, row, count),
-            truncated=self._flags(columns, self.truncated, row, count),
+            terminated=self._flags(columns, self.layout.terminated, row, count),
+            truncated=self._flags(columns, self.layout.truncated, row, count),
             infos=self._infos(columns, row, count),
-            extras={name: self._samples(columns, name, name, row, count) for name in self.extras},
+            extras={
+                name: self._samples(columns, name, name, row, count) for name in self.layout.extras
+            },
             t_started=self._t_started(columns, row),
         )
 
     def _demand_steps(self, values: Any, count: int, name: str | None) -> None:
         if len(values) != count:
             raise OfflineDataError(
-                f"has {len(values)} steps, column {self.rewards!r} has {count}", column=name
+                f"has {len(values)} steps, column {self.layout.rewards!r} has {count}", column=name
             )
 
     def _samples(
@@ -191,16 +140,16 @@ class _Layout:
                 tree = trees.map_tree(np.asarray, value)
                 self._demand_steps(trees.first_leaf(tree), count, physical)
                 return tree if places is None else trees.take(tree, np.array(places))
-            limits = self.options.limits
-            if self.packed[physical]:
+            limits = self.layout.options.limits
+            if self.layout.packed[physical]:
                 value = packing.unpack_if_packed(value, limits=limits)
             _demand_array(value, is_observation=canonical in (OBS, NEW_OBS))
             self._demand_steps(value, count, physical)
             if places is not None:
                 value = np.asarray(value)[places]
-            if self.packed[physical]:
+            if self.layout.packed[physical]:
                 value = packing.unpack_column(value, physical, limits=limits)
-            spec = read.space_spec(canonical, self.options)
+            spec = read.space_spec(canonical, self.layout.options)
             if spec is not None:
                 value = read.convert_samples(value, spec)
             return read.stack_samples(value)
@@ -218,22 +167,18 @@ class _Layout:
         return flags
 
     def _infos(self, columns: Columns, row: int, count: int) -> list[Info] | None:
-        if self.infos is None:
+        if self.layout.infos is None:
             return None
-        infos = list(columns[self.infos][row])
-        if len(infos) not in (count, count + 1):
-            raise OfflineDataError(
-                f"has {len(infos)} infos for {count} steps; wanted {count} or {count + 1}",
-                column=self.infos,
-            )
-        # T infos are those of the observations that the steps led to.
-        filled: list[Info] = [info or {} for info in infos]
-        return filled if len(filled) == count + 1 else [{}, *filled]
+        return fill_infos(columns[self.layout.infos][row], count, self.layout.infos)
 
     def _t_started(self, columns: Columns, row: int) -> int:
-        if self.t is None:
+        if self.layout.t is None:
             return 0
-        return int(read.whole_numbers(np.atleast_1d(np.asarray(columns[self.t][row])), self.t)[0])
+        return int(
+            read.whole_numbers(
+                np.atleast_1d(np.asarray(columns[self.layout.t][row])), self.layout.t
+            )[0]
+        )
 
     def _episode(
         self,
@@ -253,7 +198,7 @@ class _Layout:
         return Episode(
             id=uuid.uuid4().hex if episode_id is None else episode_id,
             agent_id=agent_id,
-            module_id=module_id or self.options.module_id_of(agent_id),
+            module_id=module_id or self.layout.options.module_id_of(agent_id),
             observations=trees.concat(observations),
             actions=trees.slice_tree(steps.actions, start, stop),
             rewards=steps.rewards[start:stop],
@@ -295,17 +240,6 @@ class _Steps:
             self.terminated is not None and bool(self.terminated[step]),
             self.truncated is not None and bool(self.truncated[step]),
         )
-
-
-def _holds_packed(
-    rows: Sequence[Any], canonical: str, physical: str, options: MappingOptions
-) -> bool:
-    if options.packed_columns is not None:
-        return read.is_packed(rows, canonical, physical, options)
-    first = rows[0] if len(rows) else None
-    if isinstance(first, np.ndarray | list) and len(first):
-        first = first[0]
-    return packing.looks_packed(first)
 
 
 def _demand_array(value: Any, *, is_observation: bool) -> None:

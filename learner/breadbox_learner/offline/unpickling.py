@@ -21,6 +21,7 @@ from breadbox_learner.offline.dtypes import (
 )
 from breadbox_learner.offline.errors import PackedValueError
 from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits
+from breadbox_learner.offline.usual_pickles import read_usual_array
 
 _MARK = object()
 
@@ -283,6 +284,12 @@ def read_numpy_pickle(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> An
         PackedValueError: it is truncated or corrupt, uses any other instruction or name, or asks
             for more than `limits` allow.
     """
+    usual = read_usual_array(data, limits)
+    return run_machine(data, limits) if usual is None else usual
+
+
+def run_machine(data: bytes, limits: DataLimits) -> Any:
+    """`read_numpy_pickle` by the stack machine alone, whatever form the pickle has."""
     machine = _Machine(data, limits)
     try:
         for _ in range(limits.opcodes_max):
