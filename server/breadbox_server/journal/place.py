@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from breadbox.stores.urls import parse_store_url
-from breadbox_server.journal.redis_stream import RedisArchive, RedisWriter
 from breadbox_server.journal.sqlite import SqliteArchive, SqliteWriter
 from breadbox_server.journal.storage import JournalArchive, JournalWriter
 
@@ -55,6 +54,9 @@ class JournalPlace:
             JournalError: It cannot be reached, or is no journal.
         """
         if self.kind == "redis":
+            # redis-py takes long to load, and a server over a directory does without it.
+            from breadbox_server.journal.redis_stream import RedisArchive
+
             return RedisArchive(self.where)
         Path(self.where).mkdir(mode=0o700, parents=True, exist_ok=True)
         return SqliteArchive(Path(self.where))
@@ -69,6 +71,9 @@ class JournalPlace:
         Raises:
             JournalUnavailableError: It cannot be reached.
         """
-        if isinstance(archive, RedisArchive):
+        if self.kind == "redis":
+            from breadbox_server.journal.redis_stream import RedisArchive, RedisWriter
+
+            assert isinstance(archive, RedisArchive)
             return RedisWriter(self.where, archive.take())
         return SqliteWriter(Path(self.where), sync=sync)

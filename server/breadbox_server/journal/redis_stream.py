@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any, Final
 
-from breadbox.stores.factory import open_redis, open_redis_async
+from breadbox.stores.redis_factory import open_redis, open_redis_async
 from breadbox.stores.redis_wire import REDIS_ERRORS
 from breadbox.stores.urls import redact
 from breadbox_server.journal.storage import (

@@ -1,0 +1,189 @@
+"""Makes clients of Redis, and stores over them: the one place that sets redis-py's options.
+
+Loaded when a URL names a Redis, since redis-py takes long to load.
+"""
+
+from typing import Any, Final
+
+import redis
+import redis.asyncio
+import redis.asyncio.cluster
+import redis.asyncio.retry
+import redis.asyncio.sentinel
+import redis.cluster
+import redis.sentinel
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from breadbox.errors import StoreUrlError
+from breadbox.stores.base import PayloadCustodian, PayloadStore
+from breadbox.stores.redis_custodian import RedisCustodian
+from breadbox.stores.redis_store import PIECE_SIZE_BYTES_DEFAULT, RedisStore
+from breadbox.stores.redis_wire import translated_errors
+from breadbox.stores.urls import StoreUrl, parse_store_url, redact
+
+_SOCKET_TIMEOUT_S: Final = 30.0
+_CONNECT_TIMEOUT_S: Final = 5.0
+_HEALTH_CHECK_S: Final = 30
+_CONNECTIONS_MAX: Final = 16
+_CONNECT_RETRIES: Final = 3
+
+
+def open_redis_store(
+    parsed: StoreUrl, *, unannounced_s: float, piece_size_bytes: int
+) -> PayloadStore:
+    """Open a store in Redis; see `breadbox.stores.open_store`, which has checked the numbers."""
+    piece_size_bytes = piece_size_bytes or PIECE_SIZE_BYTES_DEFAULT
+    if parsed.kind == "cluster":
+        return _open_cluster_store(parsed, unannounced_s, piece_size_bytes)
+    client = _sentinel_client(redis, parsed) if parsed.kind == "sentinel" else _client(parsed)
+    pool = client.connection_pool
+    return RedisStore(
+        client, lambda _: pool, unannounced_s=unannounced_s, piece_size_bytes=piece_size_bytes
+    )
+
+
+def open_redis_custodian(parsed: StoreUrl, *, answer_s: float) -> PayloadCustodian:
+    """Open a custodian of a store in Redis; see `breadbox.stores.open_custodian`."""
+    client = open_redis_async(parsed.url, answer_s=answer_s)
+    return RedisCustodian(client, is_cluster=parsed.kind == "cluster")
+
+
+def open_redis(url: str) -> Any:
+    """Open a plain, blocking redis-py client for `url`, for what is kept beside payloads.
+
+    Raises:
+        StoreUrlError: The URL, or its options, cannot be used, or it is no Redis.
+        redis.exceptions.RedisClusterException: No node of a cluster answers.
+    """
+    parsed = _parse_redis_url(url)
+    if parsed.kind == "cluster":
+        with _url_errors(parsed):
+            return _cluster_client(redis, parsed, _options(parsed))
+    return _sentinel_client(redis, parsed) if parsed.kind == "sentinel" else _client(parsed)
+
+
+def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
+    """Open a plain asyncio redis-py client for `url`. Redis is connected to on use.
+
+    Args:
+        url: See the package's docstring.
+        answer_s: Seconds that Redis may take for one answer.
+
+    Raises:
+        StoreUrlError: The URL, or its options, cannot be used, or it is no Redis.
+    """
+    parsed = _parse_redis_url(url)
+    options = _options(parsed) | {"socket_timeout": answer_s}
+    with _url_errors(parsed):
+        if parsed.kind == "cluster":
+            return _cluster_client(redis.asyncio, parsed, options)
+        # A loop that many wait for: what does not come back at once is the caller's to try again.
+        backoff = ExponentialBackoff(cap=0.2, base=0.02)
+        options["retry"] = redis.asyncio.retry.Retry(backoff, _CONNECT_RETRIES)
+        if parsed.kind == "sentinel":
+            return _sentinel_client(redis.asyncio, parsed)
+        client = redis.asyncio.Redis.from_url(parsed.url, **options)
+        _require_known_options(client.connection_pool)
+        return client
+
+
+def _parse_redis_url(url: str) -> StoreUrl:
+    parsed = parse_store_url(url)
+    if parsed.kind == "file":
+        raise StoreUrlError(f"{redact(url)!r} is a directory where a Redis is wanted")
+    return parsed
+
+
+class _url_errors:  # noqa: N801 - a context manager that reads as a function
+    """Turn redis-py's complaints about a URL's options into a StoreUrlError."""
+
+    def __init__(self, parsed: StoreUrl) -> None:
+        self._parsed = parsed
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (ValueError, TypeError)) and not isinstance(error, redis.RedisError):
+            # Without the cause: redis-py may quote the URL.
+            raise StoreUrlError(
+                f"store URL {redact(self._parsed.url)!r} has options that cannot be used"
+            ) from None
+
+
+def _options(parsed: StoreUrl) -> dict[str, Any]:
+    del parsed
+    return {
+        "protocol": 2,
+        "decode_responses": False,
+        "socket_timeout": _SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": _CONNECT_TIMEOUT_S,
+        "health_check_interval": _HEALTH_CHECK_S,
+        "max_connections": _CONNECTIONS_MAX,
+        "client_name": "breadbox",
+    }
+
+
+def _client(parsed: StoreUrl) -> Any:
+    with _url_errors(parsed):
+        pool = redis.BlockingConnectionPool.from_url(
+            parsed.url,
+            timeout=_SOCKET_TIMEOUT_S,
+            retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), _CONNECT_RETRIES),
+            **_options(parsed),
+        )
+        _require_known_options(pool)
+        return redis.Redis.from_pool(pool)
+
+
+def _require_known_options(pool: Any) -> None:
+    """Make a connection object, without connecting: redis-py checks options only then."""
+    pool.connection_class(**pool.connection_kwargs)
+
+
+def _open_cluster_store(
+    parsed: StoreUrl, unannounced_s: float, piece_size_bytes: int
+) -> PayloadStore:
+    with _url_errors(parsed), translated_errors():
+        client = _cluster_client(redis, parsed, _options(parsed))
+
+    def pool_of(payload_id: str) -> redis.ConnectionPool:
+        node = client.get_node_from_key(f"breadbox:{{{payload_id}}}:0")
+        pool: redis.ConnectionPool = client.get_redis_connection(node).connection_pool
+        return pool
+
+    def refresh() -> None:
+        with translated_errors():
+            client.nodes_manager.initialize()
+
+    return RedisStore(
+        client,
+        pool_of,
+        unannounced_s=unannounced_s,
+        piece_size_bytes=piece_size_bytes,
+        refresh=refresh,
+    )
+
+
+def _cluster_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> Any:
+    """Make a client that starts with whichever of the URL's nodes answers."""
+    options.pop("max_connections")
+    others = [module.cluster.ClusterNode(host, port) for host, port in parsed.addresses[1:]]
+    return module.RedisCluster.from_url(parsed.url, startup_nodes=others, **options)
+
+
+def _sentinel_client(module: Any, parsed: StoreUrl) -> Any:
+    """Make a client of the primary, found anew through the Sentinels on each connection."""
+    with _url_errors(parsed):
+        options = _options(parsed)
+        address = redis.connection.parse_url(parsed.url)  # type: ignore[no-untyped-call]
+        for name in ("username", "password", "db"):
+            if name in address:
+                options[name] = address[name]
+        if parsed.url.startswith("rediss:"):
+            options["ssl"] = True
+        sentinel = module.sentinel.Sentinel(
+            list(parsed.addresses), sentinel_kwargs={"socket_timeout": _CONNECT_TIMEOUT_S}
+        )
+        return sentinel.master_for(parsed.service_name, **options)
