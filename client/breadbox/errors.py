@@ -30,7 +30,9 @@ class BufferNotFoundError(ReplayBufferError):
     """No buffer has this name."""
 
     def __init__(self, buffer: str) -> None:
-        super().__init__(f"no buffer is named {buffer!r}; create it with create_buffer()")
+        super().__init__(
+            f"no buffer is named {buffer!r}; `breadbox buffers create` or create_buffer() makes one"
+        )
         self.buffer = buffer
 
 

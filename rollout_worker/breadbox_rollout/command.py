@@ -29,7 +29,8 @@ class OneLineCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            raise Unusable(f"{error.format_message()} See '{ctx.command_path} --help'.") from error
+            problem = error.format_message().rstrip(".")
+            raise Unusable(f"{problem}; see '{ctx.command_path} --help'") from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run, turning what is expected to go wrong into a line."""

@@ -12,6 +12,14 @@ import torch
 
 import breadbox
 from breadbox import heartbeat
+from breadbox.errors import (
+    InvalidRequestError,
+    NotSupportedError,
+    PermissionDeniedError,
+    ReplayBufferError,
+    TlsError,
+    UnauthenticatedError,
+)
 from breadbox_rollout.command import (
     OneLineCommand,
     config_option,
@@ -101,7 +109,8 @@ def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
             option("--record-crf", type=click.IntRange(0, 51), default=23,
                    help="Quality of H.264; 0: lossless, 51: worst."),
             option("--steps-max", type=positive, help="End after so many steps."),
-            option("--log-interval-s", type=click.FloatRange(min=0.1), default=10.0),
+            option("--log-interval-s", type=click.FloatRange(min=0.1), default=10.0,
+                   help="Seconds between lines that say how fast it goes."),
             option("--drain-s", type=click.FloatRange(min=0.0), default=10.0,
                    help="Time to deliver what is finished when told to end."),
         )
@@ -114,7 +123,11 @@ def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
 @_worker_options
 @environment_options
 @config_option()
-@click.option("--dry-run", is_flag=True, help="Check everything, print what would be used, end.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check everything but the server, print what would be used, end.",
+)
 def rollout(dry_run: bool, log_level: str, **values: Any) -> None:
     """Run a rollout worker: step environments with the current model and send fragments.
 
@@ -134,11 +147,33 @@ def rollout(dry_run: bool, log_level: str, **values: Any) -> None:
         click.echo(settings.as_yaml(), nl=False)
         return
     set_up_logging(log_level)
+    check_service(settings)
     torch.set_num_threads(settings.torch_threads)
     run_worker(client, settings, spec, device)
 
 
-def _connect(settings: RolloutSettings) -> "breadbox.Client":
+def check_service(settings: RolloutSettings) -> None:
+    """Ask the server once, before anything is started, whether this worker may append.
+
+    What may come yet (the server, the buffer) is said and waited for; it takes 10 s at most.
+
+    Raises:
+        TlsError, UnauthenticatedError, PermissionDeniedError, NotSupportedError: What waiting does
+            not mend.
+    """
+    with _connect(settings, reconnect_s=0.0) as client:
+        try:
+            client.get_buffer()
+            client.append_fragments([])
+        except (TlsError, UnauthenticatedError, PermissionDeniedError, NotSupportedError):
+            raise
+        except InvalidRequestError:
+            return  # To append nothing is refused for its content: the call itself is allowed.
+        except ReplayBufferError as error:
+            logger.warning("waiting for the server: %s", error)
+
+
+def _connect(settings: RolloutSettings, **options: Any) -> "breadbox.Client":
     tls = None
     if settings.tls_ca or settings.tls_cert or settings.tls_key:
         tls = breadbox.Tls(settings.tls_ca, settings.tls_cert, settings.tls_key)
@@ -148,6 +183,7 @@ def _connect(settings: RolloutSettings) -> "breadbox.Client":
         tls=tls,
         token=settings.token,
         append_wait_s=_APPEND_WAIT_S,
+        **options,
     )
 
 

@@ -62,6 +62,7 @@ class ModelWatcher:
         self._taken = True
         self._error: Exception | None = None
         """What ended the thread, which is a bug."""
+        self._trouble = "no answer yet"
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="model-watcher", daemon=True)
 
@@ -74,6 +75,12 @@ class ModelWatcher:
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join(wait_s)
+
+    @property
+    def trouble(self) -> str:
+        """Why the model is not known, in words; empty while the service answers."""
+        with self._lock:
+            return self._trouble
 
     @property
     def latest(self) -> Model:
@@ -117,6 +124,7 @@ class ModelWatcher:
                 # Knowing nothing, an answer is wanted at once: also that no session is current.
                 wait_s = 0.0 if known is None else WATCH_S
                 state = self._service.watch_model(known, max_wait_s=wait_s)
+                self._say_trouble("")
                 if state is None:
                     if known is None:
                         known = NO_STATE
@@ -131,11 +139,18 @@ class ModelWatcher:
                 known = None
                 self._closing.wait(RETRY_S)
             except ReplayBufferError as error:
-                logger.warning("cannot learn the current model: %s", error)
+                self._say_trouble(" ".join(str(error).split()))
                 self._closing.wait(RETRY_S)
             else:
                 known = state
                 self._offer(model)
+
+    def _say_trouble(self, trouble: str) -> None:
+        """Keep why there is no answer, and log it once, not with every attempt."""
+        with self._lock:
+            before, self._trouble = self._trouble, trouble
+        if trouble and trouble != before:
+            logger.warning("cannot learn the current model, asking on: %s", trouble)
 
     def _complete(self, state: ModelState, known: ModelState | None) -> Model:
         """Fetch what belongs to the state: weights, and the limit that fragments will meet."""

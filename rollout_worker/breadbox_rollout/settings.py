@@ -15,6 +15,7 @@ import yaml
 from breadbox.errors import InvalidRequestError
 
 _SECRET_FIELDS = frozenset({"token"})
+_HIDDEN = "(hidden)"
 _SIZE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
@@ -103,7 +104,7 @@ class RolloutSettings:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in _SECRET_FIELDS:
-                value = None if value is None else "(hidden)"
+                value = None if value is None else _HIDDEN
             plain[field.name] = str(value) if isinstance(value, Path) else value
         return yaml.safe_dump(plain, sort_keys=False)
 
@@ -132,6 +133,8 @@ def default_worker_name() -> str:
 def read_config(path: Path, known: set[str]) -> dict[str, Any]:
     """Read a YAML file of option names and values; dashes and underscores are alike.
 
+    A secret that a dry run has hidden counts as not given.
+
     Raises:
         InvalidRequestError: It cannot be read, is no mapping, or names an unknown option.
     """
@@ -146,6 +149,9 @@ def read_config(path: Path, known: set[str]) -> dict[str, Any]:
         raise InvalidRequestError("config", f"{path} holds no mapping of options to values")
     values = {str(key).replace("-", "_"): value for key, value in data.items()}
     unknown = sorted(set(values) - known)
+    for secret in _SECRET_FIELDS:
+        if values.get(secret) == _HIDDEN:
+            del values[secret]  # Written by a dry run; the secret itself is in the environment.
     if unknown:
         raise InvalidRequestError("config", f"{path} names unknown options: {', '.join(unknown)}")
     return values

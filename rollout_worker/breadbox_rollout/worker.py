@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 """Longest the loop waits for anything before it looks whether it shall stop."""
+_SAY_WAITING_FIRST_S = 1.0
+"""Shorter waits than this are not worth a line."""
 _SAY_WAITING_S = 10.0
 
 
@@ -161,7 +163,8 @@ class RolloutWorker:
                 self._recordings.clean()
 
     def _loop(self) -> None:
-        log_at = say_at = self._clock()
+        log_at = self._clock()
+        say_at = log_at + _SAY_WAITING_FIRST_S
         while not self._stop.is_set():
             self._heartbeat.beat()
             self._take_model()
@@ -171,7 +174,8 @@ class RolloutWorker:
             elif self._may_run():
                 self._turn()
             if self._clock() - log_at >= self._options.log_interval_s:
-                self._log(self._clock() - log_at)
+                if self._model.in_session or self.step_count > self._logged_steps:
+                    self._log(self._clock() - log_at)
                 log_at = self._clock()
             if self._options.steps_max and self.step_count >= self._options.steps_max:
                 return
@@ -214,7 +218,9 @@ class RolloutWorker:
     def _wait_for_session(self, say_at: float) -> float:
         """Let time pass until a learner is there; says so now and then. Produces nothing."""
         if self._clock() >= say_at:
-            if not self._watcher.latest.in_session:
+            if trouble := self._watcher.trouble:
+                logger.info("waiting for the server: %s", trouble)
+            elif not self._watcher.latest.in_session:
                 logger.info("waiting for a learner to start a session")
             elif self._inference is None:
                 logger.info("waiting for the first environment to start")

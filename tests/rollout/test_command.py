@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 import yaml
 from click.testing import CliRunner
 
+import breadbox
 from breadbox_rollout.main import generate, rollout
 from support.eventually import eventually_sync
+from support.fake_service import FakeService, refuse, serving
 
 SCRIPTED = "support.scripted_env:make"
 
@@ -55,6 +58,16 @@ def test_sizes_have_units_and_secrets_are_hidden(runner: CliRunner) -> None:
         runner, "--env", "CartPole-v1", "--queue-bytes", "2GiB", "--token", "swordfish"
     )
     assert (2**31, "(hidden)") == (found["queue_bytes"], found["token"])
+
+
+def test_a_hidden_secret_that_is_read_back_is_not_taken_for_one(
+    runner: CliRunner, tmp_path: Path
+) -> None:
+    arguments = ["--dry-run", "--env", "CartPole-v1"]
+    config = tmp_path / "config.yaml"
+    config.write_text(runner.invoke(rollout, [*arguments, "--token", "swordfish"]).stdout)
+    assert "(hidden)" in config.read_text()
+    assert effective(runner, "--config", str(config))["token"] is None
 
 
 @pytest.mark.parametrize(
@@ -151,14 +164,74 @@ def test_a_worker_without_a_server_waits_says_so_and_drains_on_sigterm(tmp_path:
             stderr=errors,
         )  # fmt: skip
     try:
-        wait_for_file(log, "waiting for a learner")
+        wait_for_file(log, "there is no such socket")
+        wait_for_file(log, "worker: waiting for the server")
         process.send_signal(signal.SIGTERM)
         assert 0 == process.wait(60.0)
     finally:
         process.kill()
         process.wait()
+    assert "waiting for a learner" not in log.read_text(), "nobody knows that yet"
     assert "ended after 0 steps" in log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Servers for which a worker would run; none does."""
+    addresses: list[str] = []
+
+    def run_nothing(client: breadbox.Client, *_: object) -> None:
+        addresses.append(client.address)
+        client.close()
+
+    monkeypatch.setattr("breadbox_rollout.main.run_worker", run_nothing)
+    return addresses
+
+
+@pytest.mark.parametrize(
+    ("method", "code", "reason"),
+    [
+        ("GetBuffer", grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
+        ("AppendFragments", grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
+        ("GetBuffer", grpc.StatusCode.UNIMPLEMENTED, ""),
+    ],
+)
+def test_what_waiting_does_not_mend_ends_the_worker_before_it_starts(
+    method: str, code: grpc.StatusCode, reason: str, runner: CliRunner, started: list[str]
+) -> None:
+    """D34: a wrong token was a warning every second, beside environments that ran for nothing."""
+    fake = FakeService()
+    fake.will(method, refuse(code, reason))
+    with serving(fake) as address:
+        result = runner.invoke(rollout, ["--env", "CartPole-v1", "--server", address])
+    assert (2, []) == (result.exit_code, started)
+    assert 1 == len(result.stderr.splitlines())
+
+
+def test_a_buffer_that_is_not_there_yet_is_named_and_waited_for(
+    runner: CliRunner, started: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeService()
+    refused = refuse(grpc.StatusCode.NOT_FOUND, "BUFFER_NOT_FOUND", buffer="pong")
+    fake.will("GetBuffer", refused)
+    arguments = ["--env", "CartPole-v1", "--buffer", "pong"]
+    with serving(fake) as address:
+        result = runner.invoke(rollout, [*arguments, "--server", address])
+    assert (0, [address]) == (result.exit_code, started)
+    assert "waiting for the server: no buffer is named 'pong'" in caplog.text
+
+
+def test_a_server_that_lets_the_worker_append_is_not_spoken_of(
+    runner: CliRunner, started: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeService()
+    malformed = refuse(grpc.StatusCode.INVALID_ARGUMENT, "ARGUMENT_INVALID")
+    fake.will("AppendFragments", malformed)
+    with serving(fake) as address:
+        result = runner.invoke(rollout, ["--env", "CartPole-v1", "--server", address])
+    assert (0, [address]) == (result.exit_code, started)
+    assert "waiting" not in caplog.text
 
 
 def wait_for_file(path: Path, text: str = "") -> None:

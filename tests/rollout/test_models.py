@@ -93,24 +93,42 @@ def test_weights_replaced_while_they_were_read_are_asked_for_again(monkeypatch: 
         assert 4.0 == value_of(take(watcher).weights)
 
 
+class Away(FakeService):
+    """Fails to answer so many times."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def watch_model(
+        self, known: ModelState | None = None, *, max_wait_s: float = 0.0
+    ) -> ModelState | None:
+        if self.failures:
+            self.failures -= 1
+            raise UnavailableError("away")
+        return super().watch_model(known, max_wait_s=max_wait_s)
+
+
 def test_a_service_that_is_away_is_asked_again(monkeypatch: Any) -> None:
     monkeypatch.setattr("breadbox_rollout.models.RETRY_S", 0.0)
-
-    class Away(FakeService):
-        attempts = 0
-
-        def watch_model(
-            self, known: ModelState | None = None, *, max_wait_s: float = 0.0
-        ) -> ModelState | None:
-            self.attempts += 1
-            if self.attempts <= 3:
-                raise UnavailableError("away")
-            return super().watch_model(known, max_wait_s=max_wait_s)
-
-    service = Away()
+    service = Away(3)
     service.publish("s", 1, weights(1.0))
     with watching(service) as watcher:
         assert 1 == take(watcher).model_version
+
+
+def test_why_there_is_no_answer_is_known_and_logged_once(
+    monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("breadbox_rollout.models.RETRY_S", 0.0)
+    service = Away(failures=2**31)
+    with watching(service) as watcher:
+        eventually_sync(lambda: watcher.trouble == "away" and service.failures < 2**31 - 9)
+        service.failures = 0
+        service.publish("s", 1, weights(1.0))
+        take(watcher)
+        assert "" == watcher.trouble
+    assert 1 == caplog.text.count("cannot learn the current model")
 
 
 def test_a_bug_that_ends_the_thread_is_raised_where_models_are_taken() -> None:

@@ -88,7 +88,7 @@ class LazyGroup(click.Group):
             sys.exit(error.exit_code)
         except click.UsageError as error:
             where = error.ctx.command_path if error.ctx else "breadbox"
-            _fail(f"{error.format_message()} See '{where} --help'.", error.exit_code)
+            _fail(f"{error.format_message().rstrip('.')}; see '{where} --help'", error.exit_code)
         except click.ClickException as error:
             _fail(error.format_message(), error.exit_code)
         except click.Abort:
