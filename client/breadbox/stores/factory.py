@@ -64,4 +64,4 @@ def open_custodian(
         return FileCustodian(parsed.directory, unannounced_s=unannounced_s)
     from breadbox.stores.redis_factory import open_redis_custodian
 
-    return open_redis_custodian(parsed, answer_s=answer_s)
+    return open_redis_custodian(url, answer_s=answer_s)

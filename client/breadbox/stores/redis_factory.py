@@ -43,10 +43,10 @@ def open_redis_store(
     )
 
 
-def open_redis_custodian(parsed: StoreUrl, *, answer_s: float) -> PayloadCustodian:
+def open_redis_custodian(url: str, *, answer_s: float) -> PayloadCustodian:
     """Open a custodian of a store in Redis; see `breadbox.stores.open_custodian`."""
-    client = open_redis_async(parsed.url, answer_s=answer_s)
-    return RedisCustodian(client, is_cluster=parsed.kind == "cluster")
+    client = open_redis_async(url, answer_s=answer_s)
+    return RedisCustodian(client, is_cluster=parse_store_url(url).kind == "cluster")
 
 
 def open_redis(url: str) -> Any:
@@ -73,7 +73,10 @@ def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
     Raises:
         StoreUrlError: The URL, or its options, cannot be used, or it is no Redis.
     """
-    parsed = _parse_redis_url(url)
+    return _async_client(_parse_redis_url(url), answer_s)
+
+
+def _async_client(parsed: StoreUrl, answer_s: float) -> Any:
     options = _options(parsed) | {"socket_timeout": answer_s}
     with _url_errors(parsed):
         if parsed.kind == "cluster":
