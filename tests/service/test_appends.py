@@ -8,11 +8,14 @@ from prometheus_client import CollectorRegistry
 
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox_server.appends import SLICE_FRAGMENTS, AppendQueue
 from breadbox_server.core.config import BufferConfig, FullPolicy
-from breadbox_server.deletions import DeletionQueue
+from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment, Payload
+from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.metrics import Metrics
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
+from support.manual_timers import ManualTimers
 from support.served import CALL_S, info_of, reason_of, served
 
 ADMITTED = fragment_pb2.ADMISSION_OUTCOME_ADMITTED
@@ -89,6 +92,19 @@ async def test_fragments_after_one_that_asks_to_wait_carry_its_outcome_unconfirm
     assert 2 == kept
 
 
+async def test_what_stands_behind_a_fragment_that_has_to_wait_is_not_confirmed():
+    """Else payloads that nobody owns would pile up with every attempt of a blocked producer."""
+    config = BufferConfig(fragments_per_chunk=2, capacity_chunks=1, full_policy=FullPolicy.BLOCK)
+    async with served(config) as it:
+        await it.start()
+        await it.append(*(it.metadata(index) for index in range(3)))
+        closing, opening = it.metadata(3), it.metadata(0, worker_id="other")
+        reply = await it.append(closing, opening)
+        unconfirmed = set(it.custodian.unannounced)
+    assert [BUFFER_FULL, BUFFER_FULL] == outcomes(reply)
+    assert {closing.payload.payload_id, opening.payload.payload_id} == unconfirmed
+
+
 async def test_calls_that_wait_together_share_one_trip_to_the_store():
     async with served() as it:
         await it.start()
@@ -159,6 +175,115 @@ async def test_a_payload_confirmed_for_a_fragment_that_became_stale_is_deleted_a
         it.clock.advance(101.0)
         await eventually(lambda: payload_id in it.custodian.deleted)
     assert [STALE] == outcomes(appending.result())
+
+
+async def test_payloads_whose_confirmation_was_never_heard_of_are_deleted_after_a_while():
+    async with served(unannounced_s=100.0) as it:
+        await it.start()
+        it.custodian.loses_answers = True
+        with pytest.raises(grpc.aio.AioRpcError):
+            await it.append(it.metadata(0))
+        it.custodian.loses_answers = False
+        (payload_id,) = it.custodian.kept
+        it.clock.advance(101.0)
+        await eventually(lambda: payload_id in it.custodian.deleted)
+
+
+async def test_payloads_confirmed_for_a_buffer_that_went_are_deleted_after_a_while():
+    async with served(unannounced_s=100.0) as it:
+        await it.start()
+        it.custodian.may_confirm.clear()
+        async with asyncio.TaskGroup() as group:
+            appending = group.create_task(_failure_of(it.append(it.metadata(0), it.metadata(1))))
+            await it.custodian.confirming.wait()
+            await it.stub.DeleteBuffer(pb.DeleteBufferRequest(name="default"), timeout=CALL_S)
+            it.custodian.may_confirm.set()
+        assert "BUFFER_NOT_FOUND" == appending.result()
+        confirmed = set(it.custodian.kept)
+        it.clock.advance(101.0)
+        await eventually(lambda: confirmed == set(it.custodian.deleted))
+    assert 2 == len(confirmed)
+
+
+def unowned_payloads(custodian: FakeCustodian) -> tuple[DeletionQueue, UnownedPayloads]:
+    deletions = DeletionQueue(custodian, metrics=Metrics(CollectorRegistry()), limit=10)
+    return deletions, UnownedPayloads(deletions, keep_s=10.0, is_referenced=lambda *_: False)
+
+
+def payload(number: int) -> Payload:
+    return Payload(f"{number:032x}", 1)
+
+
+def test_payloads_that_nobody_owns_are_bounded_and_the_oldest_goes_first(monkeypatch):
+    monkeypatch.setattr(UnownedPayloads, "LIMIT", 2)
+    deletions, unowned = unowned_payloads(FakeCustodian())
+    for number in (1, 2, 1, 3):
+        unowned.add(payload(number), "default", 0.0)
+    assert (2, [payload(2)]) == (len(unowned), list(deletions._payloads))
+
+
+def test_a_payload_that_is_refused_again_is_kept_for_as_long_again():
+    deletions, unowned = unowned_payloads(FakeCustodian())
+    for now, number in ((0.0, 1), (1.0, 2), (5.0, 1)):
+        unowned.add(payload(number), "default", now)
+    unowned.delete_overdue(11.0)
+    assert [payload(2)] == list(deletions._payloads)
+    unowned.delete_overdue(15.0)
+    assert [payload(2), payload(1)] == list(deletions._payloads)
+
+
+def test_a_payload_that_somebody_refers_to_by_then_is_not_deleted():
+    """Claimed by two fragments, it was refused for the second and belongs to the first."""
+    deletions, _ = unowned_payloads(FakeCustodian())
+    unowned = UnownedPayloads(deletions, keep_s=10.0, is_referenced=lambda *_: True)
+    unowned.add(payload(1), "default", 0.0)
+    unowned.delete_overdue(10.0)
+    assert (0, 0) == (len(unowned), len(deletions))
+
+
+class Refuser:
+    """A core to which everything is stale."""
+
+    def judge(self, buffer, fragment):
+        return Appended(AdmissionOutcome.STALE)
+
+    def admit(self, buffer, fragment):
+        return Appended(AdmissionOutcome.STALE)
+
+    def pump(self):
+        """Nothing was decided."""
+
+    def when_settled(self, callback):
+        callback()
+
+
+async def test_a_long_queue_of_refusals_lets_others_have_the_loop():
+    custodian, metrics = FakeCustodian(), Metrics(CollectorRegistry())
+    deletions, unowned = unowned_payloads(custodian)
+    queue = AppendQueue(
+        custodian, deletions, unowned, clock=ManualTimers(), metrics=metrics, fragments_max=10_000
+    )
+    slice_count = 20
+    fragments = [
+        Fragment(
+            worker_id="w",
+            fragment_index=index,
+            session_id="run",
+            model_version_min=0,
+            model_version_max=0,
+            payload=Payload("0" * 32, 1),
+        )
+        for index in range(slice_count * SLICE_FRAGMENTS)
+    ]
+    turns_of_others = 0
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(queue.run(Refuser()))
+        appending = group.create_task(queue.append("default", fragments))
+        while not appending.done():
+            turns_of_others += 1
+            await asyncio.sleep(0)
+        running.cancel()
+    assert turns_of_others >= slice_count
 
 
 async def test_a_store_that_is_down_fails_the_append_and_a_retry_succeeds():

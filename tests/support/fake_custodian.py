@@ -23,6 +23,8 @@ class FakeCustodian:
         self.confirm_trips: list[int] = []
         self.delete_trips: list[int] = []
         self.is_down = False
+        self.loses_answers = False
+        """Whether confirmations happen and nobody hears of it."""
         self.is_closed = False
         self.may_confirm = asyncio.Event()
         self.may_confirm.set()
@@ -53,6 +55,8 @@ class FakeCustodian:
                 self.unannounced.discard(reference.payload_id)
                 self.kept.add(reference.payload_id)
             answers.append(reference.payload_id in self.kept)
+        if self.loses_answers:
+            raise StoreUnavailableError("the fake store's answer was lost")
         return answers
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
