@@ -4,21 +4,23 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import breadbox
-from breadbox.errors import StoreUnavailableError
-from breadbox.stores import open_custodian, open_store
-from breadbox.stores.base import PayloadStore
+from breadbox.errors import PayloadMissingError, StoreUnavailableError
+from breadbox.stores import open_custodian, open_store, redis_store
+from breadbox.stores.base import PayloadStore, Segment
 from breadbox.types import PayloadReference
 from breadbox_server.journal.redis_stream import RedisArchive, RedisWriter
 from breadbox_server.journal.storage import JournalUnavailableError
 from support.fragments import vector_fragment
 from support.redis_cluster import RedisCluster
 from support.server_process import ServerProcess
-from support.store_contract import read_back
+from support.store_contract import HEAD_BYTES, RangeReceiver, read_back
 
 pytestmark = pytest.mark.integration
 
@@ -72,6 +74,81 @@ def test_all_pieces_of_a_payload_stay_on_one_node(
     ]
 
     assert [0, 0, 4] == sorted(found)
+
+
+@pytest.fixture
+def met(monkeypatch: pytest.MonkeyPatch, cluster: RedisCluster) -> list[str]:
+    """Nobody's connection is used before all nodes' are; names the threads that met."""
+    names: list[str] = []
+    barrier = threading.Barrier(len(cluster.primaries))
+    borrowed_wire = redis_store.borrowed_wire
+
+    @contextmanager
+    def meeting(pool: Any) -> Iterator[Any]:
+        with borrowed_wire(pool) as wire:
+            barrier.wait(timeout=20)
+            names.append(threading.current_thread().name)
+            yield wire
+
+    monkeypatch.setattr(redis_store, "borrowed_wire", meeting)
+    return names
+
+
+def test_all_nodes_are_written_to_and_read_from_at_once(
+    store: PayloadStore, met: list[str]
+) -> None:
+    contents = payloads(60)
+    references = write(store, contents)
+    receiver = RangeReceiver([(HEAD_BYTES, PAYLOAD_BYTES)], wants_whole=True)
+    store.read_many(references, receiver)
+
+    assert 6 == len(met)
+    assert 3 == len(set(met[:3]))
+    assert contents == [receiver.heads[k] + receiver.received[k][0] for k in range(60)]
+    assert not [each for each in threading.enumerate() if each.name.startswith("breadbox-node")]
+
+
+class OneAtATime(RangeReceiver):
+    """Holds up the first plan until another one begins, or long enough to say that none does."""
+
+    def __init__(self) -> None:
+        super().__init__([(HEAD_BYTES, PAYLOAD_BYTES)], wants_whole=True)
+        self.is_planning = threading.Lock()
+        self.overlapped = threading.Event()
+        self.is_first = True
+
+    def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
+        if not self.is_planning.acquire(blocking=False):
+            self.overlapped.set()
+            return super().segments(position, head)
+        try:
+            if self.is_first:
+                self.is_first = False
+                self.overlapped.wait(0.5)
+            return super().segments(position, head)
+        finally:
+            self.is_planning.release()
+
+
+def test_payloads_of_many_nodes_are_planned_one_after_another(store: PayloadStore) -> None:
+    """The plan of the first decides the shape of the batch that the others join."""
+    references = write(store, payloads(30))
+    receiver = OneAtATime()
+    store.read_many(references, receiver)
+
+    assert not receiver.overlapped.is_set()
+    assert sorted(receiver.order) == list(range(30))
+
+
+def test_a_payload_missing_on_one_node_ends_the_read_of_all(store: PayloadStore) -> None:
+    contents = payloads(30)
+    references = write(store, contents)
+    store.delete_many(references[7:8])
+    with pytest.raises(PayloadMissingError):
+        store.read_many(references, RangeReceiver([(HEAD_BYTES, PAYLOAD_BYTES)], wants_whole=True))
+    del references[7], contents[7]
+
+    assert contents == read_back(store, references)
 
 
 async def test_the_server_confirms_and_deletes_on_every_node(

@@ -21,6 +21,7 @@ from breadbox.stores.keys import (
     piece_keys,
     piece_ranges,
 )
+from breadbox.stores.redis_nodes import InTurns, on_all_nodes
 from breadbox.stores.redis_wire import (
     MovedError,
     Wire,
@@ -102,7 +103,8 @@ class RedisStore:
             if not is_sound(reference):
                 raise PayloadCorruptError(f"a payload reference is out of bounds: {reference}")
         work = list(enumerate(references))
-        self._per_node(work, lambda item: item[1], lambda wire, part: _read(wire, part, receiver))
+        turns = InTurns(receiver)
+        self._per_node(work, lambda item: item[1], lambda wire, part: _read(wire, part, turns))
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
         """Return None: Redis' memory cannot be mapped."""
@@ -140,15 +142,18 @@ class RedisStore:
         reference_of: Callable[[Any], PayloadReference],
         act: Callable[[Wire, Sequence[Any]], None],
     ) -> None:
-        """Do the work node by node, each on one connection, again on a fresh one if it breaks."""
+        """Do the work of all nodes at once, each on one connection; on fresh ones if one breaks."""
+
+        def act_on(pool: redis.ConnectionPool, part: Sequence[Any]) -> None:
+            with borrowed_wire(pool) as wire:
+                act(wire, part)
+
         for attempt in range(1, _ATTEMPTS_MAX + 1):
             groups: dict[redis.ConnectionPool, list[Any]] = defaultdict(list)
             for item in work:
                 groups[self._router(reference_of(item).payload_id)].append(item)
             try:
-                for pool, part in groups.items():
-                    with borrowed_wire(pool) as wire:
-                        act(wire, part)
+                on_all_nodes(groups, act_on)
             except MovedError as error:
                 if attempt == _ATTEMPTS_MAX:
                     # For the caller the same as a node that is away: asking later helps.
