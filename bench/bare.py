@@ -19,9 +19,14 @@ from breadbox.fragment import Fragment
 class BareSocket:
     """One blocking connection to Redis."""
 
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(path))
+    def __init__(self, address: Path | tuple[str, int]) -> None:
+        """Connect to a unix socket, or to a host and port."""
+        if isinstance(address, Path):
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.connect(str(address))
+        else:
+            self._socket = socket.create_connection(address)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def set_pieces(self, keys: Sequence[bytes], pieces: Sequence[memoryview]) -> None:
         """SET every piece, then read all replies."""

@@ -23,6 +23,8 @@ class Figure:
     is_lower_better: bool = False
     peers: Mapping[str, float] = field(default_factory=dict)
     """The same thing by other means, same run, same unit."""
+    also: Mapping[str, float] = field(default_factory=dict)
+    """What else was measured with it; each name says its unit."""
 
     @property
     def ratio(self) -> float | None:

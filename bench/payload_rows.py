@@ -57,7 +57,7 @@ def _append_row(workload: str, client: breadbox.Client, path: Path, *, rounds: i
     moved = group * payload_bytes(fragment) / _GB
     successive = numbered(fragment, "bench")
     bare, pickled = BareSocket(path), PickleClient(path)
-    pieces = _pieces(b"".join(encode_fragment(fragment))) * group
+    pieces = cut(b"".join(encode_fragment(fragment))) * group
     window = max(1, int(_HELD_BYTES / _GB / moved))
     keys: deque[list[bytes]] = deque()
     names: deque[list[str]] = deque()
@@ -137,7 +137,7 @@ def _load_row(
     keys, destinations = [], []
     for row, reference in enumerate(references):
         view = memory[row].data[: sizes[row]]
-        for number, piece in enumerate(_pieces(view)):
+        for number, piece in enumerate(cut(view)):
             keys.append(piece_key(reference.metadata.payload.payload_id, number))
             destinations.append(piece)
 
@@ -209,7 +209,8 @@ def _file_rows(workload: str, redis_rate: float, *, rounds: int) -> Iterator[Fig
     )
 
 
-def _pieces(payload: bytes | memoryview) -> list[memoryview]:
+def cut(payload: bytes | memoryview) -> list[memoryview]:
+    """Cut a payload as the store does."""
     view = memoryview(payload)
     size = PIECE_SIZE_BYTES_DEFAULT
     return [view[start : start + size] for start in range(0, len(view), size)]
