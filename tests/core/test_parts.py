@@ -6,10 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breadbox_server.core.inputs import AdmissionOutcome
+from breadbox_server.core.chunks import Chunk, ChunkState, ChunkTable
+from breadbox_server.core.ids import (
+    CallerId,
+    ChunkId,
+    FragmentIndex,
+    LeaseId,
+    ModelVersion,
+    PayloadId,
+    RequestId,
+    SessionId,
+    WorkerId,
+)
+from breadbox_server.core.inputs import AdmissionOutcome, Fragment, Payload
 from breadbox_server.core.lazy_heap import WASTE_MIN, LazyHeap
+from breadbox_server.core.leases import Grant, Lease, LeaseBook
 from breadbox_server.core.outcomes import OutcomeWindow
 from breadbox_server.core.samplers import SAMPLERS, Sampler, make_sampler
+from breadbox_server.core.waiters import Caller, Waiter, WaiterQueue
 
 ADMITTED, STALE = AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE
 
@@ -95,3 +109,65 @@ def twin_of(name: str, sampler: Sampler, members: dict[int, Item]) -> Sampler:
         member = members[chunk_id]
         twin.add(Item(member.chunk_id, member.version))
     return twin
+
+
+CHURN = 2000
+"""Many times what an order may keep of the dead beside a handful of the living."""
+
+
+def order_sizes(part: object) -> list[int]:
+    """Entries, dead ones included, of the orders that a part keeps."""
+    values = (getattr(part, name) for name in vars(part))
+    return [len(value) for value in values if isinstance(value, LazyHeap)]
+
+
+def test_chunks_that_come_and_go_behind_one_that_stays_leave_nothing_in_any_order() -> None:
+    """Dead entries are dropped when they surface; those behind a living one never do."""
+    table = ChunkTable(make_sampler("oldest_first"))
+    for number in range(CHURN):
+        fragment = Fragment(
+            worker_id=WorkerId("w"),
+            fragment_index=FragmentIndex(number),
+            session_id=SessionId("s"),
+            model_version_min=ModelVersion(0),
+            model_version_max=ModelVersion(0),
+            payload=Payload(PayloadId(f"{number:032x}"), 1),
+        )
+        chunk = Chunk(ChunkId(number), (fragment,))
+        table.add(chunk)
+        if number > 0:
+            table.add_lease(chunk)
+            table.remove(chunk, ChunkState.GONE)
+    assert max(order_sizes(table)) <= 2 + WASTE_MIN
+    assert 3 == len(order_sizes(table))
+
+
+def test_fetches_that_come_and_go_behind_one_that_stays_leave_nothing_in_the_order() -> None:
+    for remove in ("waiter", "caller"):
+        queue = WaiterQueue()
+        for number in range(CHURN):
+            waiter = Waiter(RequestId(f"r{number}"), 1, 1)
+            caller = Caller(
+                CallerId(number), rank=0, lease_s=None, asked_at=0.0, deadline_at=float(number)
+            )
+            queue.add(waiter, caller)
+            if number > 0 and remove == "waiter":
+                queue.remove(waiter)
+            elif number > 0:
+                queue.remove_caller(caller.caller_id)
+        assert max(order_sizes(queue)) <= 2 + WASTE_MIN
+
+
+def test_a_lease_that_is_renewed_for_ever_stands_in_the_order_once() -> None:
+    book = LeaseBook()
+    grant = Grant(
+        RequestId("r"), 1, 1, session_id=SessionId("s"), model_version=ModelVersion(0), chunks=()
+    )
+    for number in range(2):
+        lease = Lease(LeaseId(f"l{number}"), grant, number, 1.0, 1.0)
+        grant.leases.append(lease)
+    book.add(grant)
+    for number in range(CHURN):
+        book.renew(grant.leases[1], 2.0 + number)
+    assert max(order_sizes(book)) <= 4 + WASTE_MIN
+    assert grant.leases[0] is book.first_expiry()
