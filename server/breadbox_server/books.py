@@ -1,5 +1,6 @@
 """The core as it was when the server ended: opened at the start, written from then on."""
 
+import gc
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
@@ -107,6 +108,8 @@ def _recover(archive: JournalArchive, settings: Settings, rng: random.Random) ->
         return begin(archive, fresh, time())
     started = perf_counter()
     recovered = recover(archive, restore)
+    # It stays, and has no cycles: not even the first collection needs to walk it.
+    gc.freeze()
     log.info(
         "recovered %d buffers at turn %d, of these %d turns after the snapshot, in %.2f s",
         len(recovered.buffers.names()),

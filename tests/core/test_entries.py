@@ -117,6 +117,24 @@ def test_what_was_due_while_nobody_was_there_happens_at_the_first_timer() -> Non
     assert [("w0", 0, 0)] == world.held()
 
 
+@pytest.mark.parametrize("silence_s", [9.0, 10.0, 11.0])
+def test_a_worker_silent_between_two_fragments_is_so_when_they_are_replayed(
+    silence_s: float,
+) -> None:
+    world = World(fragments_per_chunk=2, open_chunk_s=10.0)
+    world.append("w0", 0)
+    for second in range(4):
+        world.advance(silence_s / 4)
+        world.append("w1", second)
+    world.append("w0", 1)
+    wanted = (2, 1) if silence_s >= 10.0 else (3, 0)
+    twin = replayed(world)
+    for buffers in (world.buffers, twin):
+        seen = buffers.describe(DEFAULT_BUFFER, now=world.now)
+        assert wanted == (seen.chunk_count, seen.open_chunk_count)
+    assert world.buffers.snapshot() == twin.snapshot()
+
+
 def test_repeated_request_is_answered_after_a_restart_as_before() -> None:
     world = World()
     world.fill(3)

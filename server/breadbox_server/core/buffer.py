@@ -28,6 +28,7 @@ of bytes end by themselves instead of blocking each other for ever.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Any
 
 from breadbox_server.core import inputs, snapshot
@@ -87,6 +88,8 @@ class ReplayBuffer:
         self._record = record
         self._intake = Intake(state, is_payload_taken)
         self._fetching = Fetching(state, next_caller_id=next_caller_id, record=record)
+        self._quiet_until = -inf
+        """While entries are replayed: nothing is due before this instant."""
 
     @property
     def config(self) -> BufferConfig:
@@ -326,19 +329,32 @@ class ReplayBuffer:
         self._fetching.elapse(now=now)
 
     def replay(self, entry: Entry, *, now: float) -> None:
-        """Do once more what an entry says was done; nobody may be waiting.
+        """Do what is due, then once more what an entry says was done; nobody may be waiting.
 
         Raises:
             KeyError, DomainError: The entry does not fit the state.
         """
         if isinstance(entry, FragmentTaken):
+            if now >= self._quiet_until:
+                self._be_quiet(now=now)
             self._intake.carry_out(entry.fragment, entry.outcome, now=now)
-            self._finish()
-        elif isinstance(entry, GrantMade):
+            self._state.tell_disposable()
+            return
+        self.handle_timer(now=now)
+        self._quiet_until = -inf
+        if isinstance(entry, GrantMade):
             for lease in self._fetching.carry_out(entry, now=now).leases:
                 lease.told_count = 1
         else:
             _HANDLERS[type(entry)](self, entry, now=now)
+
+    def _be_quiet(self, *, now: float) -> None:
+        """Do what is due, and note until when fragments alone can make nothing due."""
+        self.handle_timer(now=now)
+        timer = self.next_timer()
+        # A chunk that they open or go on with is silent for long enough only then.
+        silence = now + self._state.config.open_chunk_s
+        self._quiet_until = silence if timer is None else min(timer, silence)
 
     def apply(self, input: inputs.Input, *, now: float) -> object:
         """Do what is due, then carry out an input; see `BufferSet.apply`."""

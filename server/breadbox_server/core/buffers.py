@@ -288,8 +288,8 @@ class BufferSet:
                 if buffer is None:
                     self._replay_creation(entry)
                     continue
-                buffer.handle_timer(now=now)
                 if isinstance(entry, inputs.DeleteBuffer):
+                    buffer.handle_timer(now=now)
                     self._delete(entry, now=now)
                 else:
                     buffer.replay(entry, now=now)
