@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", 16 * 2**20),
     ("grpc.max_receive_message_length", 64 * 2**20),
 )
+_NO_PORT = ("unix:", "unix-abstract:", "dns:", "xds:", "ipv4:", "ipv6:")
+"""Kinds of addresses that gRPC reads in its own way."""
 WAIT_S_MAX_PER_CALL = 240.0
 """Longest server-side wait of one RPC, below the server's cap of 300 s. A longer wait is cut into
 several RPCs under the same request_id; a cut gives up the place in the queue, so they are few."""
@@ -116,4 +119,13 @@ def check_address(address: str) -> str:
         raise InvalidRequestError(
             "address", f"must be HOST:PORT or unix:PATH without a scheme, got {address!r}"
         )
-    return address.strip()
+    address = address.strip()
+    if (
+        not address.startswith(_NO_PORT)
+        and re.fullmatch(r"(\[.+\]|[^:]+):\d{1,5}", address) is None
+    ):
+        # gRPC would try port 443.
+        raise InvalidRequestError(
+            "address", f"must be HOST:PORT or unix:PATH, got {address!r}; servers listen on 50051"
+        )
+    return address

@@ -97,7 +97,9 @@ BY_REASON: Mapping[str, Callable[[Failure], errors.ReplayBufferError]] = {
     "WORKERS_FULL": lambda failure: errors.LimitExceededError(failure.text),
     "DRAINING": lambda failure: errors.UnavailableError(failure.text),
     "STORE_UNAVAILABLE": lambda failure: errors.UnavailableError(failure.text),
-    "UNAUTHENTICATED": lambda failure: errors.UnauthenticatedError(failure.text),
+    "UNAUTHENTICATED": lambda failure: errors.UnauthenticatedError(
+        f"{failure.text}; give one as BREADBOX_TOKEN, --token or connect(token=...)"
+    ),
     "PERMISSION_DENIED": lambda failure: errors.PermissionDeniedError(failure.text),
     "INTERNAL": lambda failure: errors.InternalError(failure.text),
 }

@@ -106,6 +106,7 @@ def connect(settings: LearnSettings) -> Client:
         tls=tls,
         token=settings.token or None,
         reconnect_s=settings.reconnect_s,
+        store_url=settings.store_url or None,
     )
 
 
@@ -119,7 +120,7 @@ def dry_run_text(settings: LearnSettings) -> str:
     policy = build_policy(settings)
     build_reference(settings)
     connect(settings).close()
-    shown = settings.model_dump(mode="json", exclude={"token"})
+    shown = settings.model_dump(mode="json", exclude={"token", "store_url"})
     count = sum(parameter.numel() for parameter in policy.parameters())
     return f"{yaml.safe_dump(shown, sort_keys=False)}# policy with {count} parameters: fits"
 
@@ -269,6 +270,6 @@ class _Run:
         if settings.tensorboard:
             sinks.append(TensorBoard(self._folder))
         if settings.wandb_project:
-            config = settings.model_dump(mode="json", exclude={"token"})
+            config = settings.model_dump(mode="json", exclude={"token", "store_url"})
             sinks.append(WeightsAndBiases(settings.wandb_project, session_id, config))
         return sinks

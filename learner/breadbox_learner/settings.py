@@ -29,6 +29,8 @@ class LearnSettings(PpoConfig):
     """PEM file of this learner's certificate, where the server asks for one."""
     tls_key: Path | None = None
     """PEM file of its key."""
+    store_url: str = Field(default="", repr=False)
+    """Where payloads are, seen from here; empty: where the server says."""
     reconnect_s: float = Field(default=30.0, ge=0)
     """Seconds for which to try to reach a server or store that went away."""
     env: str = "CartPole-v1"

@@ -57,6 +57,11 @@ def _generate_options(command: Callable[..., None]) -> Callable[..., None]:
             option("--server", help="Take the current model of this server instead."),
             option("--buffer", default="default", help="Buffer whose model that is."),
             option("--token", help="Bearer token."),
+            option("--tls-ca", type=click.Path(path_type=Path), help="PEM; turns TLS on."),
+            option("--tls-cert", type=click.Path(path_type=Path), help="PEM, of this process."),
+            option("--tls-key", type=click.Path(path_type=Path), help="PEM, of this process."),
+            option("--store-url",
+                   help="Where payloads are, seen from here; default: where the server says."),
             option("--task", default="default", help="Label in the manifest."),
             option("--progress/--no-progress", default=True, help="Show a progress bar."),
         )
@@ -128,8 +133,14 @@ def _weights_for_episodes(values: dict[str, Any]) -> tuple[Mapping[str, NDArray[
             raise InvalidRequestError("weights_file", f"cannot be read: {error}") from error
     if values["server"] is None:
         return None, 0
+    files = (values["tls_ca"], values["tls_cert"], values["tls_key"])
     with breadbox.connect(
-        values["server"], buffer=values["buffer"], token=values["token"]
+        values["server"],
+        buffer=values["buffer"],
+        token=values["token"],
+        tls=breadbox.Tls(*files) if any(files) else None,
+        store_url=values["store_url"],
+        reconnect_s=0.0,  # A person waits: a server that is away is told at once.
     ) as client:
         state = client.watch_model()
         if state is None or state.weights is None:

@@ -77,6 +77,8 @@ def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
             option("--tls-ca", type=click.Path(path_type=Path), help="PEM; turns TLS on."),
             option("--tls-cert", type=click.Path(path_type=Path), help="PEM, of this worker."),
             option("--tls-key", type=click.Path(path_type=Path), help="PEM, of this worker."),
+            option("--store-url",
+                   help="Where payloads are, seen from here; default: where the server says."),
             option("--num-envs", type=positive, default=8, help="Environments."),
             option("--envs-per-process", type=positive,
                    help="1, but more for Gymnasium's own tiny environments."),
@@ -183,6 +185,7 @@ def _connect(settings: RolloutSettings, **options: Any) -> "breadbox.Client":
         tls=tls,
         token=settings.token,
         append_wait_s=_APPEND_WAIT_S,
+        store_url=settings.store_url,
         **options,
     )
 

@@ -14,7 +14,7 @@ import yaml
 
 from breadbox.errors import InvalidRequestError
 
-_SECRET_FIELDS = frozenset({"token"})
+_SECRET_FIELDS = frozenset({"token", "store_url"})
 _HIDDEN = "(hidden)"
 _SIZE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -63,6 +63,7 @@ class RolloutSettings:
     tls_ca: Path | None
     tls_cert: Path | None
     tls_key: Path | None
+    store_url: str | None
     env: str
     env_options: dict[str, Any]
     num_envs: int

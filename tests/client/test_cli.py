@@ -120,6 +120,8 @@ def test_the_version_is_the_packages() -> None:
         (("buffers", "create", "b", "--error-chunks", "2"), "--ratio"),
         (("buffers", "create", "b", "--capacity-bytes", "8 bananas"), "8 bananas"),
         (("stats", "--server", "http://x"), "address"),
+        (("stats", "--server", "localhost"), "HOST:PORT"),
+        (("stats", "--server", "::1"), "HOST:PORT"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: tuple[str, ...], words: str) -> None:
@@ -130,6 +132,26 @@ def test_wrong_input_is_one_line(arguments: tuple[str, ...], words: str) -> None
 def test_a_server_that_is_not_there_is_one_line_that_names_it(command: tuple[str, ...]) -> None:
     line = one_line(run(*command, server="127.0.0.1:1"))
     assert "127.0.0.1:1" in line
+
+
+@pytest.mark.parametrize("arguments", [("import", "."), ("export", "--out", "x.parquet")])
+def test_who_copies_episodes_is_told_at_once_that_the_server_is_away(
+    arguments: tuple[str, ...],
+) -> None:
+    line = one_line(run(*arguments, server="127.0.0.1:1"))
+    assert "127.0.0.1:1" in line
+    assert "gave up after" not in line, "half a minute of silence"
+
+
+@pytest.mark.parametrize("arguments", [("import", "."), ("export", "--out", "x.parquet")])
+def test_who_copies_episodes_shows_a_token(
+    arguments: tuple[str, ...], address: str, fake: FakeService
+) -> None:
+    fake.will("ListBuffers", refuse(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"))
+    line = one_line(run(*arguments, "--token", "swordfish", server=address))
+    assert "BREADBOX_TOKEN" in line
+    assert "swordfish" not in line
+    assert "Bearer swordfish" == fake.received[0].metadata["authorization"]
 
 
 def test_a_command_whose_extra_is_missing_says_what_to_install(
@@ -304,6 +326,19 @@ def test_a_doctor_who_finds_nothing_says_so(
     assert checks == list(findings)
     assert "bad" not in {finding["verdict"] for finding in findings.values()}
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_doctor_looks_at_the_store_where_it_is_seen_from_here(
+    address: str, fake: FakeService, tmp_path: Path
+) -> None:
+    elsewhere, here = tmp_path / "a-file", tmp_path / "here"
+    elsewhere.write_text("no folder can be made below this")
+    fake.will("GetStoreConfig", *[config_response(elsewhere)] * 6)
+    code, findings = examined(address)
+    assert (1, "bad") == (code, findings["store"]["verdict"])
+    assert "--store-url" in findings["store"]["remedy"]
+    code, findings = examined(address, "--store-url", f"file://{here}")
+    assert (0, "good") == (code, findings["store"]["verdict"].replace("warning", "good"))
 
 
 def test_a_doctor_finds_what_a_token_may_not_do(

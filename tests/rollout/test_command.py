@@ -65,9 +65,12 @@ def test_a_hidden_secret_that_is_read_back_is_not_taken_for_one(
 ) -> None:
     arguments = ["--dry-run", "--env", "CartPole-v1"]
     config = tmp_path / "config.yaml"
-    config.write_text(runner.invoke(rollout, [*arguments, "--token", "swordfish"]).stdout)
-    assert "(hidden)" in config.read_text()
-    assert effective(runner, "--config", str(config))["token"] is None
+    secrets = ["--token", "swordfish", "--store-url", "redis://:swordfish@host:1"]
+    config.write_text(runner.invoke(rollout, [*arguments, *secrets]).stdout)
+    assert 2 == config.read_text().count("(hidden)")
+    assert "swordfish" not in config.read_text()
+    found = effective(runner, "--config", str(config))
+    assert (None, None) == (found["token"], found["store_url"])
 
 
 @pytest.mark.parametrize(

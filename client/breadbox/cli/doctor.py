@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 import numpy as np
+from rich.markup import escape
 
 import breadbox
 from breadbox import errors
@@ -72,10 +73,11 @@ def doctor(target: frame.Target) -> int:
         for finding in examine(client):
             findings.append(finding)
             if not target.as_json:
-                line = f"{_MARKS[finding.verdict]} [bold]{finding.check}[/]  {finding.detail}"
+                detail = escape(finding.detail)
+                line = f"{_MARKS[finding.verdict]} [bold]{finding.check}[/]  {detail}"
                 console.print(line, soft_wrap=True)
                 if finding.remedy:
-                    console.print(f"    → {finding.remedy}", soft_wrap=True)
+                    console.print(f"    → {escape(finding.remedy)}", soft_wrap=True)
     if target.as_json:
         frame.print_json(findings)
     return int(any(finding.verdict is Verdict.BAD for finding in findings))
@@ -124,15 +126,21 @@ def _remedy(error: errors.ReplayBufferError) -> str:
                 "use the service's name, not localhost; look at firewalls and, with TLS, at --tls."
             )
         case errors.UnauthenticatedError():
-            return "Give the server's token: BREADBOX_TOKEN, or --token."
+            return "Give a token that the server knows: BREADBOX_TOKEN, or --token."
         case errors.PermissionDeniedError():
             return "Use a token of a role that may do this."
         case errors.NotSupportedError():
             return "What answers there is not a Breadbox, or a much older one."
+        case errors.StoreFullError():
+            return (
+                "Give the store more room, or the buffers less: --capacity-bytes of `breadbox "
+                "serve`, or `breadbox buffers update`."
+            )
         case errors.StoreError():
             return (
-                "The payload store must be reachable from here, too: look at the address that the "
-                "server hands out (--store of `breadbox serve`), at its password and its room."
+                "The payload store must be reachable from here, too: look at the address and the "
+                "password that the server hands out (--store or --client-store of `breadbox "
+                "serve`). Where it has another address here, give that as --store-url."
             )
         case _:
             return "Look at the server's log."

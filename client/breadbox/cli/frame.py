@@ -35,16 +35,32 @@ class Target:
     tls: Tls | None
     deadline_s: float
     as_json: bool
+    store_url: str | None = dataclasses.field(default=None, repr=False)
 
-    def connect(self, *, reconnect_s: float = RECONNECT_S) -> breadbox.Client:
+    def connect(
+        self, *, buffer: str = "default", reconnect_s: float = RECONNECT_S
+    ) -> breadbox.Client:
         """Make a client; fails at once when nobody answers, unless told otherwise."""
         return breadbox.connect(
             self.server,
+            buffer=buffer,
             token=self.token,
             tls=self.tls,
             deadline_s=self.deadline_s,
             reconnect_s=reconnect_s,
+            store_url=self.store_url,
         )
+
+    def check(self) -> None:
+        """Ask the server once: a person is told at once that it is away, or wants a token.
+
+        For commands that then work for long, and ride through a restart of the server.
+
+        Raises:
+            UnavailableError, UnauthenticatedError: See there.
+        """
+        with self.connect() as client:
+            client.list_buffers()
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,13 +73,15 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         tls_ca: str | None,
         tls_cert: str | None,
         tls_key: str | None,
+        store_url: str | None,
         deadline_s: float,
         as_json: bool,
         **rest: Any,
     ) -> Any:
         files = tls_ca or tls_cert or tls_key
         credentials = Tls(tls_ca, tls_cert, tls_key) if tls or files else None
-        return command(target=Target(server, token, credentials, deadline_s, as_json), **rest)
+        target = Target(server, token, credentials, deadline_s, as_json, store_url)
+        return command(target=target, **rest)
 
     with_target.__name__ = command.__name__
     with_target.__doc__ = command.__doc__
@@ -81,6 +99,11 @@ _SERVER_OPTIONS = (
     option("--tls-ca", default=None, help="PEM file with the authorities to trust."),
     option("--tls-cert", default=None, help="PEM file with this client's certificate."),
     option("--tls-key", default=None, help="PEM file with its key."),
+    option(
+        "--store-url",
+        default=None,
+        help="Where payloads are, seen from here; default: where the server says.",
+    ),
     option(
         "--deadline-s",
         default=5.0,

@@ -8,6 +8,7 @@ from datetime import datetime
 import click
 from rich.console import Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 import breadbox
@@ -61,7 +62,9 @@ def samples(client: breadbox.Client, interval_s: float, count: int | None) -> It
 
 def render(sample: Sample, server: str, moment: str) -> Group:
     """A sample as text."""
-    state = f"[red]{sample.problem}[/]" if sample.problem else f"{len(sample.buffers)} buffers"
+    state = (
+        f"[red]{escape(sample.problem)}[/]" if sample.problem else f"{len(sample.buffers)} buffers"
+    )
     reasons = [
         f"{name}: a fetch waits, {description.state.waiting_reason}"
         for name, description in sample.buffers.items()

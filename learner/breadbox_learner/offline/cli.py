@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from breadbox.client import connect
+from breadbox.cli import frame
 from breadbox_learner.offline.dataset import Dataset
 from breadbox_learner.offline.errors import OfflineDataError, UnsupportedDatasetError
 from breadbox_learner.offline.minari_dataset import MINARI_SCHEME, write_minari
@@ -24,21 +24,12 @@ from breadbox_learner.offline.service import (
 from breadbox_learner.offline.writers import write_episodes
 
 _FINDINGS_SHOWN = 10
-
-
-_server_option = click.option(
-    "--server",
-    envvar="BREADBOX_SERVER",
-    default="localhost:50051",
-    show_default=True,
-    help="HOST:PORT of the server.",
-)
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+_RECONNECT_S = 30.0
+"""A server that restarts meanwhile is waited for."""
 
 
 @click.command("import")
 @click.argument("path")
-@_server_option
 @click.option(
     "--buffer",
     envvar="BREADBOX_BUFFER",
@@ -78,17 +69,16 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
     help="What to do with an episode that nothing ended.",
 )
 @click.option("--multi-agent", is_flag=True, help="Rows belong to several agents (agent_id).")
-@_json_option
+@frame.server_options
 def import_episodes(
+    target: frame.Target,
     path: str,
-    server: str,
     buffer: str,
     step_count: int,
     capacity_chunks: int,
     columns: tuple[str, ...],
     unfinished: str,
     multi_agent: bool,
-    as_json: bool,
 ) -> None:
     """Put the episodes at PATH into a buffer.
 
@@ -100,12 +90,13 @@ def import_episodes(
         mapping=MappingOptions(schema=_parse_schema(columns), multi_agent=multi_agent),
         policy=ValidationPolicy({FindingKind.UNFINISHED: FindingPolicy(unfinished)}),
     )
-    with connect(server, buffer=buffer) as client:
+    target.check()
+    with target.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client:
         description = ensure_demo_buffer(client, buffer, capacity_chunks=capacity_chunks)
         counts = append_episodes(
             client, dataset.episodes(), join_session(client, description), step_count=step_count
         )
-    if as_json:
+    if target.as_json:
         click.echo(json.dumps(_as_json(counts, dataset)))
     else:
         _print(counts, dataset, buffer)
@@ -141,7 +132,6 @@ def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
 
 
 @click.command("export")
-@_server_option
 @click.option(
     "--buffer", envvar="BREADBOX_BUFFER", default="default", show_default=True, help="To read."
 )
@@ -173,15 +163,14 @@ def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
     show_default=True,
     help="How long to wait for chunks that learners hold.",
 )
-@_json_option
+@frame.server_options
 def export_episodes(
-    server: str,
+    target: frame.Target,
     buffer: str,
     out: str,
     layout: str,
     env_id: str | None,
     max_wait_s: float,
-    as_json: bool,
 ) -> None:
     """Write the episodes that a buffer holds to a file, without using anything up."""
     is_minari = out.startswith(MINARI_SCHEME)
@@ -190,13 +179,14 @@ def export_episodes(
         source = click.get_current_context().get_parameter_source("env_id")
         if source is ParameterSource.COMMANDLINE:
             raise UnsupportedDatasetError("--env is for --out minari:NAME only", file=out)
-    with connect(server, buffer=buffer) as client:
+    target.check()
+    with target.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client:
         episodes = read_buffer(client, buffer, max_wait_s=max_wait_s)
         if is_minari:
             counts = write_minari(episodes, out, env_id=env_id)
         else:
             counts = write_episodes(episodes, Path(out), layout=layout)
-    if as_json:
+    if target.as_json:
         written = {"episodes": counts.episode_count, "steps": counts.step_count}
         click.echo(json.dumps({"out": out, **written}))
     else:
