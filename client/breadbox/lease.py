@@ -21,6 +21,8 @@ FRAGMENTS_PER_READ = 8
 """Fragments that `fragments()` loads, and holds, at a time."""
 RENEW_AT = 1 / 3
 """A lease is renewed when this part of it has passed: two renewals may fail before it expires."""
+DUE_COUNT_MIN = 64
+"""Renewals to come among which it is not worth looking for leases that were released."""
 
 
 SendOnce = Callable[[calls.Call[Any]], Any]
@@ -71,6 +73,7 @@ class LeaseKeeper:
         self._clock = clock
         self._wake = threading.Condition()
         self._due: list[tuple[float, int, Lease]] = []
+        self._full_at = DUE_COUNT_MIN
         self._serial = 0
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -99,6 +102,11 @@ class LeaseKeeper:
             thread.join()
 
     def _push(self, lease: "Lease", delay_s: float) -> None:
+        if len(self._due) >= self._full_at:
+            # With them go the references to their fragments, long before a renewal would be due.
+            self._due = [entry for entry in self._due if not entry[2].released]
+            heapq.heapify(self._due)
+            self._full_at = max(DUE_COUNT_MIN, 2 * len(self._due))
         self._serial += 1
         heapq.heappush(self._due, (self._clock() + delay_s, self._serial, lease))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 
 import breadbox
 from breadbox import aio, batches, errors, loader, operations, payload, stores, wire
-from breadbox.lease import LeaseKeeper
+from breadbox.lease import DUE_COUNT_MIN, Lease, LeaseKeeper
 from breadbox.loader import LoaderKeywords, LoadOrder
 from breadbox.options import ClientOptions
 from breadbox.stores.base import PayloadStore
@@ -420,6 +421,83 @@ def test_a_closed_keeper_keeps_nothing() -> None:
     lease = CountingLease([None], threading.Event())
     keeper.keep(lease, 0.0)  # type: ignore[arg-type]
     assert 0 == lease.renewals
+
+
+def test_leases_that_were_released_are_not_held_until_their_renewal_would_have_been_due() -> None:
+    """A learner fetches many batches, each with references to its fragments, in one lease life."""
+    keeper = LeaseKeeper(ManualClock())
+    held = []
+    for _ in range(1000):
+        lease = CountingLease([], threading.Event())
+        keeper.keep(lease, 3600.0)  # type: ignore[arg-type]
+        lease.released = True
+        held.append(weakref.ref(lease))
+    del lease
+    assert sum(reference() is not None for reference in held) <= 2 * DUE_COUNT_MIN
+    keeper.close()
+
+
+def test_a_lease_with_less_time_does_not_wait_behind_one_with_more() -> None:
+    keeper = LeaseKeeper()
+    done = threading.Event()
+    keeper.keep(CountingLease([], threading.Event()), 3600.0)  # type: ignore[arg-type]
+    waiting = keeper._wake._waiters  # type: ignore[attr-defined]
+    eventually_sync(lambda: len(waiting) == 1, "the keeper waits")
+    keeper.keep(CountingLease([None], done), 0.0)  # type: ignore[arg-type]
+    assert done.wait(10)
+    keeper.close()
+
+
+class NotingLock:
+    """A lock that notes whether somebody had to wait for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.was_waited_for = False
+
+    def __enter__(self) -> None:
+        self.was_waited_for = self.was_waited_for or self._lock.locked()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class ReleasingClient:
+    """Notes what is sent, in order."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.renewing = threading.Event()
+        self.may_renew = threading.Event()
+
+    def once(self, call: Any) -> float:
+        self.renewing.set()
+        assert self.may_renew.wait(10)
+        self.sent.append(call.method)
+        return 60.0
+
+    def release_lease(self, *_: Any, **__: Any) -> None:
+        self.sent.append("ReleaseLease")
+
+
+def test_a_release_is_sent_after_a_renewal_that_is_under_way_and_before_no_other() -> None:
+    """A renewal that came later would find the lease gone, and say that it had expired."""
+    client = ReleasingClient()
+    grant = LeaseGrant("l", 60.0, (), "s", 0, "r")
+    lease = Lease(client, "default", grant, keeper=LeaseKeeper(), once=client.once)  # type: ignore[arg-type]
+    lock = lease._renewing = NotingLock()  # type: ignore[assignment]
+    renewing = threading.Thread(target=lease.renew_quietly)
+    releasing = threading.Thread(target=lease.release)
+    renewing.start()
+    assert client.renewing.wait(10)
+    releasing.start()
+    eventually_sync(lambda: lock.was_waited_for or bool(client.sent), "the release waits")
+    client.may_renew.set()
+    renewing.join()
+    releasing.join()
+    assert None is lease.renew_quietly()
+    assert ["RenewLease", "ReleaseLease"] == client.sent
 
 
 def test_ranks_share_a_fetch_by_its_request_id(
