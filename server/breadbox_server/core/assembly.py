@@ -70,6 +70,10 @@ class Placement(NamedTuple):
     closes_chunk: bool
 
 
+_CLOSES = Placement(None, 0, closes_chunk=True)
+_GOES_ON = Placement(None, 0, closes_chunk=False)
+
+
 class Assembly:
     """The workers of the current session and their open chunks."""
 
@@ -105,12 +109,12 @@ class Assembly:
         """Say what `place` would do with a fragment; None is a worker not yet remembered."""
         open_chunk = None if worker is None else worker.open_chunk
         if open_chunk is None:
-            return Placement(None, 0, self._fragments_per_chunk == 1)
+            return _CLOSES if self._fragments_per_chunk == 1 else _GOES_ON
         gap = open_chunk.gap_before(fragment)
         if gap is not None:
             return Placement(gap, open_chunk.size_bytes, self._fragments_per_chunk == 1)
         closes = len(open_chunk.fragments) + 1 == self._fragments_per_chunk
-        return Placement(None, 0, closes)
+        return _CLOSES if closes else _GOES_ON
 
     def place(self, worker: Worker, fragment: Fragment, *, now: float) -> list[Fragment] | None:
         """Put a fragment behind the open chunk, or begin one; there must be no gap between.
@@ -186,7 +190,7 @@ class Assembly:
 
     def first_silent(self) -> OpenChunk | None:
         """Give the open chunk whose worker has been silent for longest; None: nothing is open."""
-        return next(iter(self._open.values()), None)
+        return next(iter(self._open.values())) if self._open else None
 
     def discard_all(self) -> list[Fragment]:
         """Give up every open chunk, the longest silent first."""

@@ -210,6 +210,9 @@ class ReplayBuffer:
     def judge(self, fragment: Fragment) -> Appended | None:
         """Say how `append` would answer, changing nothing; None: it would admit the fragment.
 
+        Args:
+            fragment: A well-formed one; that is not looked at again.
+
         Raises:
             DomainError: Whatever `append` would raise.
         """

@@ -248,6 +248,11 @@ class BufferSet:
         fragment has a chance. Looks at one fragment: an earlier one of the same batch may still
         change the outcome.
 
+        Args:
+            buffer: Name of it.
+            fragment: One that `validation.check_fragment` lets pass, which is not done again.
+            now: Never less than in an earlier call.
+
         Returns:
             None when the fragment would be admitted, else its answer.
 
@@ -407,7 +412,10 @@ class BufferSet:
             self._entries.append((now, entry))
 
     def _is_payload_taken(self, payload_id: PayloadId) -> bool:
-        return any(buffer.refers_to(payload_id) for buffer in self._buffers.values())
+        # Asked for every fragment, by a buffer that has looked at its own.
+        return len(self._buffers) > 1 and any(
+            buffer.refers_to(payload_id) for buffer in self._buffers.values()
+        )
 
     def _next_caller_id(self) -> CallerId:
         self._caller_count += 1

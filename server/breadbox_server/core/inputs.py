@@ -32,10 +32,15 @@ class AdmissionOutcome(Enum):
     BUFFER_FULL = "buffer_full"
     BYTES_FULL = "bytes_full"
 
-    @property
-    def asks_to_wait(self) -> bool:
-        """Whether the caller should send the same fragment again later."""
-        return self in (AdmissionOutcome.BUFFER_FULL, AdmissionOutcome.BYTES_FULL)
+    asks_to_wait: bool
+    """Whether the caller should send the same fragment again later."""
+
+    def __init__(self, value: str) -> None:
+        # Asked once per fragment: an attribute, since a property of an enum is slow to look up.
+        self.asks_to_wait = value in ("buffer_full", "bytes_full")
+
+    # Members are equal only to themselves; the hash that Enum has is a call of a Python function.
+    __hash__ = object.__hash__
 
 
 class ReleaseMode(Enum):

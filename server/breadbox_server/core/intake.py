@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from breadbox_server.core import admission
-from breadbox_server.core.assembly import Worker
+from breadbox_server.core.assembly import Placement, Worker
 from breadbox_server.core.config import FullPolicy
 from breadbox_server.core.counters import FRAGMENTS_JUDGED
 from breadbox_server.core.description import AppendCredit
@@ -16,6 +16,7 @@ from breadbox_server.core.validation import check_fragment
 
 REMEMBERED = (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE)
 """Outcomes that change the buffer, and are what a re-append is answered with (B2)."""
+_ADMITTED = Appended(AdmissionOutcome.ADMITTED)
 
 
 class Intake:
@@ -31,33 +32,40 @@ class Intake:
         self._is_payload_taken = is_payload_taken
 
     def judge(self, fragment: Fragment) -> Appended:
-        """Decide what becomes of a fragment, changing nothing.
+        """Decide what becomes of a well-formed fragment, changing nothing.
 
         Raises:
-            InvalidArgumentError: A field is malformed or out of range; the version was never
-                published; the payload is in use, or larger than the buffer.
+            InvalidArgumentError: The version was never published; the payload is in use, or larger
+                than the buffer.
             WorkersFullError: It is of a new worker, and no more are remembered.
         """
-        check_fragment(fragment)
-        worker = self._state.assembly.find(fragment.worker_id)
-        outcome = admission.judge(self._circumstances(fragment, worker))
+        assembly = self._state.assembly
+        worker = assembly.find(fragment.worker_id)
+        return self._judge(fragment, worker, assembly.foresee(worker, fragment))
+
+    def _judge(self, fragment: Fragment, worker: Worker | None, placement: Placement) -> Appended:
+        outcome = admission.judge(self._circumstances(fragment, worker, placement))
         if outcome is AdmissionOutcome.DUPLICATE and worker is not None:
             return Appended(outcome, worker.outcomes.outcome(fragment.fragment_index))
         if outcome is not AdmissionOutcome.WRONG_SESSION:
             self._check_novelty(fragment, worker)
-        return Appended(outcome)
+        return _ADMITTED if outcome is AdmissionOutcome.ADMITTED else Appended(outcome)
 
     def append(self, fragment: Fragment, *, now: float) -> Appended:
         """Judge a fragment and act on it.
 
         Raises:
+            InvalidArgumentError: A field is malformed or out of range.
             DomainError: As `judge`.
         """
+        check_fragment(fragment)
         state = self._state
-        answer = self.judge(fragment)
+        worker = state.assembly.find(fragment.worker_id)
+        placement = state.assembly.foresee(worker, fragment)
+        answer = self._judge(fragment, worker, placement)
         outcome = answer.outcome
         if outcome in REMEMBERED:
-            self.carry_out(fragment, outcome, now=now)
+            self._carry_out(fragment, outcome, placement, now=now)
         else:
             state.counters.add(FRAGMENTS_JUDGED[outcome])
         state.events.append(FragmentJudged(state.name, outcome, fragment.payload.size_bytes))
@@ -65,10 +73,17 @@ class Intake:
 
     def carry_out(self, fragment: Fragment, outcome: AdmissionOutcome, *, now: float) -> None:
         """Do what an outcome of ADMITTED or STALE, once decided, does to the buffer."""
+        assembly = self._state.assembly
+        placement = assembly.foresee(assembly.find(fragment.worker_id), fragment)
+        self._carry_out(fragment, outcome, placement, now=now)
+
+    def _carry_out(
+        self, fragment: Fragment, outcome: AdmissionOutcome, placement: Placement, *, now: float
+    ) -> None:
         state = self._state
         worker = state.assembly.find_or_add(fragment.worker_id)
         if outcome is AdmissionOutcome.ADMITTED:
-            self._admit(worker, fragment, now=now)
+            self._admit(worker, fragment, placement, now=now)
         worker.outcomes.remember(
             fragment.fragment_index, outcome, state.config.outcomes_per_worker_max
         )
@@ -125,36 +140,38 @@ class Intake:
         if worker is None and state.assembly.worker_count >= state.config.workers_max:
             raise WorkersFullError(state.config.workers_max)
 
-    def _circumstances(self, fragment: Fragment, worker: Worker | None) -> admission.Circumstances:
+    def _circumstances(
+        self, fragment: Fragment, worker: Worker | None, placement: Placement
+    ) -> admission.Circumstances:
         state = self._state
         config, table = state.config, state.holdings.table
-        placement = state.assembly.foresee(worker, fragment)
+        # By place, not by keyword: this is made twice for every fragment.
         return admission.Circumstances(
-            is_of_current_session=fragment.session_id == state.model.session_id,
-            was_judged_before=(
-                worker is not None and worker.outcomes.was_judged(fragment.fragment_index)
-            ),
-            version=fragment.model_version_min,
-            version_min=state.version_min,
-            size_bytes=fragment.payload.size_bytes,
-            closes_chunk=placement.closes_chunk,
-            held_count=len(table),
-            capacity_chunks=config.capacity_chunks,
-            limiter_permits=not placement.closes_chunk or self._limiter_permits(),
-            full_policy=config.full_policy,
-            referred_bytes=state.payloads.referred_bytes - placement.discarded_bytes,
-            evictable_bytes=table.unleased_bytes,
-            capacity_bytes=config.capacity_bytes,
+            fragment.session_id == state.model.session_id,
+            worker is not None and worker.outcomes.was_judged(fragment.fragment_index),
+            fragment.model_version_min,
+            state.model.version_min(config.staleness_max),
+            fragment.payload.size_bytes,
+            placement.closes_chunk,
+            len(table),
+            config.capacity_chunks,
+            not placement.closes_chunk or self._limiter_permits(),
+            config.full_policy,
+            state.payloads.referred_bytes - placement.discarded_bytes,
+            table.unleased_bytes,
+            config.capacity_bytes,
         )
 
     def _limiter_permits(self) -> bool:
         state = self._state
-        return state.limiter.may_insert(state.flow) or state.is_starved()
+        limiter = state.limiter
+        return not limiter.limits_inserts or limiter.may_insert(state.flow) or state.is_starved()
 
-    def _admit(self, worker: Worker, fragment: Fragment, *, now: float) -> None:
+    def _admit(
+        self, worker: Worker, fragment: Fragment, placement: Placement, *, now: float
+    ) -> None:
         """Make room for an admitted fragment, then take it."""
         state = self._state
-        placement = state.assembly.foresee(worker, fragment)
         if placement.gap is not None:
             state.discard(state.assembly.discard(worker), placement.gap)
         config, holdings = state.config, state.holdings

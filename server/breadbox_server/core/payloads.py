@@ -71,6 +71,11 @@ class PayloadLedger:
         self.weights_bytes -= weights.size_bytes
         self._disposable.append(weights)
 
+    @property
+    def has_disposable(self) -> bool:
+        """Whether something was let go of since the last `take_disposable`."""
+        return bool(self._disposable)
+
     def take_disposable(self) -> tuple[Payload, ...]:
         """Hand over what was let go of since the last call, in order (P2)."""
         if not self._disposable:

@@ -139,6 +139,6 @@ class BufferState:
 
     def tell_disposable(self) -> None:
         """Tell what was let go of since the last call, at the end of each input (B13)."""
-        disposable = self.payloads.take_disposable()
-        if disposable:
+        if self.payloads.has_disposable:
+            disposable = self.payloads.take_disposable()
             self.events.append(PayloadsDisposable(self.name, disposable))

@@ -76,7 +76,7 @@ class WaiterQueue:
 
     def head(self) -> Waiter | None:
         """Give the one whose turn it is, None when nobody waits."""
-        return next(iter(self._waiters.values()), None)
+        return next(iter(self._waiters.values())) if self._waiters else None
 
     def add(self, waiter: Waiter, caller: Caller) -> None:
         """Let a caller wait with its request, which goes to the end if it did not wait yet."""

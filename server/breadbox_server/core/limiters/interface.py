@@ -1,7 +1,7 @@
 """What a limiter is."""
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 
 class Flow(NamedTuple):
@@ -22,6 +22,9 @@ class Limiter(ABC):
     running and nothing of it needs to be journaled. Room, order of arrival and leases are the
     buffer's business; a limiter only ever adds a reason to wait.
     """
+
+    limits_inserts: ClassVar[bool] = True
+    """False: `may_insert` is True whatever the flow, and need not be asked."""
 
     @abstractmethod
     def may_insert(self, flow: Flow) -> bool:

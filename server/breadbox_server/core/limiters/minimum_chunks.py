@@ -7,6 +7,8 @@ from breadbox_server.core.limiters.interface import Flow, Limiter
 class MinimumChunksLimiter(Limiter):
     """Lets appends pass, and fetches once `chunk_count` chunks are held."""
 
+    limits_inserts = False
+
     def __init__(self, config: MinimumChunksConfig) -> None:
         self._minimum_count = config.chunk_count
 
