@@ -5,6 +5,7 @@ thing wrong raises `InvalidArgumentError` naming the field as it stands on the w
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from sys import intern
 from typing import Final, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -83,6 +84,11 @@ def buffer_name(text: str) -> BufferName:
     return BufferName(text or DEFAULT_BUFFER_NAME)
 
 
+def session_id(text: str) -> SessionId:
+    """A session's id. Equal ids are one object, so that a held fragment costs no copy of one."""
+    return SessionId(intern(text))
+
+
 def seconds(duration: Duration) -> float:
     """A span on the wire as seconds."""
     return float(duration.seconds + duration.nanos / 1e9)
@@ -148,12 +154,14 @@ def fragments(messages: Sequence[fragment_pb2.FragmentMetadata]) -> list[Fragmen
 
 
 def _fragment(message: fragment_pb2.FragmentMetadata) -> Fragment:
+    version_min = ModelVersion(message.model_version_min)
+    version_max = ModelVersion(message.model_version_max)
     return Fragment(
-        worker_id=WorkerId(message.worker_id),
+        worker_id=WorkerId(intern(message.worker_id)),
         fragment_index=FragmentIndex(message.fragment_index),
-        session_id=SessionId(message.session_id),
-        model_version_min=ModelVersion(message.model_version_min),
-        model_version_max=ModelVersion(message.model_version_max),
+        session_id=session_id(message.session_id),
+        model_version_min=version_min,
+        model_version_max=version_min if version_min == version_max else version_max,
         payload=payload(message.payload, "payload"),
         step_count=message.step_count,
         discontinuity=message.discontinuity,

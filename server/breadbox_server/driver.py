@@ -398,10 +398,15 @@ class Driver:
             events = self._buffers.take_events()
             if not events:
                 break
+            self._metrics.observe(events)
+            disposable: list[Payload] = []
             for event in events:
-                self._metrics.observe(event)
-                if type(event) in _EFFECTFUL:
+                if type(event) is PayloadsDisposable:
+                    disposable += event.payloads
+                elif type(event) in _EFFECTFUL:
                     self.turns.when_settled(partial(self._carry_out, event))
+            if disposable:
+                self.turns.when_settled(partial(self.deletions.put, disposable))
         self._rearm_timer()
 
     def _snapshot(self) -> tuple[Any, float]:
@@ -428,8 +433,6 @@ class Driver:
             case ModelChanged(buffer=buffer):
                 for watcher in self._watchers.get(buffer, ()):
                     _wake(watcher)
-            case PayloadsDisposable(payloads=payloads):
-                self.deletions.put(payloads)
 
     def _give_back(self, outcome: FetchGranted | WaitElapsed) -> None:
         """Undo a grant that its caller never received; a wait that elapsed holds nothing."""
@@ -512,9 +515,7 @@ class Driver:
         self._metrics.journal_lag.set(self.turns.lag_s)
 
 
-_EFFECTFUL: Final = frozenset(
-    (FetchGranted, WaitElapsed, FetchRefused, ModelChanged, PayloadsDisposable)
-)
+_EFFECTFUL: Final = frozenset((FetchGranted, WaitElapsed, FetchRefused, ModelChanged))
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -4,7 +4,7 @@ The core does not count for Prometheus: the driver feeds its events in here. Lab
 sets, or bounded by a limit of the server (`buffer` by `buffers_max`, `task` by `TASKS_MAX`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final
@@ -22,6 +22,7 @@ from breadbox.stores.base import StoreUsage
 from breadbox_server.core.events import (
     ChunksEvicted,
     Event,
+    EvictionReason,
     FetchGranted,
     FragmentJudged,
     FragmentsDiscarded,
@@ -218,16 +219,28 @@ class Metrics:
             "breadbox_episode_steps", "Steps of an episode", ["task"], registry=registry
         )
 
-    def observe(self, event: Event) -> None:
+    def observe(self, events: Iterable[Event]) -> None:
         """Count what the core says happened."""
+        # One by one, fragments and chunks would take a lock each; of one turn they are summed.
+        judged: dict[tuple[str, AdmissionOutcome], list[int]] = {}
+        evicted: dict[tuple[str, EvictionReason], list[int]] = {}
+        for event in events:
+            if type(event) is FragmentJudged:
+                judged.setdefault((event.buffer, event.outcome), []).append(event.size_bytes)
+            elif type(event) is ChunksEvicted:
+                evicted.setdefault((event.buffer, event.reason), []).extend(event.use_counts)
+            else:
+                self._observe_one(event)
+        for (buffer, outcome), sizes_bytes in judged.items():
+            self._of(buffer, self.judged, outcome.value).inc(len(sizes_bytes))
+            if outcome is AdmissionOutcome.ADMITTED:
+                self._of(buffer, self.admitted_bytes).inc(sum(sizes_bytes))
+        for (buffer, reason), use_counts in evicted.items():
+            self._of(buffer, self.evicted, reason.value).inc(len(use_counts))
+            self.uses.count(buffer, use_counts)
+
+    def _observe_one(self, event: Event) -> None:
         match event:
-            case FragmentJudged(buffer=buffer, outcome=outcome, size_bytes=size_bytes):
-                self._of(buffer, self.judged, outcome.value).inc()
-                if outcome is AdmissionOutcome.ADMITTED:
-                    self._of(buffer, self.admitted_bytes).inc(size_bytes)
-            case ChunksEvicted(buffer=buffer, reason=reason, use_counts=use_counts):
-                self._of(buffer, self.evicted, reason.value).inc(len(use_counts))
-                self.uses.count(buffer, use_counts)
             case FragmentsDiscarded(buffer=buffer, reason=why, fragment_count=count):
                 self._of(buffer, self.discarded, why.value).inc(count)
             case LeaseEnded(buffer=buffer, end=end):

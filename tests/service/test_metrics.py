@@ -1,0 +1,47 @@
+"""What the core says happened, in the numbers that Prometheus reads."""
+
+from prometheus_client import CollectorRegistry
+
+from breadbox_server.core.events import (
+    ChunksEvicted,
+    EvictionReason,
+    FragmentJudged,
+    LeaseEnd,
+    LeaseEnded,
+)
+from breadbox_server.core.ids import BufferName
+from breadbox_server.core.inputs import AdmissionOutcome
+from breadbox_server.metrics import Metrics
+
+ONE, OTHER = BufferName("one"), BufferName("other")
+ADMITTED, STALE = AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE
+CAPACITY, USED_UP = EvictionReason.CAPACITY, EvictionReason.USED_UP
+
+
+def test_events_of_one_turn_are_summed_by_buffer_and_label() -> None:
+    registry = CollectorRegistry()
+    Metrics(registry).observe(
+        [
+            FragmentJudged(ONE, ADMITTED, 10),
+            ChunksEvicted(ONE, CAPACITY, (0, 2)),
+            FragmentJudged(OTHER, ADMITTED, 100),
+            FragmentJudged(ONE, STALE, 1000),
+            LeaseEnded(ONE, LeaseEnd.CONSUMED, 3),
+            FragmentJudged(ONE, ADMITTED, 20),
+            ChunksEvicted(ONE, CAPACITY, (5,)),
+            ChunksEvicted(ONE, USED_UP, (1,)),
+        ]
+    )
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"breadbox_{name}", labels)
+
+    assert 2 == value("fragments_total", buffer=ONE, outcome="admitted")
+    assert 1 == value("fragments_total", buffer=ONE, outcome="stale")
+    assert 1 == value("fragments_total", buffer=OTHER, outcome="admitted")
+    assert [30, 100] == [value("admitted_bytes_total", buffer=name) for name in (ONE, OTHER)]
+    assert 3 == value("chunks_evicted_total", buffer=ONE, reason="capacity")
+    assert 1 == value("chunks_evicted_total", buffer=ONE, reason="used_up")
+    assert 8 == value("uses_at_eviction_sum", buffer=ONE)
+    assert 4 == value("uses_at_eviction_count", buffer=ONE)
+    assert 1 == value("leases_ended_total", buffer=ONE, end="consumed")
