@@ -6,17 +6,22 @@ to go on. Every exchange has a deadline, so that a rank that dies ends the other
 """
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from breadbox.errors import InvalidRequestError, ReplayBufferError
+
+_MEETING_POLL_S = 0.05
 
 
 class RankLostError(ReplayBufferError):
@@ -75,6 +80,9 @@ class Ranks(Protocol):
     def largest(self, number: int) -> int:
         """The largest of the ranks' numbers."""
 
+    def gathered(self, rows: Tensor) -> Tensor:
+        """The rows [N, ...] of all ranks, N may differ, one behind another in order of rank."""
+
     def from_main(self, data: bytes) -> bytes:
         """What rank 0 passes; other ranks' argument is ignored."""
 
@@ -97,6 +105,10 @@ class Alone:
     def largest(self, number: int) -> int:
         """See `Ranks.largest`."""
         return number
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """See `Ranks.gathered`."""
+        return rows
 
     def from_main(self, data: bytes) -> bytes:
         """See `Ranks.from_main`."""
@@ -121,10 +133,10 @@ class Distributed:
 
     def sum(self, numbers: Tensor) -> Tensor:
         """See `Ranks.sum`."""
-        summed = numbers.clone()
+        summed = numbers.to(self._device(), copy=True)
         with self._talking():
             dist.all_reduce(summed)
-        return summed
+        return summed.to(numbers.device)
 
     def largest(self, number: int) -> int:
         """See `Ranks.largest`."""
@@ -132,6 +144,23 @@ class Distributed:
         with self._talking():
             dist.all_reduce(held, op=dist.ReduceOp.MAX)
         return int(held)
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """See `Ranks.gathered`."""
+        size = torch.tensor(len(rows), device=self._device())
+        sizes = [torch.zeros_like(size) for _ in range(self.place.world_size)]
+        with self._talking():
+            dist.all_gather(sizes, size)
+        # Ranks exchange equal shapes only: each fills up to the longest.
+        counts = [int(each) for each in sizes]
+        own = rows.new_zeros((max(counts), *rows.shape[1:]), device=self._device())
+        own[: len(rows)] = rows
+        parts = [torch.zeros_like(own) for _ in counts]
+        if own.numel():
+            with self._talking():
+                dist.all_gather(parts, own)
+        filled = [part[:count] for part, count in zip(parts, counts, strict=True)]
+        return torch.cat(filled).to(rows.device)
 
     def from_main(self, data: bytes) -> bytes:
         """See `Ranks.from_main`. Plain bytes: nothing that travels is ever executed."""
@@ -175,6 +204,57 @@ class Distributed:
         return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
+class Store(Protocol):
+    """What is used of `torch.distributed.Store`."""
+
+    def set(self, key: str, value: str) -> None:
+        """Put a value."""
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys have a value."""
+
+
+def meeting_of(store: Store, place: Place, limit_s: float) -> str:
+    """Agree with the other ranks on a name that no earlier start of them had.
+
+    The store of torchrun outlives its ranks: after a restart it still says where the dead ones
+    could be reached, and the living would wait for those. So each rank leaves a new name of its
+    own; rank 0 answers the names that it finds, old ones too, until all ranks have had an answer.
+
+    Args:
+        store: Where they meet, with a timeout of `limit_s`.
+        place: This process.
+        limit_s: Deadline.
+
+    Raises:
+        RankLostError: Some rank did not come.
+        RuntimeError: On another rank than 0: rank 0 did not come.
+    """
+    if not place.is_main:
+        name = uuid4().hex
+        store.set(f"breadbox/name/{place.rank}", name)
+        meeting = store.get(f"breadbox/meeting/{name}").decode()
+        store.set(f"breadbox/came/{meeting}/{place.rank}", "")
+        return meeting
+    meeting = uuid4().hex
+    missing = set(range(1, place.world_size))
+    give_up_at = time.monotonic() + limit_s
+    while True:
+        missing = {r for r in missing if not store.check([f"breadbox/came/{meeting}/{r}"])}
+        if not missing:
+            return meeting
+        if time.monotonic() > give_up_at:
+            raise RankLostError(place.rank, limit_s, f"ranks {sorted(missing)} did not come")
+        for rank in missing:
+            if store.check([f"breadbox/name/{rank}"]):
+                name = store.get(f"breadbox/name/{rank}").decode()
+                store.set(f"breadbox/meeting/{name}", meeting)
+        time.sleep(_MEETING_POLL_S)
+
+
 @contextmanager
 def joined(place: Place, *, device: torch.device, limit_s: float) -> Iterator[Ranks]:
     """Meet the other ranks, and part from them at the end.
@@ -191,12 +271,16 @@ def joined(place: Place, *, device: torch.device, limit_s: float) -> Iterator[Ra
         yield Alone()
         return
     ranks = Distributed(place, limit_s)
+    limit = timedelta(seconds=limit_s)
     try:
+        store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=limit))
+        meeting = meeting_of(store, place, limit_s)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
+            store=dist.PrefixStore(meeting, store),  # type: ignore[attr-defined]  # It is public.
             rank=place.rank,
             world_size=place.world_size,
-            timeout=timedelta(seconds=limit_s),
+            timeout=limit,
         )
     except (RuntimeError, ValueError) as error:
         raise RankLostError(place.rank, limit_s, str(error).splitlines()[0]) from error

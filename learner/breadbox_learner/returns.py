@@ -2,10 +2,15 @@
 
 import math
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 
 import numpy as np
+import xxhash
 
 from breadbox_learner.batching import TrainingBatch
+
+Ended = tuple[int, float]
+"""An episode that ended: its identity, 64 bits with a sign, the same on every rank; its return."""
 
 WINDOW_EPISODES = 100
 REMEMBERED_MAX = 65_536
@@ -16,6 +21,9 @@ and a learner of many workers does not grow; beyond it the oldest is forgotten."
 class EpisodeReturns:
     """Mean return of the last episodes. Not thread-safe.
 
+    Where several ranks train together, each finds what ended in its share of a batch, and counts
+    what ended in the shares of all: so every rank has the same mean, of the last episodes of all.
+
     Fragments tell the return of an episode that ends in them (`extras["episode_return"]`). Where
     they do not, rewards are added up, and an episode counts only if every step of it was seen in
     order; that misses episodes whose fragments went elsewhere.
@@ -23,7 +31,7 @@ class EpisodeReturns:
 
     def __init__(self, window: int = WINDOW_EPISODES) -> None:
         self._recent: deque[float] = deque(maxlen=window)
-        self._counted: OrderedDict[tuple[str, str, int, int], None] = OrderedDict()
+        self._counted: OrderedDict[int, None] = OrderedDict()
         self._running: OrderedDict[tuple[str, str], tuple[int, int, float]] = OrderedDict()
         self.episode_count = 0
         """Episodes counted so far."""
@@ -44,24 +52,29 @@ class EpisodeReturns:
         self.episode_count = episode_count
 
     def observe(self, batch: TrainingBatch) -> None:
-        """Count the episodes that end in *batch*, once however often a fragment is delivered."""
+        """Count the episodes that end in *batch*, as a learner of one process does."""
+        self.count(self.ended_in(batch))
+
+    def ended_in(self, batch: TrainingBatch) -> list[Ended]:
+        """Find the episodes that end in *batch*; call it once per batch, in order."""
+        found = []
         for row in range(len(batch)):
-            index = batch.fragment_indices[row]
             ended = (
                 self._added_up(batch, row) if batch.episode_return is None else _told(batch, row)
             )
-            for step, value in ended:
-                # Episode ids may start over with a worker's restart; fragment indices do not.
-                self._count((batch.session_ids[row], batch.worker_ids[row], index, step), value)
+            found += [(_identity(batch, row, step), value) for step, value in ended]
+        return found
 
-    def _count(self, key: tuple[str, str, int, int], value: float) -> None:
-        if key in self._counted:
-            return
-        self._counted[key] = None
-        if len(self._counted) > REMEMBERED_MAX:
-            self._counted.popitem(last=False)
-        self._recent.append(value)
-        self.episode_count += 1
+    def count(self, ended: Iterable[Ended]) -> None:
+        """Count episodes, each once however often its fragment was delivered, and to whom."""
+        for identity, value in ended:
+            if identity in self._counted:
+                continue
+            self._counted[identity] = None
+            if len(self._counted) > REMEMBERED_MAX:
+                self._counted.popitem(last=False)
+            self._recent.append(value)
+            self.episode_count += 1
 
     def _added_up(self, batch: TrainingBatch, row: int) -> list[tuple[int, float]]:
         """Step and return of each episode that ends here and was seen from its first step."""
@@ -92,6 +105,13 @@ class EpisodeReturns:
         if len(self._running) > REMEMBERED_MAX:
             self._running.popitem(last=False)
         return ended
+
+
+def _identity(batch: TrainingBatch, row: int, step: int) -> int:
+    """Name the episode that ends at a step."""
+    # Episode ids may start over with a worker's restart; fragment indices do not.
+    names = (batch.session_ids[row], batch.worker_ids[row], batch.fragment_indices[row], step)
+    return int.from_bytes(xxhash.xxh3_64_digest(repr(names).encode()), "big", signed=True)
 
 
 def _told(batch: TrainingBatch, row: int) -> list[tuple[int, float]]:

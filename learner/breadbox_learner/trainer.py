@@ -6,12 +6,14 @@ from dataclasses import asdict, dataclass
 from enum import Enum, IntEnum
 from typing import Protocol
 
+import torch
+
 from breadbox.errors import ReplayBufferError
 from breadbox.policies import PolicyModule
 from breadbox_learner.ppo import PpoUpdater, UpdateStatistics
 from breadbox_learner.progress import Progress
 from breadbox_learner.ranks import Alone, Ranks
-from breadbox_learner.returns import EpisodeReturns
+from breadbox_learner.returns import Ended, EpisodeReturns
 from breadbox_learner.settings import LearnSettings
 from breadbox_learner.source import BatchSource, FetchedBatch
 
@@ -67,11 +69,22 @@ class TrainerState:
 
     update: int = 0
     fragments: int = 0
-    """Trained on, by this rank."""
+    """Trained on, by all ranks together."""
     steps: int = 0
-    """Trained on, by this rank."""
+    """Trained on, by all ranks together."""
     trained_s: float = 0.0
     """Seconds of training."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """The shares of one draw that all ranks trained on, together."""
+
+    fragments: int
+    steps: int
+    staleness_mean: float
+    staleness_max: int
+    use_count_mean: float
 
 
 class Trainer:
@@ -189,24 +202,53 @@ class Trainer:
         number = self.state.update
         train_policy = number >= self._settings.value_warmup_updates
         trained = False
+        ended: list[Ended] = []
         try:
             statistics = self._updater.update(
                 fetched.batch, number=number, train_policy=train_policy
             )
             trained = True
-            self._returns.observe(fetched.batch)
-            self.state.fragments += len(fetched.batch)
-            self.state.steps += fetched.batch.step_count
+            ended = self._returns.ended_in(fetched.batch)
+            step_count = fetched.batch.step_count
         finally:
             fetched.release(trained)  # The end of the batch: its memory is used again.
+        shares = self._shares(fetched, step_count)
+        self._returns.count(self._of_all_ranks(ended))
         self.state.update += 1
+        self.state.fragments += shares.fragments
+        self.state.steps += shares.steps
         if train_policy and self.state.update % self._settings.publish_every == 0:
             self._publisher.publish(self._policy)
         update_s = self._clock() - started_at
-        self._progress.write(self._record(fetched, statistics, waited_s, update_s))
+        self._progress.write(self._record(fetched, shares, statistics, waited_s, update_s))
         every = self._settings.checkpoint_every
         if every and self.state.update % every == 0:
             self._save()
+
+    def _of_all_ranks(self, ended: list[Ended]) -> list[Ended]:
+        """The episodes that ended in the shares of all ranks."""
+        identities = torch.tensor([identity for identity, _ in ended], dtype=torch.int64)
+        # Returns travel as the bits of a float64, beside the identities.
+        values = torch.tensor([value for _, value in ended], dtype=torch.float64)
+        rows = torch.stack([identities, values.view(torch.int64)], dim=1)
+        every = self._ranks.gathered(rows)
+        values = every[:, 1].contiguous().view(torch.float64)
+        return list(zip(every[:, 0].tolist(), values.tolist(), strict=True))
+
+    def _shares(self, fetched: FetchedBatch, step_count: int) -> _Shares:
+        """Add up what is known of the shares of all ranks."""
+        staleness, uses = fetched.staleness, fetched.use_count
+        numbers = [len(staleness), step_count, sum(staleness), sum(uses)]
+        summed = self._ranks.sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
+        fragments, steps, staleness_sum, use_count_sum = summed
+        count = max(1.0, fragments)
+        return _Shares(
+            fragments=int(fragments),
+            steps=int(steps),
+            staleness_mean=staleness_sum / count,
+            staleness_max=self._ranks.largest(max(staleness, default=0)),
+            use_count_mean=use_count_sum / count,
+        )
 
     def _save(self) -> None:
         self.state.trained_s = self.elapsed_s
@@ -215,20 +257,21 @@ class Trainer:
     def _record(
         self,
         fetched: FetchedBatch,
+        shares: _Shares,
         statistics: UpdateStatistics,
         waited_s: float,
         update_s: float,
     ) -> dict[str, float | int | str | None]:
-        count = max(1, len(fetched.staleness))
+        """What is written down: counts and returns of all ranks, times and losses of this one."""
         return {
             "time_s": round(self.elapsed_s, 3),
             "update": self.state.update,
             "model_version": self._publisher.model_version,
             "return_mean_100": self._returns.mean,
             "episode_count": self._returns.episode_count,
-            "staleness_mean": sum(fetched.staleness) / count,
-            "staleness_max": max(fetched.staleness, default=0),
-            "use_count_mean": sum(fetched.use_count) / count,
+            "staleness_mean": shares.staleness_mean,
+            "staleness_max": shares.staleness_max,
+            "use_count_mean": shares.use_count_mean,
             "fetch_wait_s": waited_s,
             "load_s": fetched.load_s,
             "update_s": update_s,

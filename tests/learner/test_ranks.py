@@ -1,26 +1,37 @@
 """Several ranks of one learner: shares of one draw, and what happens when one is late or dies."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
+import psutil
 import pytest
+import torch
 
 import breadbox
 from breadbox.errors import InvalidRequestError
 from breadbox.testing import ServerProcess, start_server
-from breadbox_learner.ranks import Place, place_from_environment
+from breadbox_learner.ranks import Place, RankLostError, meeting_of, place_from_environment
 from breadbox_learner.source import FetchedBatch, LeaseSource, Share
 from support.eventually import eventually_sync
 from support.feeder import feeding
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+RANK_PROCESS = Path(__file__).parents[1] / "support" / "rank_process.py"
+RANK_LIMIT_S = 20.0
+LEAVING_S = 10.0
+"""To end the session and the process, once a rank knows."""
 
 
 @pytest.fixture
@@ -38,37 +49,56 @@ def await_fragments(client: breadbox.Client, count: int) -> None:
     eventually_sync(lambda: client.get_buffer().state.fragment_count >= count, within_s=60)
 
 
+def fill(client: breadbox.Client, address: str, count: int) -> None:
+    """Put fragments of a session "run" into the buffer."""
+    client.start_session("run")
+    client.publish("run", 1, weights_of_cartpole())
+    with feeding(address, fragments_max=count):
+        await_fragments(client, count)
+
+
+def read_reports(text: str) -> list[dict[str, Any]]:
+    """What `support/rank_process.py` printed, in order of rank."""
+    reports = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return sorted(reports, key=lambda report: int(report["rank"]))
+
+
+def check_shares(reports: list[dict[str, Any]], *, world_size: int, fragments: int) -> None:
+    """Every rank got equal shares, together each fragment once, and they understood each other."""
+    assert list(range(world_size)) == [report["rank"] for report in reports]
+    assert {"made-by-rank-0"} == {report["nonce"] for report in reports}
+    seen = Counter(tuple(name) for report in reports for name in report["seen"])
+    assert (fragments, {1}) == (len(seen), set(seen.values()))
+    assert 1 == len({tuple(report["sizes"]) for report in reports})
+    own = [value for report in reports for value in report["own"]]
+    assert len(own) > world_size
+    for report in reports:
+        assert own == report["gathered"]
+        assert sum(own) == pytest.approx(report["summed"])
+        uneven = [[0, 0]] + [[rank] * 2 for rank in range(2, world_size) for _ in range(rank - 1)]
+        assert uneven == report["uneven"]
+        assert [] == report["none"]
+        assert world_size - 1 == report["largest"]
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_consume_every_grant_exactly_once_without_a_word_between_them(
+def test_ranks_in_processes_consume_every_grant_exactly_once(
     server: ServerProcess, world_size: int
 ) -> None:
     """Each rank asks by itself, in its own time; together they get each fragment once."""
-    seen: list[list[tuple[str, int]]] = [[] for _ in range(world_size)]
-    nonce = uuid4().hex
     with breadbox.connect(server.address) as client:
-        client.start_session("run")
-        client.publish("run", 1, weights_of_cartpole())
-        with feeding(server.address, fragments_max=64):
-            await_fragments(client, 64)
-
-        def consume(rank: int) -> None:
-            source = LeaseSource(
-                client, fragment_count=16, share=Share(rank, world_size, nonce), session_id="run"
-            )
-            for _ in range(4):
-                fetched = source.next(lambda: False)
-                assert fetched is not None
-                seen[rank] += identities(fetched)
-                fetched.release(True)
-            source.close()
-
-        threads = [threading.Thread(target=consume, args=(rank,)) for rank in range(world_size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert [64 // world_size] * world_size == [len(share) for share in seen]
-        assert {1} == set(Counter(identity for share in seen for identity in share).values())
+        fill(client, server.address, 64)
+        command = [sys.executable, str(RANK_PROCESS), server.address, "16", "4"]
+        processes = start_ranks(command, world_size)
+        try:
+            ended = [process.communicate(timeout=120) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
+        assert [0] * world_size == [process.returncode for process in processes], ended
+        reports = read_reports("".join(out for out, _ in ended))
+        check_shares(reports, world_size=world_size, fragments=64)
         assert 0 == client.get_buffer().state.lease_count
 
 
@@ -87,10 +117,7 @@ def test_a_late_rank_finds_its_share_and_a_dead_one_keeps_nobody_waiting(
     server: ServerProcess,
 ) -> None:
     with breadbox.connect(server.address) as client:
-        client.start_session("run")
-        client.publish("run", 1, weights_of_cartpole())
-        with feeding(server.address, fragments_max=32):
-            await_fragments(client, 32)
+        fill(client, server.address, 32)
         nonce = uuid4().hex
         early = LeaseSource(client, fragment_count=16, share=Share(0, 2, nonce))
         first, second = early.next(lambda: False), early.next(lambda: False)
@@ -120,42 +147,61 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
+def clean_environment() -> dict[str, str]:
+    kept = {n: v for n, v in os.environ.items() if not n.startswith("BREADBOX_")}
+    return {**kept, "OMP_NUM_THREADS": "1"}
+
+
+def start_ranks(command: list[str], world_size: int) -> list[subprocess.Popen[str]]:
+    """Start the ranks as torchrun would, but each in the test's hand."""
+    meeting = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+        "WORLD_SIZE": str(world_size),
+    }
+    return [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**clean_environment(), **meeting, "RANK": str(rank)},
+            start_new_session=True,
+        )
+        for rank in range(world_size)
+    ]
+
+
+def learn_arguments(address: str, folder: Path) -> list[str]:
+    return [
+        *("learn", "--server", address, "--run-dir", str(folder), "--no-tensorboard"),
+        *("--fragments-per-batch", "16", "--minibatch-fragments", "4", "--resume"),
+        *("--rank-limit-s", f"{RANK_LIMIT_S:g}", "--checkpoint-every", "1"),
+    ]
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 class RankProcesses:
     """`breadbox learn` as torchrun would start it, but with each rank in the test's hand."""
 
-    def __init__(self, address: str, folder: Path, world_size: int = 2) -> None:
-        self._arguments = [
-            *("learn", "--server", address, "--run-dir", str(folder), "--no-tensorboard"),
-            *("--fragments-per-batch", "16", "--minibatch-fragments", "4", "--resume"),
-            *("--rank-limit-s", "20", "--checkpoint-every", "1"),
-        ]
-        self.path = folder / "progress.jsonl"
-        self.world_size = world_size
+    def __init__(self, address: str, folder: Path) -> None:
+        self._arguments = learn_arguments(address, folder)
+        self._path = folder / "progress.jsonl"
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self, *arguments: str) -> None:
+    def start(self, *arguments: str, world_size: int = 2) -> None:
         self.kill()
-        clean = {n: v for n, v in os.environ.items() if not n.startswith("BREADBOX_")}
-        meeting = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": free_port(),
-            "WORLD_SIZE": str(self.world_size),
-            "OMP_NUM_THREADS": "1",
-        }
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "breadbox.cli.main", *self._arguments, *arguments],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**clean, **meeting, "RANK": str(rank)},
-                start_new_session=True,
-            )
-            for rank in range(self.world_size)
-        ]
+        command = [sys.executable, "-m", "breadbox.cli.main", *self._arguments, *arguments]
+        self.processes = start_ranks(command, world_size)
+
+    def records(self) -> list[dict[str, Any]]:
+        return read_records(self._path)
 
     def updates(self) -> int:
-        return len(self.path.read_text().splitlines()) if self.path.exists() else 0
+        return len(self.records())
 
     def finish(self, rank: int, limit_s: float = 90.0) -> tuple[int, str]:
         process = self.processes[rank]
@@ -168,6 +214,51 @@ class RankProcesses:
             process.communicate()
 
 
+class Torchrun:
+    """torchrun itself, and what it starts."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean_environment(),
+            start_new_session=True,
+        )
+
+    def process_of_rank(self, rank: int) -> int:
+        """Process id of a rank."""
+        assert self._process is not None
+        for child in psutil.Process(self._process.pid).children():
+            if child.environ().get("RANK") == str(rank):
+                return int(child.pid)
+        raise AssertionError(f"torchrun runs no rank {rank}")
+
+    def finish(self, limit_s: float = 150.0) -> tuple[int, str, str]:
+        assert self._process is not None
+        out, err = self._process.communicate(timeout=limit_s)
+        return self._process.returncode, out, err
+
+    def kill(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        for child in psutil.Process(self._process.pid).children(recursive=True):
+            child.kill()
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def torchrun() -> Iterator[Torchrun]:
+    made = Torchrun()
+    yield made
+    made.kill()
+
+
 @pytest.fixture
 def ranks(server: ServerProcess, tmp_path: Path) -> Iterator[RankProcesses]:
     made = RankProcesses(server.address, tmp_path)
@@ -175,34 +266,114 @@ def ranks(server: ServerProcess, tmp_path: Path) -> Iterator[RankProcesses]:
     made.kill()
 
 
-def test_two_ranks_train_and_one_that_dies_ends_the_other_with_a_clear_error(
+def test_ranks_train_together_and_their_records_cover_all_of_them(
+    server: ServerProcess, ranks: RankProcesses
+) -> None:
+    with breadbox.connect(server.address), feeding(server.address, steps_per_fragment=16):
+        ranks.start("--updates-max", "4")
+        assert [(0, ""), (0, "")] == [ranks.finish(rank) for rank in range(2)]
+    records = ranks.records()
+    assert [1, 2, 3, 4] == [record["update"] for record in records]
+    assert [16, 32, 48, 64] == [record["fragments"] for record in records]
+    assert [256, 512, 768, 1024] == [record["steps"] for record in records]
+    assert records[-1]["episode_count"] > 0
+
+
+def test_a_rank_that_dies_ends_the_other_in_time_and_a_restart_goes_on(
     server: ServerProcess, ranks: RankProcesses
 ) -> None:
     with breadbox.connect(server.address) as client, feeding(server.address):
         ranks.start()
         eventually_sync(lambda: ranks.updates() >= 3, within_s=90)
         ranks.processes[1].send_signal(signal.SIGKILL)
-        code, err = ranks.finish(0, 40)
+        killed_at = time.monotonic()
+        code, err = ranks.finish(0, RANK_LIMIT_S + 40)
+        assert time.monotonic() - killed_at < RANK_LIMIT_S + LEAVING_S
         assert 2 == code
-        assert "rank 0 lost touch with the other ranks" in err
-        assert "--resume" in err
+        assert "rank 0 lost touch with the other ranks (deadline 20 s)" in err
+        assert "restart all ranks with --resume" in err
+        assert 1 == len(err.splitlines()), err
 
-        done = ranks.updates()
-        ranks.start("--updates-max", str(done + 4))
+        before = ranks.records()
+        done = len(before)
+        ranks.start("--updates-max", str(before[-1]["update"] + 4))
         assert [0, 0] == [ranks.finish(rank)[0] for rank in range(2)]
-        # The last checkpoint may be one update behind the last record.
-        assert ranks.updates() >= done + 3
+        after = ranks.records()[done:]
+        # A checkpoint is written after each record: the last may be one update behind.
+        assert after[0]["update"] in (before[-1]["update"], before[-1]["update"] + 1)
+        assert before[-1]["update"] + 4 == after[-1]["update"]
+        assert 16 * after[-1]["update"] == after[-1]["fragments"]
+        assert after[0]["model_version"] > before[-1]["model_version"]
         # The dead rank's own lease ends by expiry.
         assert client.get_buffer().state.lease_count <= 1
 
 
+def test_torchrun_starts_ranks_that_get_every_fragment_once(
+    server: ServerProcess, torchrun: Torchrun
+) -> None:
+    with breadbox.connect(server.address) as client:
+        fill(client, server.address, 32)
+        torchrun.start("--nproc-per-node", "2", str(RANK_PROCESS), server.address, "16", "2")
+        code, out, err = torchrun.finish()
+        assert 0 == code, err
+        check_shares(read_reports(out), world_size=2, fragments=32)
+
+
+def test_torchrun_trains_and_restarts_the_ranks_when_one_is_killed(
+    server: ServerProcess, torchrun: Torchrun, tmp_path: Path
+) -> None:
+    """With `--max-restarts`, a killed rank costs a restart from the checkpoint, by itself."""
+    progress = tmp_path / "progress.jsonl"
+
+    def records() -> list[dict[str, Any]]:
+        return read_records(progress)
+
+    with breadbox.connect(server.address), feeding(server.address):
+        torchrun.start(
+            *("--nproc-per-node", "2", "--max-restarts", "1", "-m", "breadbox.cli.main"),
+            *learn_arguments(server.address, tmp_path),
+            *("--updates-max", "12"),
+        )
+        eventually_sync(lambda: len(records()) >= 3, within_s=90)
+        os.kill(torchrun.process_of_rank(1), signal.SIGKILL)
+        code, _, err = torchrun.finish()
+    assert 0 == code, err
+    updates = [record["update"] for record in records()]
+    assert 12 == updates[-1]
+    assert set(range(1, 13)) == set(updates)
+    # Nothing was begun anew: at most the update that was not yet in the checkpoint came twice.
+    assert len(updates) <= 13
+    assert 16 * 12 == records()[-1]["fragments"]
+
+
 def test_shares_that_would_be_unequal_are_refused(ranks: RankProcesses) -> None:
-    ranks.world_size = 3
-    ranks.start()
+    ranks.start(world_size=3)
     for rank in range(3):
         code, err = ranks.finish(rank)
         assert 2 == code
         assert "must divide by the number of ranks, got 16 for 3" in err
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_meet_in_a_store_that_remembers_dead_ones(world_size: int) -> None:
+    """As that of torchrun does after a restart."""
+    store = torch.distributed.HashStore()
+    store.set_timeout(timedelta(seconds=20))
+    met: list[str] = []
+    for _ in range(3):
+        with ThreadPoolExecutor(world_size) as threads:
+            places = [Place(rank, world_size) for rank in range(world_size)]
+            names = set(threads.map(lambda place: meeting_of(store, place, 20.0), places))
+        assert 1 == len(names)
+        met += names
+    assert 3 == len(set(met))
+
+
+def test_rank_0_says_who_did_not_come() -> None:
+    store = torch.distributed.HashStore()
+    store.set("breadbox/name/1", "of a dead rank 1")
+    with pytest.raises(RankLostError, match=r"deadline 0\.2 s\): ranks \[1, 2\] did not come"):
+        meeting_of(store, Place(0, 3), 0.2)
 
 
 def test_the_place_is_read_as_torchrun_sets_it() -> None:

@@ -92,6 +92,18 @@ def test_an_episode_of_which_steps_are_missing_does_not_count(second: Fragment) 
     assert [] == seen.recent
 
 
+def test_an_episode_delivered_to_two_ranks_counts_once_on_each() -> None:
+    """Its name does not depend on who found it."""
+    twice = batch(3, [1.0, 1.0], [0, 1], told=[NAN, 7.0])
+    one, two = EpisodeReturns().ended_in(twice), EpisodeReturns().ended_in(twice)
+    other = EpisodeReturns().ended_in(batch(4, [1.0, 1.0], [0, 1], told=[NAN, 9.0]))
+    assert one == two
+    assert -(2**63) <= one[0][0] < 2**63
+    seen = EpisodeReturns()
+    seen.count(one + other + two)
+    assert [7.0, 9.0] == seen.recent
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(returns, "REMEMBERED_MAX", 10)
     seen = EpisodeReturns()

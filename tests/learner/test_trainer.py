@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from breadbox.policies import PolicyModule, make_policy
+from breadbox_learner.batching import collate
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.progress import JsonLines, Progress
+from breadbox_learner.ranks import Alone, Place, Ranks
 from breadbox_learner.returns import EpisodeReturns
 from breadbox_learner.settings import LearnSettings
 from breadbox_learner.source import FetchedBatch
@@ -43,7 +45,11 @@ class Bench:
         self.progress = Progress([])
 
     def trainer(
-        self, stopped: Callable[[], bool] = lambda: False, source: Any = None, **settings: Any
+        self,
+        stopped: Callable[[], bool] = lambda: False,
+        source: Any = None,
+        ranks: Ranks | None = None,
+        **settings: Any,
     ) -> Trainer:
         made = LearnSettings(**settings)
         self.progress = Progress([JsonLines(self.path)])
@@ -58,6 +64,7 @@ class Bench:
             state=TrainerState(),
             stopped=stopped,
             checkpoint=lambda state: self.saved.append(state.update),
+            ranks=ranks,
             clock=lambda: self.now,
         )
 
@@ -153,6 +160,48 @@ def test_a_batch_that_could_not_be_trained_on_is_given_back(
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.run()
     assert [False] == bench.source.released
+
+
+class ThreeRanks(Alone):
+    """Rank 0 of three; the two others are scripted, and their share is as large as this one's."""
+
+    place = Place(0, 3)
+
+    def __init__(self, theirs: list[float]) -> None:
+        self.theirs = theirs
+
+    def sum(self, numbers: torch.Tensor) -> torch.Tensor:
+        return 3 * numbers
+
+    def largest(self, number: int) -> int:
+        return max(number, 0)
+
+    def gathered(self, rows: torch.Tensor) -> torch.Tensor:
+        values = torch.tensor(self.theirs, dtype=torch.float64).view(torch.int64)
+        identities = torch.arange(len(values)) - 2**63
+        return torch.cat([rows, torch.stack([identities, values], dim=1)])
+
+
+def test_what_is_recorded_covers_all_ranks(bench: Bench) -> None:
+    theirs = [1000.5, 2000.25, -3.0]
+    trainer = bench.trainer(updates_max=1, ranks=ThreeRanks(theirs))
+    trainer.run()
+    (record,) = bench.records()
+    batch = collate(bench.source.last)
+    ours = EpisodeReturns()
+    ours.observe(batch)
+    assert ours.episode_count > 0
+    assert 3 * len(batch) == record["fragments"] == trainer.state.fragments
+    assert 3 * batch.step_count == record["steps"] == trainer.state.steps
+    assert ours.episode_count + 3 == record["episode_count"]
+    total = sum(ours.recent) + sum(theirs)
+    assert record["return_mean_100"] == pytest.approx(total / record["episode_count"])
+
+
+def test_the_target_is_judged_by_the_episodes_of_all_ranks(bench: Bench) -> None:
+    ranks = ThreeRanks([1e6] * 100)
+    assert Outcome.TARGET_REACHED == bench.trainer(target_return=5e5, ranks=ranks).run()
+    assert 1 == len(bench.records())
 
 
 def test_nothing_of_a_batch_is_used_after_its_release(bench: Bench) -> None:

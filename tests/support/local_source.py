@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from breadbox.fragment import Fragment
 from breadbox.policies import PolicyModule
 from breadbox_learner.batching import collate
 from breadbox_learner.source import FetchedBatch
@@ -27,11 +28,13 @@ class LocalSource:
     policy: PolicyModule
     rounds: int = 4
     released: list[bool] = field(default_factory=list)
+    last: list[Fragment] = field(default_factory=list)
+    """Fragments of the last batch."""
 
     def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
         if stopped():
             return None
-        fragments = self.rollout.collect(self.policy, self.rounds)
+        fragments = self.last = self.rollout.collect(self.policy, self.rounds)
         return FetchedBatch(
             batch=collate(fragments),
             staleness=[0] * len(fragments),
