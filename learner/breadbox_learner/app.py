@@ -8,15 +8,13 @@ from uuid import uuid4
 import click
 import torch
 import yaml
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 import breadbox
 from breadbox import Client
 from breadbox.errors import InvalidRequestError
 from breadbox.policies import PolicyModule, WeightsMismatchError, make_policy, set_policy_weights
 from breadbox_learner import checkpoint
-from breadbox_learner.checkpoint import SessionState
+from breadbox_learner.checkpoint import CheckpointError, SessionState
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.progress import (
     JsonLines,
@@ -60,7 +58,8 @@ def build_reference(settings: LearnSettings) -> PolicyModule | None:
     """Make the policy that `kl_coefficient` pulls towards; None when nothing does.
 
     Raises:
-        InvalidRequestError: There is no file with its weights, or they do not fit.
+        InvalidRequestError: No file is named, it holds no weights, or they do not fit the policy
+            that is trained.
     """
     if not settings.kl_coefficient:
         return None
@@ -69,8 +68,10 @@ def build_reference(settings: LearnSettings) -> PolicyModule | None:
         raise InvalidRequestError("reference_policy", "is needed where kl_coefficient is over 0")
     reference = build_policy(settings)
     try:
-        set_policy_weights(reference, load_file(path))
-    except (OSError, SafetensorError, WeightsMismatchError) as error:
+        set_policy_weights(reference, checkpoint.read_policy_weights(path))
+    except CheckpointError as error:
+        raise InvalidRequestError("reference_policy", str(error)) from error
+    except WeightsMismatchError as error:
         raise InvalidRequestError("reference_policy", f"{path}: {error}") from error
     return reference.requires_grad_(requires_grad=False)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -26,6 +27,8 @@ from breadbox_learner.trainer import TrainerState
 FORMAT_VERSION = 1
 FILE_NAME = "checkpoint.safetensors"
 _POLICY, _OPTIMIZER, _RANDOM = "policy.", "optimizer.", "random."
+_TEXT = "breadbox"
+"""Name, in the file's metadata, of the JSON text that makes it a checkpoint."""
 
 
 class CheckpointError(ReplayBufferError):
@@ -84,7 +87,7 @@ def encode(
         "scaler": updater.scaler.state_dict(),
     }
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return bytes(save(whole, metadata={"breadbox": json.dumps(text)}))
+    return bytes(save(whole, metadata={_TEXT: json.dumps(text)}))
 
 
 def write(path: Path, data: bytes) -> None:
@@ -135,13 +138,8 @@ def restore(
         if held != wanted:
             raise CheckpointError(source, f"is of a run with {name} {held!r}, not {wanted!r}")
     tensors = load(data)
-    weights = {
-        name.removeprefix(_POLICY): tensor.numpy()
-        for name, tensor in tensors.items()
-        if name.startswith(_POLICY)
-    }
     try:
-        set_policy_weights(policy, weights)
+        set_policy_weights(policy, _policy_weights(tensors))
     except WeightsMismatchError as error:
         raise CheckpointError(source, str(error)) from error
     updater.optimizer.load_state_dict(_optimizer_state(text["optimizer"], tensors))
@@ -153,12 +151,53 @@ def restore(
     return TrainerState(**text["state"]), SessionState(**text["session"])
 
 
+def read_policy_weights(path: Path) -> dict[str, NDArray[Any]]:
+    """Read the weights of a policy alone: from a checkpoint, or from a file of nothing but weights.
+
+    Args:
+        path: A checkpoint as `write` leaves it, or a safetensors file with one tensor a parameter,
+            by the parameters' names.
+
+    Raises:
+        CheckpointError: The file cannot be read, is damaged, or is a checkpoint of another format
+            version.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(str(path), f"cannot be read: {error.strerror}") from error
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise CheckpointError(str(path), f"is no safetensors file: {error}") from error
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    if _TEXT not in header.get("__metadata__", {}):
+        return {name: _array(tensor) for name, tensor in tensors.items()}
+    _text(data, str(path))
+    return _policy_weights(tensors)
+
+
+def _policy_weights(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    """The policy's part of a checkpoint."""
+    return {
+        name.removeprefix(_POLICY): _array(tensor)
+        for name, tensor in tensors.items()
+        if name.startswith(_POLICY)
+    }
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """An array of the tensor; numpy has no bfloat16."""
+    array: NDArray[Any] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return array
+
+
 def _text(data: bytes, source: str) -> dict[str, Any]:
     """The JSON in a checkpoint's metadata."""
     try:
         size = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + size])
-        text: dict[str, Any] = json.loads(header["__metadata__"]["breadbox"])
+        text: dict[str, Any] = json.loads(header["__metadata__"][_TEXT])
         load(data)
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(source, f"is damaged, or no checkpoint: {error}") from error

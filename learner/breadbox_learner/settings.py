@@ -42,7 +42,8 @@ class LearnSettings(PpoConfig):
     policy_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the policy."""
     reference_policy: Path | None = None
-    """Safetensors file with the weights that kl_coefficient pulls towards."""
+    """File of the policy that kl_coefficient pulls towards: the checkpoint of a run, or a
+    safetensors file of weights alone."""
     fragments_per_batch: int = Field(default=64, ge=1)
     """Fragments of one update, for all ranks together."""
     prefetch_batches: int = Field(default=0, ge=0, le=64)

@@ -1,11 +1,26 @@
 """Settings of `breadbox learn`: from file, environment and flags; what is wrong is one line."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
+from safetensors.numpy import save_file
+from safetensors.torch import load, save
 
+from breadbox.policies import PolicyModule, policy_weights
+from breadbox_learner import checkpoint
+from breadbox_learner.app import build_policy, build_reference
+from breadbox_learner.checkpoint import SessionState
 from breadbox_learner.main import learn
+from breadbox_learner.ppo import PpoUpdater
+from breadbox_learner.ppo_config import PpoConfig
+from breadbox_learner.returns import EpisodeReturns
+from breadbox_learner.settings import LearnSettings
+from breadbox_learner.trainer import TrainerState
 
 
 def dry_run(*arguments: str, environment: dict[str, str] | None = None) -> Result:
@@ -65,3 +80,99 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     assert (2, 1) == (result.exit_code, len(result.stderr.splitlines()))
     assert str(file) in result.stderr
     assert message in result.stderr
+
+
+# The reference policy ----------------------------------------------------------------------------
+
+
+def checkpoint_of(policy: PolicyModule) -> bytes:
+    """A checkpoint of a run that trained *policy*."""
+    return checkpoint.encode(
+        policy=policy,
+        updater=PpoUpdater(policy, PpoConfig()),
+        state=TrainerState(update=3),
+        returns=EpisodeReturns(),
+        session=SessionState("s", 3),
+        identity={"policy": "mlp"},
+    )
+
+
+def other_policy(**options: Any) -> PolicyModule:
+    """The policy of the default settings, with weights of another seed."""
+    return build_policy(LearnSettings(seed=77, **options))
+
+
+def make_checkpoint(path: Path) -> None:
+    checkpoint.write(path, checkpoint_of(other_policy()))
+
+
+def make_weights(path: Path) -> None:
+    save_file(dict(policy_weights(other_policy())), path)
+
+
+@pytest.mark.parametrize("make", [make_checkpoint, make_weights])
+@pytest.mark.parametrize("by", ["flag", "environment", "file"])
+def test_the_reference_policy_is_read_from_a_checkpoint_or_from_weights(
+    tmp_path: Path, make: Callable[[Path], None], by: str
+) -> None:
+    path = tmp_path / "reference.safetensors"
+    make(path)
+    config = tmp_path / "learn.yaml"
+    named = f"reference_policy: {path}\n" if by == "file" else ""
+    config.write_text(f"kl_coefficient: 0.1\n{named}")
+    flags = ("--reference-policy", str(path)) if by == "flag" else ()
+    environment = {"BREADBOX_REFERENCE_POLICY": str(path)} if by == "environment" else None
+    result = dry_run("--config", str(config), *flags, environment=environment)
+    assert (0, "") == (result.exit_code, result.stderr)
+    assert f"reference_policy: {path}" in result.stdout
+
+    reference = build_reference(LearnSettings(kl_coefficient=0.1, reference_policy=path))
+    assert reference is not None
+    assert not any(parameter.requires_grad for parameter in reference.parameters())
+    wanted, got = other_policy().state_dict(), reference.state_dict()
+    assert wanted.keys() == got.keys()
+    assert all(torch.equal(wanted[name], got[name]) for name in wanted)
+    own = build_policy(LearnSettings()).state_dict()
+    assert not all(torch.equal(own[name], got[name]) for name in own)
+
+
+def damaged(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def of_another_version(data: bytes) -> bytes:
+    """The same checkpoint, but of a format from the future."""
+    tensors = load(data)
+    return bytes(save(tensors, metadata={"breadbox": json.dumps({"format_version": 99})}))
+
+
+def of_another_policy(_: bytes) -> bytes:
+    return checkpoint_of(other_policy(policy_options={"hidden_sizes": [8]}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (damaged, "is no safetensors file"),
+        (lambda _: b"", "is no safetensors file"),
+        (of_another_version, "has format version 99, wanted 1"),
+        (of_another_policy, "wanted ("),
+    ],
+    ids=["damaged", "empty", "version", "policy"],
+)
+def test_a_reference_policy_that_does_not_fit_is_one_line_and_exit_status_2(
+    tmp_path: Path, spoil: Callable[[bytes], bytes], message: str
+) -> None:
+    path = tmp_path / "reference.safetensors"
+    path.write_bytes(spoil(checkpoint_of(other_policy())))
+    result = dry_run("--kl-coefficient", "0.1", "--reference-policy", str(path))
+    assert (2, "", 1) == (result.exit_code, result.stdout, len(result.stderr.splitlines()))
+    assert f"reference_policy {path}: " in result.stderr
+    assert message in result.stderr
+
+
+def test_a_reference_policy_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere.safetensors"
+    result = dry_run("--kl-coefficient", "0.1", "--reference-policy", str(path))
+    assert 2 == result.exit_code
+    assert f"reference_policy {path}: cannot be read: No such file" in result.stderr
