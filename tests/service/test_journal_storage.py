@@ -122,6 +122,26 @@ async def test_trimming_takes_old_turns_and_leaves_the_rest(place):
     await writer.close()
 
 
+@pytest.mark.parametrize("sync", [False, True])
+async def test_large_turns_are_trimmed_a_few_at_a_time_so_that_the_loop_goes_on(tmp_path, sync):
+    archive = SqliteArchive(tmp_path)
+    archive.begin(b"nothing")
+    writer = SqliteWriter(tmp_path, sync=sync)
+    last = FIRST + 9
+    for sequence in range(FIRST, last + 1):
+        await writer.append(sequence, b"x" * 2**20)
+    archive.write_snapshot(last, b"state")
+    portions = 1
+    while await writer.trim(last):
+        portions += 1
+    assert 4 <= portions <= 6
+    assert [] == list(archive.read_turns(last))
+    (left,) = archive._connection.execute("SELECT count(*) FROM turns").fetchone()
+    assert 0 == left
+    await writer.close()
+    archive.close()
+
+
 async def test_everything_may_be_trimmed_and_the_next_turn_still_follows(place):
     place.archive.begin(b"nothing")
     writer = place.open_writer()

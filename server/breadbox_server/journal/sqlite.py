@@ -25,7 +25,8 @@ from breadbox_server.journal.storage import (
 FILE_NAME: Final = "journal.sqlite"
 SNAPSHOT_PREFIX: Final = "snapshot-"
 TRIM_TURNS: Final = 500
-"""Turns deleted at a time: some hundred microseconds."""
+TRIM_SIZE_BYTES: Final = 2 * 2**20
+"""Turns deleted at a time: few milliseconds, whether they are many or large."""
 READ_TURNS: Final = 500
 WAIT_S: Final = 5.0
 """How long SQLite waits for a lock that nobody should hold."""
@@ -185,12 +186,18 @@ class SqliteWriter:
 
     def _trim(self, up_to: int) -> bool:
         with _translated_errors(), self._connection:
-            done = self._connection.execute(
-                "DELETE FROM turns WHERE sequence IN "
-                "(SELECT sequence FROM turns WHERE sequence <= ? ORDER BY sequence LIMIT ?)",
+            turns = self._connection.execute(
+                "SELECT sequence, length(data) FROM turns WHERE sequence <= ? "
+                "ORDER BY sequence LIMIT ?",
                 (up_to, TRIM_TURNS),
-            )
-            return done.rowcount == TRIM_TURNS
+            ).fetchall()
+            through, size_bytes = 0, 0
+            for sequence, turn_bytes in turns:
+                through, size_bytes = sequence, size_bytes + turn_bytes
+                if size_bytes >= TRIM_SIZE_BYTES:
+                    break
+            self._connection.execute("DELETE FROM turns WHERE sequence <= ?", (through,))
+            return len(turns) == TRIM_TURNS or size_bytes >= TRIM_SIZE_BYTES
 
     async def close(self) -> None:
         """See JournalWriter."""
