@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
 from breadbox.fragment import Tree
-from breadbox.payload.dtypes import BFLOAT16, as_leaf
+from breadbox.payload.dtypes import BFLOAT16, as_leaf, byte_view
 from breadbox.payload.format import Head, decode_tree
 from breadbox.payload.fragments import FIELDS, Selection, require_fields
 from breadbox.payload.layout import Layout, StoredArray
@@ -204,6 +204,17 @@ def _mapped_batch(reference: FragmentReference, tree: Tree) -> Batch:
     return batch
 
 
+class _Stacking(NamedTuple):
+    """Where the arrays of one index go, of all fragments of a layout."""
+
+    array_index: int
+    stacked: NDArray[Any] | None
+    """None for an array that is not stacked."""
+    memory: memoryview | None
+    """Of `stacked`, as bytes; None where what is received is not the elements themselves."""
+    row_bytes: int
+
+
 class _Builder:
     """Finds each fragment's place in the stack; the first one decides what the stack is like."""
 
@@ -222,7 +233,7 @@ class _Builder:
         self._stack: Stack | None = None
         self._loose: dict[int, dict[str, Any]] = {}
         self._heads: dict[int, Head] = {}
-        self._plans: dict[Layout, list[tuple[int, NDArray[Any] | None]]] = {}
+        self._plans: dict[Layout, list[_Stacking]] = {}
 
     def place(self, position: int, head: Head) -> list[Placement]:
         """See `breadbox.payload.receive.Place`."""
@@ -233,25 +244,35 @@ class _Builder:
         self._loose[position] = loose
         self._heads[position] = head
         placements = []
-        for index, stacked in plan:
-            if stacked is None:
+        for index, stacked, memory, row_bytes in plan:
+            if memory is not None:
+                row = memory[position * row_bytes : (position + 1) * row_bytes]
+                placements.append(Placement(index, row))
+            elif stacked is not None:
+                # With the ellipsis a view even where a row is a single number.
+                placements.append(Placement(index, stacked[position, ...]))
+            else:
                 stored = head.layout.arrays[index]
                 destination = np.empty(stored.shape, dtype=stored.dtype)
                 loose[stored.name] = as_leaf(destination, stored.type_name)
-            else:
-                # With the ellipsis a view even where a row is a single number.
-                destination = stacked[position, ...]
-            placements.append(Placement(index, destination))
+                placements.append(Placement(index, destination))
         return placements
 
-    def _plan(self, position: int, head: Head) -> list[tuple[int, NDArray[Any] | None]]:
+    def _plan(self, position: int, head: Head) -> list["_Stacking"]:
         """List the arrays to read of all fragments of a layout, and where each is stacked."""
         selected = self._selection.of(head, self._references[position])
         indexes = [index for index, _, _ in selected]
         if self._stack is None:
             self._stack = self._make_stack(head, indexes)
         rows = self._match(position, head, self._stack)
-        return [(index, rows.get(index)) for index in indexes]
+        plan = []
+        for index in indexes:
+            stacked = rows.get(index)
+            is_raw = head.layout.arrays[index].is_raw
+            memory = byte_view(stacked) if stacked is not None and is_raw else None
+            row_bytes = 0 if memory is None else len(memory) // len(self._references)
+            plan.append(_Stacking(index, stacked, memory, row_bytes))
+        return plan
 
     def finish(self) -> Batch:
         """Build the batch once everything has arrived."""

@@ -43,6 +43,7 @@ from breadbox.payload.header import (
     HeaderReader,
     HeaderTemplate,
     extent_bytes,
+    serialize_attributes,
     serialize_header,
 )
 from breadbox.payload.layout import Layout, StoredArray
@@ -65,7 +66,7 @@ _MAGIC: Final = b"BREADBOX"
 _PRELUDE: Final = struct.Struct("<8sHHIQQ")
 PRELUDE_BYTES: Final = _PRELUDE.size
 
-_JOIN_BYTES: Final = 4 * 1024
+_JOIN_BYTES: Final = 16 * 1024
 """Neighbouring buffers up to this size are joined: a copy costs less than a buffer more to send."""
 
 _SMALL_BODY_BYTES: Final = 16 * 1024
@@ -139,7 +140,7 @@ def encode_with_layout(
         for array in arrays
     ]
     block_checksums = [checksums(buffer, layout.block_bytes) for buffer in buffers]
-    raw_header = template.render(block_checksums, attributes)
+    raw_header = template.render(block_checksums) + serialize_attributes(attributes)
     return layout, _assemble(layout, raw_header, buffers)
 
 

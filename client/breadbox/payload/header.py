@@ -6,6 +6,7 @@ of a layout, writing a header is filling in numbers, and reading one is comparin
 """
 
 import math
+import operator
 import secrets
 import struct
 from collections import deque
@@ -99,7 +100,7 @@ class HeaderTemplate:
         ends = [0, *(position + 8 * count for _, position, count in slots)]
         starts = [*(position for _, position, _ in slots), len(raw)]
         self._constants = [raw[end:start] for end, start in zip(ends, starts, strict=True)]
-        self._packer = struct.Struct(
+        packer = struct.Struct(
             "<"
             + "".join(
                 f"{len(constant)}s{count}Q"
@@ -107,6 +108,17 @@ class HeaderTemplate:
             )
             + f"{len(self._constants[-1])}s"
         )
+        self._packer = packer
+        # Where the constants are among the packed values, and the checksums of each array.
+        places = [0]
+        ranges = {}
+        for index, _, count in slots:
+            ranges[index] = slice(places[-1] + 1, places[-1] + 1 + count)
+            places.append(places[-1] + 1 + count)
+        # With one place an itemgetter returns no tuple.
+        self._constants_of = operator.itemgetter(*places, places[-1])
+        self._expected = (*self._constants, self._constants[-1])
+        self._ranges = [ranges.get(index, slice(0)) for index in range(len(layout.arrays))]
 
     @classmethod
     def make(
@@ -130,41 +142,36 @@ class HeaderTemplate:
         template = cls(layout, raw, slots)
         return template if template._is_right() else None
 
-    def render(self, block_checksums: BlockChecksums, attributes: Mapping[str, str]) -> bytes:
-        """Return the header with these checksums and attributes."""
+    def render(self, block_checksums: BlockChecksums) -> bytes:
+        """Return the header with these checksums, without attributes."""
         values: list[bytes | int] = []
         for constant, (index, _, _) in zip(self._constants[:-1], self._slots, strict=True):
             values.append(constant)
             values += block_checksums[index]
-        return self._packer.pack(*values, self._constants[-1]) + serialize_attributes(attributes)
+        return self._packer.pack(*values, self._constants[-1])
 
     def match(self, raw: bytes) -> tuple[BlockChecksums, Mapping[str, str]] | None:
         """Read a header of this layout; None if it is of another."""
         if len(raw) < self._packer.size:
             return None
         values = self._packer.unpack_from(raw)
-        block_checksums: list[Sequence[int]] = [()] * len(self.layout.arrays)
-        position = 0
-        for constant, (index, _, count) in zip(self._constants[:-1], self._slots, strict=True):
-            if values[position] != constant:
-                return None
-            block_checksums[index] = values[position + 1 : position + 1 + count]
-            position += 1 + count
-        if values[position] != self._constants[-1]:
+        if self._constants_of(values) != self._expected:
             return None
         attributes = _attributes_alone(raw[self._packer.size :])
-        return None if attributes is None else (block_checksums, attributes)
+        if attributes is None:
+            return None
+        return [values[each] for each in self._ranges], attributes
 
     def _is_right(self) -> bool:
         """Prove the places: other checksums written there must be read back, and nothing else."""
         other: list[Sequence[int]] = [()] * len(self.layout.arrays)
         for index, _, count in self._slots:
             other[index] = [secrets.randbits(64) for _ in range(count)]
-        filled = payload_pb2.PayloadHeader.FromString(self.render(other, {}))
+        filled = payload_pb2.PayloadHeader.FromString(self.render(other))
         zeros: list[Sequence[int]] = [()] * len(self.layout.arrays)
         for index, _, count in self._slots:
             zeros[index] = [0] * count
-        blank = payload_pb2.PayloadHeader.FromString(self.render(zeros, {}))
+        blank = payload_pb2.PayloadHeader.FromString(self.render(zeros))
         for array, checksums in zip(filled.arrays, other, strict=True):
             if list(array.block_checksums) != list(checksums):
                 return False

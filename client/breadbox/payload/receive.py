@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,18 +10,25 @@ from numpy.typing import NDArray
 from breadbox.payload.codecs import decode_into
 from breadbox.payload.dtypes import byte_view
 from breadbox.payload.format import Head, head_bytes_of, parse_head, verify
-from breadbox.payload.layout import StoredArray
+from breadbox.payload.layout import GAP_BYTES_MAX, Layout, StoredArray
 from breadbox.stores.base import PayloadStore, Segment
 from breadbox.types import PayloadReference
 
+_SMALL_BYTES: Final = 16 * 1024
+"""Neighbouring arrays up to this size are received together and copied to their places: the steps
+of a receive cost more than such a copy."""
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+_RUN_BYTES_MAX: Final = 64 * 1024
+"""Of arrays that are received together."""
+
+
+class Placement(NamedTuple):
     """Where one array of a payload goes."""
 
     array_index: int
-    destination: NDArray[Any]
-    """C-contiguous, of the stored type; as long as `rows` along the first axis."""
+    destination: NDArray[Any] | memoryview
+    """C-contiguous, of the stored type; as long as `rows` along the first axis. Of a raw array that
+    is wanted whole, its memory as bytes will do."""
     rows: tuple[int, int] | None = None
     """First row, and the row behind the last; None for the whole array."""
 
@@ -50,8 +57,8 @@ def receive(
 
 
 @dataclass(slots=True)
-class _Pending:
-    """What is left to do for one array when its bytes are there."""
+class _Arriving:
+    """One array on its way; its blocks are verified as they come."""
 
     head: Head
     placement: Placement
@@ -61,11 +68,79 @@ class _Pending:
     """Bytes of `encoded` before the first row wanted."""
     is_in_place: bool = False
     """`encoded` is the destination's own memory."""
+    verified_bytes: int = 0
+    """Of `encoded`, from its start: whole blocks, or all."""
 
     @property
     def stored(self) -> StoredArray:
         """The array as its header describes it."""
         return self.head.layout.arrays[self.placement.array_index]
+
+    @property
+    def segment(self) -> Segment:
+        """What the store has to fill."""
+        layout = self.head.layout
+        offset = self.stored.offset_bytes + self.first_block * layout.block_bytes
+        return Segment(self.head.body_offset + offset, self.encoded, self.filled)
+
+    def filled(self, filled_bytes: int) -> None:
+        """Verify the blocks that are complete, while they are in a cache."""
+        block_bytes = self.head.layout.block_bytes
+        end = filled_bytes
+        if filled_bytes < len(self.encoded):
+            end -= filled_bytes % block_bytes
+        if end > self.verified_bytes:
+            verify(
+                self.head,
+                self.placement.array_index,
+                self.encoded[self.verified_bytes : end],
+                first_block=self.first_block + self.verified_bytes // block_bytes,
+            )
+            self.verified_bytes = end
+
+    def arrived(self) -> None:
+        """Verify what is left, and bring the array to its destination."""
+        if self.verified_bytes < len(self.encoded):
+            self.filled(len(self.encoded))
+        if not self.is_in_place:
+            _unpack(self)
+
+
+@dataclass(slots=True)
+class _ArrivingRun:
+    """Small raw arrays on their way together."""
+
+    head: Head
+    run: "_Run"
+    placements: Sequence[Placement]
+    memory: memoryview
+
+    @property
+    def segment(self) -> Segment:
+        """What the store has to fill."""
+        return Segment(self.head.body_offset + self.run.offset_bytes, self.memory)
+
+    def arrived(self) -> None:
+        """Verify the arrays, and copy them to their destinations."""
+        for number, start, end in self.run.parts:
+            placement = self.placements[number]
+            part = self.memory[start:end]
+            verify(self.head, placement.array_index, part)
+            _memory(placement.destination)[:] = part
+
+
+class _Run(NamedTuple):
+    """Small raw arrays one behind another, wanted whole."""
+
+    offset_bytes: int
+    """From the start of the body."""
+    size_bytes: int
+    parts: Sequence[tuple[int, int, int]]
+    """(number of the placement, first byte within the run, byte behind the last)."""
+
+
+_Route = Sequence[int | _Run]
+"""How the arrays of a layout are received: by number of the placement alone, or in runs."""
 
 
 @dataclass(slots=True)
@@ -75,7 +150,8 @@ class _Receiver:
     references: Sequence[PayloadReference]
     place: Place
     wants_whole: bool
-    pending: dict[int, list[_Pending]] = field(default_factory=dict)
+    arriving: dict[int, list[_Arriving | _ArrivingRun]] = field(default_factory=dict)
+    routes: dict[tuple[Layout, tuple[int, ...]], _Route] = field(default_factory=dict)
 
     def head_bytes(self, position: int, prelude: memoryview) -> int:
         del position
@@ -83,55 +159,102 @@ class _Receiver:
 
     def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
         parsed = parse_head(head, self.references[position].size_bytes)
-        pending = [_plan(parsed, placement) for placement in self.place(position, parsed)]
-        self.pending[position] = pending
-        return [
-            Segment(
-                parsed.body_offset
-                + each.stored.offset_bytes
-                + each.first_block * parsed.layout.block_bytes,
-                each.encoded,
-            )
-            for each in pending
-            if len(each.encoded)
-        ]
+        placements = self.place(position, parsed)
+        arriving: list[_Arriving | _ArrivingRun] = []
+        for step in self._route(parsed.layout, placements):
+            if isinstance(step, int):
+                arriving.append(_plan(parsed, placements[step]))
+            else:
+                memory = memoryview(bytearray(step.size_bytes))
+                arriving.append(_ArrivingRun(parsed, step, placements, memory))
+        self.arriving[position] = arriving
+        segments = [each.segment for each in arriving]
+        return [each for each in segments if len(each.destination)]
 
     def arrived(self, position: int) -> None:
-        for each in self.pending.pop(position):
-            verify(
-                each.head, each.placement.array_index, each.encoded, first_block=each.first_block
+        for each in self.arriving.pop(position):
+            each.arrived()
+
+    def _route(self, layout: Layout, placements: Sequence[Placement]) -> _Route:
+        if not self.wants_whole:
+            return range(len(placements))
+        key = layout, tuple([each.array_index for each in placements])
+        route = self.routes.get(key)
+        if route is None:
+            route = self.routes[key] = _route(layout, placements)
+        return route
+
+
+def _route(layout: Layout, placements: Sequence[Placement]) -> _Route:
+    """Find small raw arrays that stand together."""
+    route: list[int | _Run] = []
+    members: list[int] = []
+
+    def close_run() -> None:
+        if len(members) == 1:
+            route.append(members[0])
+        elif members:
+            stored = [layout.arrays[placements[number].array_index] for number in members]
+            start = stored[0].offset_bytes
+            parts = [
+                (number, each.offset_bytes - start, each.offset_bytes - start + each.size_bytes)
+                for number, each in zip(members, stored, strict=True)
+            ]
+            route.append(_Run(start, parts[-1][2], parts))
+        members.clear()
+
+    for number, placement in enumerate(placements):
+        stored = layout.arrays[placement.array_index]
+        is_small = stored.is_raw and 0 < stored.size_bytes <= _SMALL_BYTES
+        if not is_small or placement.rows is not None:
+            close_run()
+            route.append(number)
+            continue
+        if members:
+            first, last = (
+                layout.arrays[placements[i].array_index] for i in (members[0], members[-1])
             )
-            if not each.is_in_place:
-                _unpack(each)
+            gap = stored.offset_bytes - (last.offset_bytes + last.size_bytes)
+            run_bytes = stored.offset_bytes + stored.size_bytes - first.offset_bytes
+            if gap > GAP_BYTES_MAX or run_bytes > _RUN_BYTES_MAX:
+                close_run()
+        members.append(number)
+    close_run()
+    return route
 
 
-def _plan(head: Head, placement: Placement) -> _Pending:
+def _memory(destination: NDArray[Any] | memoryview) -> memoryview:
+    return destination if isinstance(destination, memoryview) else byte_view(destination)
+
+
+def _plan(head: Head, placement: Placement) -> _Arriving:
     """Decide what to read for an array: into its place, or into memory of its own first."""
     stored = head.layout.arrays[placement.array_index]
     if stored.is_raw and placement.rows is None:
-        return _Pending(head, placement, byte_view(placement.destination), is_in_place=True)
+        return _Arriving(head, placement, _memory(placement.destination), is_in_place=True)
     if not stored.is_raw or placement.rows is None or not stored.size_bytes:
-        return _Pending(head, placement, memoryview(bytearray(stored.size_bytes)))
+        return _Arriving(head, placement, memoryview(bytearray(stored.size_bytes)))
     row_bytes = stored.size_bytes // stored.shape[0]
     start, stop = (row * row_bytes for row in placement.rows)
     if start == stop:
-        return _Pending(head, placement, memoryview(b""))
+        return _Arriving(head, placement, memoryview(b""))
     # Whole blocks, so that what is read can be verified.
     block_bytes = head.layout.block_bytes
     first_block = start // block_bytes
     first = first_block * block_bytes
     last = min(stored.size_bytes, -(-stop // block_bytes) * block_bytes)
     encoded = memoryview(bytearray(last - first))
-    return _Pending(head, placement, encoded, first_block=first_block, skip_bytes=start - first)
+    return _Arriving(head, placement, encoded, first_block=first_block, skip_bytes=start - first)
 
 
-def _unpack(each: _Pending) -> None:
+def _unpack(each: _Arriving) -> None:
     """Bring verified bytes to their destination."""
     destination = each.placement.destination
     if each.stored.is_raw:
-        raw = byte_view(destination)
+        raw = _memory(destination)
         raw[:] = each.encoded[each.skip_bytes : each.skip_bytes + len(raw)]
         return
+    assert not isinstance(destination, memoryview)
     whole = destination
     if each.placement.rows is not None:
         whole = np.empty(each.stored.shape, dtype=each.stored.dtype)

@@ -7,9 +7,9 @@ Life of a payload: *unannounced* once written (it expires by itself), *confirmed
 admitted its fragment (it stays until it is deleted).
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from breadbox.types import PayloadReference
 
@@ -17,14 +17,17 @@ PRELUDE_BYTES = 32
 """First bytes of every payload; from them a receiver tells how long the payload's head is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A byte range of a payload and the writable memory that receives it."""
 
     offset_bytes: int
     """First byte wanted, counted from the start of the payload."""
     destination: memoryview
     """Format "B", C-contiguous; as long as the range."""
+    filled: Callable[[int], None] | None = None
+    """Called by a store, where it can, while the segment is being filled: with the number of bytes
+    that are there so far, from its start, soon after they came and are in a cache. Never needed:
+    `arrived` says that all is there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,9 @@ _BYTES_IN_FLIGHT_MAX: Final = 2 * 1024 * 1024
 """Values asked for before they are received: bounds what Redis must hold in reply buffers.
 Measured best: with more, Redis pays for fresh memory; with less, it waits for us."""
 
+_BYTES_AT_ONCE: Final = 512 * 1024
+"""Received before they are looked at: what stays in a core's own cache."""
+
 _RANGE_GUESS_BYTES: Final = 4 * 1024
 """First read of a payload of which only parts are wanted; holds most heads."""
 
@@ -265,14 +268,19 @@ class _Stream:
         self._current = -1
         self._left = 0
 
-    def receive_into(self, destination: memoryview) -> None:
-        """Fill `destination` with the next bytes of the stream."""
-        while len(destination):
+    def receive_into(
+        self, destination: memoryview, filled: Callable[[int], None] | None = None
+    ) -> None:
+        """Fill `destination` with the next bytes of the stream; tell `filled` of each part."""
+        wanted, done = len(destination), 0
+        while done < wanted:
             if not self._left:
                 self._next_reply()
-            count = min(self._left, len(destination))
-            self._wire.receive_into(destination[:count])
-            destination = destination[count:]
+            count = min(self._left, wanted - done, _BYTES_AT_ONCE)
+            self._wire.receive_into(destination[done : done + count])
+            done += count
+            if filled is not None:
+                filled(done)  # Meanwhile Redis fills the socket.
             self._took(count)
 
     def skip(self, count: int) -> None:
@@ -335,7 +343,7 @@ def _read_whole(
         offset = len(head)
         for segment in receiver.segments(position, head):
             stream.skip(segment.offset_bytes - offset)
-            stream.receive_into(segment.destination)
+            stream.receive_into(segment.destination, segment.filled)
             offset = segment.offset_bytes + len(segment.destination)
         stream.skip(reference.size_bytes - offset)
         receiver.arrived(position)
@@ -385,7 +393,7 @@ def _read_ranges(
     stream = _Stream(wire, requests)
     for (position, _), (_, segments) in zip(part, plans, strict=True):
         for segment in segments:
-            stream.receive_into(segment.destination)
+            stream.receive_into(segment.destination, segment.filled)
         receiver.arrived(position)
 
 
