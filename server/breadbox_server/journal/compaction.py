@@ -84,12 +84,16 @@ class Compaction:
 
     async def _run_compactor(self) -> int | None:
         """Start the process and wait for its end; gives the snapshot's sequence."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "breadbox_server.journal.compactor"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "breadbox_server.journal.compactor"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:  # The machine is short of processes, memory or descriptors.
+            log.warning("the compactor could not be started: %s", error)
+            return None
         try:
             async with asyncio.timeout(RUN_S_MAX):
                 out, problem = await process.communicate(self._place.to_line().encode())
