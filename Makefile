@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
+# The plugin of Docker where it is installed, else the older program of its own.
+COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-core test-service test-integration test-containers test-gpu verify \
@@ -86,10 +88,10 @@ learn-check: $(VENV)/.ready  ## Does the reference PPO learn? Every task, three 
 	$(BIN)/python -m bench.learn_check $(ARGS)
 
 up:  ## Start the local cluster
-	docker compose up --build --detach
+	$(COMPOSE) up --build --detach
 
 down:  ## Stop the local cluster and delete its volumes
-	docker compose down --volumes
+	$(COMPOSE) down --volumes
 
 clean:  ## Delete what the other targets made
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out

@@ -41,10 +41,13 @@ def stop_signals() -> Iterator[threading.Event]:
 @click.option(
     "--config",
     envvar="BREADBOX_CONFIG",
+    show_envvar=True,
     type=click.Path(path_type=Path, dir_okay=False),
     help="YAML file with any of these settings, by name; flags and environment win over it.",
 )
-@click.option("--dry-run", is_flag=True, help="Check everything, print the settings, and end.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check everything but the server, print the settings, and end."
+)
 @setting_options(LearnSettings)
 @click.pass_context
 def learn(context: click.Context, /, config: Path | None, dry_run: bool, **values: Any) -> None:

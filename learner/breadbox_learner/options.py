@@ -57,6 +57,7 @@ def _option(name: str, field: FieldInfo) -> Callable[[F], F]:
         f"--{flag}/--no-{flag}" if is_switch else f"--{flag}",
         name,
         envvar=f"BREADBOX_{name.upper()}",
+        show_envvar=True,
         type=_click_type(field.annotation),
         default=default,
         show_default=shown or is_switch,

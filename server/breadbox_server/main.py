@@ -152,32 +152,76 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     metavar="HOST:PORT",
     help="Where to serve metrics for Prometheus over HTTP; nothing serves none.",
 )
-@_option("--fragments-per-chunk", type=int, default=_DEFAULTS.fragments_per_chunk)
-@_option("--capacity-chunks", type=int, default=_DEFAULTS.capacity_chunks)
-@_option("--capacity-bytes", type=SizeBytes(), default="8GiB")
+@_option(
+    "--fragments-per-chunk",
+    type=int,
+    default=_DEFAULTS.fragments_per_chunk,
+    help="Consecutive fragments of one worker that are fetched, used and evicted together. This "
+    "and what follows are the limits of every buffer that asks for no others.",
+)
+@_option(
+    "--capacity-chunks",
+    type=int,
+    default=_DEFAULTS.capacity_chunks,
+    help="Chunks held for fetches; beyond, --full-policy decides.",
+)
+@_option(
+    "--capacity-bytes",
+    type=SizeBytes(),
+    default="8GiB",
+    help="Payload bytes held, such as 8GiB; beyond, --full-policy decides.",
+)
 @_option(
     "--staleness-max",
     type=int,
     default=_DEFAULTS.staleness_max,
-    help="Versions; what is staler is evicted.",
+    help="Model versions that data may lag behind; what is staler is evicted.",
 )
-@_option("--uses-max", type=int, default=_DEFAULTS.uses_max, help="Deliveries of a chunk.")
+@_option(
+    "--uses-max",
+    type=int,
+    default=_DEFAULTS.uses_max,
+    help="Deliveries of a chunk, then it leaves.",
+)
 @_option(
     "--full-policy",
     type=click.Choice([policy.value for policy in FullPolicy]),
     default=_DEFAULTS.full_policy.value,
-    help="What an append meets when there is no room.",
+    help="When there is no room: evict the oldest chunk, or let producers wait.",
 )
 @_option(
     "--lease-expiry-policy",
     type=click.Choice([policy.value for policy in LeaseExpiryPolicy]),
     default=_DEFAULTS.lease_expiry_policy.value,
+    help="Chunks of an expired lease go back for another fetch, or count as used.",
 )
-@_option("--lease-s", type=float, default=_DEFAULTS.lease_s, help="Life of a lease, in seconds.")
-@_option("--open-chunk-s", type=float, default=_DEFAULTS.open_chunk_s)
-@_option("--waiters-max", type=int, default=_DEFAULTS.waiters_max)
-@_option("--leases-max", type=int, default=_DEFAULTS.leases_max)
-@_option("--workers-max", type=int, default=_DEFAULTS.workers_max)
+@_option(
+    "--lease-s", type=float, default=_DEFAULTS.lease_s, help="Seconds a lease lives unrenewed."
+)
+@_option(
+    "--open-chunk-s",
+    type=float,
+    default=_DEFAULTS.open_chunk_s,
+    help="Seconds of silence after which a worker's unfinished chunk is discarded.",
+)
+@_option(
+    "--waiters-max",
+    type=int,
+    default=_DEFAULTS.waiters_max,
+    help="Fetches that may wait at a time; the next is told to come back.",
+)
+@_option(
+    "--leases-max",
+    type=int,
+    default=_DEFAULTS.leases_max,
+    help="Leases alive at a time; then fetches wait.",
+)
+@_option(
+    "--workers-max",
+    type=int,
+    default=_DEFAULTS.workers_max,
+    help="Workers (environments) remembered in a session; one more is refused.",
+)
 @_option(
     "--sampler",
     type=click.Choice(list(SAMPLERS)),
@@ -187,7 +231,12 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
 @_option(
     "--minimum-chunks", type=int, default=1, help="A fetch waits until so many chunks are held."
 )
-@_option("--buffers-max", type=click.IntRange(1, 4096), default=64)
+@_option(
+    "--buffers-max",
+    type=click.IntRange(1, 4096),
+    default=64,
+    help="Named buffers there may be; one more is refused.",
+)
 @_option(
     "--unannounced-s",
     type=click.FloatRange(1, 86_400),
@@ -206,7 +255,12 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     default=5.0,
     help="Seconds that running calls get to end on SIGTERM.",
 )
-@_option("--reflection/--no-reflection", "has_reflection", default=True)
+@_option(
+    "--reflection/--no-reflection",
+    "has_reflection",
+    default=True,
+    help="Whether tools such as grpcurl may ask which calls there are.",
+)
 @_option(
     "--journal",
     default="auto",
@@ -237,8 +291,12 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     help="File that gets the bound address once the server answers.",
 )
 @_option("--seed", type=int, default=None, help="Of all random choices; none: a fresh one.")
-@_option("--log-level", type=click.Choice(logs.LEVELS), default="info")
-@_option("--log-format", type=click.Choice(logs.FORMATS), default="text")
+@_option(
+    "--log-level", type=click.Choice(logs.LEVELS), default="info", help="Least that is logged."
+)
+@_option(
+    "--log-format", type=click.Choice(logs.FORMATS), default="text", help="One line per event."
+)
 def serve(**options: Any) -> None:
     """Run the replay-buffer server until SIGTERM or Ctrl-C.
 

@@ -187,6 +187,35 @@ def test_every_command_of_this_library_explains_itself(name: str) -> None:
     assert "Usage: " in result.stdout
 
 
+def commands_under(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    if isinstance(command, click.Group):
+        for child_name, child in command.commands.items():
+            yield from commands_under(child, f"{name} {child_name}")
+    else:
+        yield name, command
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_option_says_what_it_is(name: str) -> None:
+    silent = [
+        f"{path} {option.opts[0]}"
+        for path, command in commands_under(cli_main.load_command(name), name)
+        for option in command.params
+        if isinstance(option, click.Option) and not option.help
+    ]
+    assert [] == silent
+
+
+@pytest.mark.parametrize("name", ["serve", "rollout", "learn", "generate"])
+def test_what_runs_for_long_is_set_by_the_environment_too_and_says_how(name: str) -> None:
+    """docker compose and Kubernetes set nothing else."""
+    options = [
+        option for option in cli_main.load_command(name).params if isinstance(option, click.Option)
+    ]
+    unset = [option.name for option in options if not (option.envvar and option.show_envvar)]
+    assert [option for option in unset if option != "dry_run"] == []
+
+
 # Commands ---------------------------------------------------------------------------------------
 
 

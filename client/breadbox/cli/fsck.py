@@ -22,7 +22,14 @@ from breadbox.types import PayloadReference
 
 
 @click.command()
-@click.option("--store", envvar="BREADBOX_STORE", show_envvar=True, required=True, metavar="URL")
+@click.option(
+    "--store",
+    envvar="BREADBOX_STORE",
+    show_envvar=True,
+    required=True,
+    metavar="URL",
+    help="Payload store, as the server has it.",
+)
 @click.option(
     "--journal",
     envvar="BREADBOX_JOURNAL",

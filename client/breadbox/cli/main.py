@@ -1,6 +1,6 @@
 """The frame of the command line: a group that imports a command only when it is used.
 
-Every option can also be set as an environment variable: `--lease-s` is `BREADBOX_LEASE_S`. What
+Settings can also come from the environment: `--lease-s` is `BREADBOX_LEASE_S`. What
 goes wrong for a reason that the user can mend ends with one line on stderr and exit code 2, never
 with a traceback.
 """

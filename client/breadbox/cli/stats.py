@@ -31,16 +31,14 @@ def describe(description: BufferDescription, *, show_zeros: bool) -> Group:
     counters = {
         name: count for name, count in description.state.counters.items() if count or show_zeros
     }
+    counted = [(name, frame.count_text(count)) for name, count in counters.items()]
     return Group(
         headline(description),
         limits_text(description.config),
         "",
         _gauges(description),
         waiting_text(description),
-        frame.rows(
-            frame.table("counter", "#total"),
-            [(name, frame.count_text(count)) for name, count in counters.items()],
-        ),
+        frame.rows(frame.table("counter", "#total"), counted) if counted else "nothing counted yet",
     )
 
 
