@@ -61,6 +61,19 @@ redis.call('DEL', KEYS[2])
 return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))
 """
 """Runs one command, also at maxmemory."""
+_HEAD: Final = """
+redis.call('DEL', KEYS[2])
+local newest = redis.call('HGET', KEYS[1], 'sequence')
+if newest and tonumber(newest) > tonumber(ARGV[1]) then return 0 end
+redis.call('HSET', KEYS[1], 'sequence', ARGV[1], 'piece_count', ARGV[2])
+return 1
+"""
+"""Makes a snapshot the one that counts, unless a newer one came while its pieces were written."""
+_ONLY_TURN: Final = """
+redis.call('DEL', KEYS[1], KEYS[2])
+redis.call('XADD', KEYS[1], ARGV[1] .. '-0', 'd', '')
+"""
+"""Leaves one turn, with nothing in it: what the next one follows."""
 
 
 class RedisArchive:
@@ -94,10 +107,11 @@ class RedisArchive:
 
     def begin(self, data: bytes) -> None:
         """See JournalArchive."""
-        with _translated_errors():
-            self._client.delete(TURNS)
-            self._client.eval(*_anyway("XADD", TURNS, f"{BEGINNING}-0", "d", b""))
+        # Snapshot first: without it, turns are a damaged journal; without turns, it is one that
+        # the server begins again.
         self.write_snapshot(BEGINNING, data)
+        with _translated_errors():
+            self._client.eval(_ONLY_TURN, 2, TURNS, _TOUCH, BEGINNING)
 
     def read_snapshot(self) -> tuple[int, bytes]:
         """See JournalArchive."""
@@ -138,11 +152,11 @@ class RedisArchive:
             pieces = _cut(data)
             for k, piece in enumerate(pieces):
                 self._client.eval(*_anyway("SET", _piece(sequence, k), piece))
-            # From here on the new one counts; what is left of the old one is of no use.
-            self._client.eval(*_head(sequence, len(pieces)))
-            if old and int(old[b"sequence"]) != sequence:
-                for k in range(int(old[b"piece_count"])):
-                    self._client.unlink(_piece(int(old[b"sequence"]), k))
+            # From here on the newer one counts; what is left of the other is of no use.
+            if not self._client.eval(*_head(sequence, len(pieces))):
+                self._client.unlink(*_pieces(sequence, len(pieces)))
+            elif old and int(old[b"sequence"]) != sequence:
+                self._client.unlink(*_pieces(int(old[b"sequence"]), int(old[b"piece_count"])))
 
     def read_note(self, name: str) -> str:
         """See JournalArchive."""
@@ -194,12 +208,12 @@ class RedisWriter:
             if owner not in (None, self._token.encode()):
                 raise JournalTakenError("another server writes this journal")
             await self._client.eval(*_anyway("SET", OWNER, self._token))
-            await self._client.delete(TURNS)
             pieces = _cut(snapshot)
             for k, piece in enumerate(pieces):
                 await self._client.eval(*_anyway("SET", _piece(sequence, k), piece))
             await self._client.eval(*_head(sequence, len(pieces)))
-            await self._client.eval(*_anyway("XADD", TURNS, f"{sequence}-0", "d", b""))
+            # Last: until the snapshot counts, the turns that are left are all there is.
+            await self._client.eval(_ONLY_TURN, 2, TURNS, _TOUCH, sequence)
 
     async def trim(self, up_to: int) -> bool:
         """See JournalWriter."""
@@ -229,14 +243,18 @@ def _anyway(command: str, key: str, *arguments: str | bytes | int) -> tuple[Any,
 
 
 def _head(sequence: int, piece_count: int) -> tuple[Any, ...]:
-    """Arguments of EVAL that make a snapshot the one that counts."""
-    return _anyway("HSET", SNAPSHOT, "sequence", sequence, "piece_count", piece_count)
+    """Arguments of EVAL that make a snapshot the one that counts; answered 0 if it is too old."""
+    return _HEAD, 2, SNAPSHOT, _TOUCH, sequence, piece_count
 
 
 def _cut(data: bytes) -> list[bytes]:
     return [
         data[start : start + PIECE_SIZE_BYTES] for start in range(0, len(data), PIECE_SIZE_BYTES)
     ]
+
+
+def _pieces(sequence: int, piece_count: int) -> list[str]:
+    return [_piece(sequence, k) for k in range(piece_count)]
 
 
 def _piece(sequence: int, k: int) -> str:

@@ -1,0 +1,145 @@
+"""A journal in Redis, interrupted between any two commands: what was durable stays readable."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from breadbox_server.journal.redis_stream import TURNS, RedisArchive, RedisWriter
+from breadbox_server.journal.storage import BEGINNING, JournalLostError, JournalUnavailableError
+from support.redis_server import RedisServer
+
+FIRST = BEGINNING + 1
+STATE = b"state" * 500_000
+"""Three pieces."""
+
+
+class Interrupted:
+    """A client whose user is interrupted before one of its commands."""
+
+    def __init__(self, client: Any, before: int, interruption: Callable[[], None]) -> None:
+        self._client = client
+        self._left = before
+        self._interruption = interruption
+        self.is_over = False
+        """Whether the interruption has happened."""
+
+    def __getattr__(self, name: str) -> Any:
+        command = getattr(self._client, name)
+        if name in ("close", "aclose"):
+            return command
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            if self._left == 0:
+                self.is_over = True
+                self._interruption()
+            self._left -= 1
+            return command(*arguments, **named)
+
+        return run
+
+
+def crash() -> None:
+    raise redis.ConnectionError("the process was killed here")
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as started:
+        yield started
+
+
+@pytest.fixture
+def archive(server: RedisServer) -> Iterator[RedisArchive]:
+    opened = RedisArchive(server.url)
+    yield opened
+    opened.close()
+
+
+async def begun(archive: RedisArchive, url: str, last: int) -> RedisWriter:
+    archive.begin(b"nothing")
+    writer = RedisWriter(url, archive.take())
+    for sequence in range(FIRST, last + 1):
+        await writer.append(sequence, b"turn")
+    return writer
+
+
+def recovered(archive: RedisArchive) -> int:
+    """The last turn that a server would have after it started now."""
+    sequence, _ = archive.read_snapshot()
+    return max([sequence, *(turn for turn, _ in archive.read_turns(sequence))])
+
+
+def test_a_server_killed_while_it_began_its_journal_can_start_again(
+    server: RedisServer, archive: RedisArchive
+) -> None:
+    command_count = 0
+    is_done = False
+    with server.client() as client:
+        while not is_done:
+            client.flushall()
+            dying = RedisArchive(server.url)
+            dying._client = Interrupted(dying._client, command_count, crash)
+            try:
+                dying.begin(STATE)
+                is_done = True
+            except JournalUnavailableError:
+                assert not archive.is_begun() or BEGINNING == recovered(archive), command_count
+            dying.close()
+            command_count += 1
+    assert command_count > 4
+    assert BEGINNING == recovered(archive)
+
+
+async def test_a_server_killed_while_it_began_its_journal_again_has_what_it_had(
+    server: RedisServer, archive: RedisArchive
+) -> None:
+    command_count = 0
+    is_done = False
+    with server.client() as client:
+        while not is_done:
+            client.flushall()
+            writer = await begun(archive, server.url, last=FIRST + 3)
+            client.xdel(TURNS, f"{FIRST + 3}-0")
+            with pytest.raises(JournalLostError):
+                await writer.append(FIRST + 4, b"turn")
+            writer._client = Interrupted(writer._client, command_count, crash)
+            try:
+                await writer.begin_again(FIRST + 4, STATE)
+                is_done = True
+            except JournalUnavailableError:
+                assert recovered(archive) >= FIRST + 2, command_count
+            await writer.close()
+            command_count += 1
+    assert command_count > 5
+    assert FIRST + 4 == recovered(archive)
+
+
+async def test_an_older_snapshot_never_replaces_one_that_came_while_it_was_written(
+    server: RedisServer, archive: RedisArchive
+) -> None:
+    """A compactor is at work when Redis loses its data, and the server begins again."""
+    before = 0
+    is_over = True
+    with server.client() as client:
+        while is_over:
+            client.flushall()
+            writer = await begun(archive, server.url, last=FIRST + 3)
+            compactor, newer = RedisArchive(server.url), RedisArchive(server.url)
+
+            def begin_again(newer: RedisArchive = newer) -> None:
+                newer.write_snapshot(FIRST + 3, b"newer")
+
+            interrupted = compactor._client = Interrupted(compactor._client, before, begin_again)
+            compactor.write_snapshot(FIRST + 1, STATE)
+            is_over = interrupted.is_over
+            if is_over:
+                assert FIRST + 3 == archive.read_snapshot()[0], before
+                assert [] == client.keys(f"*piece:{FIRST + 1}:*"), before
+            for each in (compactor, newer):
+                each.close()
+            await writer.close()
+            before += 1
+    assert before > 4
+    assert FIRST + 1 == archive.read_snapshot()[0]
