@@ -36,7 +36,8 @@ def environment_options(command: Callable[..., None]) -> Callable[..., None]:
             option("--torch-threads", type=click.IntRange(min=1), default=1,
                    help="Threads of the policy on the CPU."),
             option("--log-level", default="info",
-                   type=click.Choice(["debug", "info", "warning", "error"])),
+                   type=click.Choice(["debug", "info", "warning", "error"]),
+                   help="Least that is logged."),
         )
     ):  # fmt: skip
         command = decorate(command)
