@@ -15,10 +15,11 @@ from bench.measure import Figure
 from bench.payload_rows import payload_rows
 from bench.recovery import recovery_rows
 from bench.rollout import rollout_rows
+from bench.scale import scale_rows
 from bench.service_rows import service_rows
 
 _HERE = Path(__file__).parent
-_SECTIONS = ("payload", "service", "recovery", "rollout", "learner", "core")
+_SECTIONS = ("payload", "service", "recovery", "rollout", "learner", "scale", "core")
 
 
 @click.command()
@@ -35,7 +36,7 @@ def main(quick: bool, only: str | None, out: Path) -> None:
     """Measure Breadbox on this machine, side by side with what bounds it."""
     console = Console(width=None if sys.stdout.isatty() else 160)
     figures = []
-    for figure in _figures(quick, only):
+    for figure in _figures(quick, only, out):
         console.print(f"{figure.workload}: {figure.name}: {figure.value:,.2f} {figure.unit}")
         figures.append(figure)
     report.show(figures, console)
@@ -43,7 +44,7 @@ def main(quick: bool, only: str | None, out: Path) -> None:
     console.print(f"written: {out / 'results.json'}, {out / 'results.png'}")
 
 
-def _figures(quick: bool, only: str | None) -> Iterator[Figure]:
+def _figures(quick: bool, only: str | None, out: Path) -> Iterator[Figure]:
     if only in (None, "payload"):
         yield from payload_rows(rounds=5 if quick else 25)
     if only in (None, "service"):
@@ -60,6 +61,10 @@ def _figures(quick: bool, only: str | None) -> Iterator[Figure]:
         yield from rollout_rows(rounds=12 if quick else 40)
     if only in (None, "learner"):
         yield from learner_rows(batches=10 if quick else 40)
+    if only in (None, "scale"):
+        yield from scale_rows(
+            rounds=5 if quick else 15, seconds=2.0 if quick else 8.0, directory=out
+        )
     if only in (None, "core"):
         yield from _core_figures(quick)
 

@@ -26,7 +26,10 @@ def show(figures: Sequence[Figure], console: Console) -> None:
             "" if figure.limit is None else f"{_short(figure.limit)} ({figure.limit_is})",
             "" if figure.ratio is None else f"{figure.ratio:.2f}",
             _verdict(figure),
-            ", ".join(f"{name} {_short(value)}" for name, value in figure.peers.items()),
+            ", ".join(
+                f"{name} {_short(value)}"
+                for name, value in [*figure.peers.items(), *figure.also.items()]
+            ),
         )
     console.print(table)
 

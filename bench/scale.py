@@ -1,20 +1,24 @@
-"""Rows about scale: payloads on several Redis nodes at once."""
+"""Rows about scale: payloads on several Redis nodes at once, and many producers on one server."""
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import psutil
 
 import breadbox
 from bench.bare import BareSocket
-from bench.measure import Contender, Figure, rates
+from bench.crew import Crew, Order
+from bench.measure import Contender, Figure, percentile, rates
 from bench.nodes import Cluster, redis_cluster
 from bench.payload_rows import cut
-from bench.processes import breadbox_server
+from bench.processes import Server, breadbox_server, redis_server
+from bench.report import machine
 from bench.workloads import SESSION_ID, WORKLOADS, numbered
 from breadbox.batches import Batch, load_batch
 from breadbox.stores.keys import piece_key
@@ -27,11 +31,206 @@ LOADED = {"vpt": 6, "atari": 36}
 _GB = 1e9
 
 
-def scale_rows(*, rounds: int) -> Iterator[Figure]:
-    """Measure what more nodes and more producers do."""
+_PROCESSES = 8
+"""Of producers; 64 producers are 8 in each."""
+BATCH = 32
+"""Fragments that a learner fetches."""
+_RATE = "fragments/s"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Producers and learners at work together."""
+
+    producers: int
+    learners: int = 1
+    workload: str = "vector"
+    group: int = 1
+    """Fragments per append call."""
+    per_second: float = 0.0
+    """Calls of each producer; 0: one after another, as fast as they are answered."""
+    batches_per_second: float = 10.0
+    """Of 32 fragments, fetched, loaded and released by each learner."""
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        each = "one at a time" if self.group == 1 else f"{self.group} at a time"
+        pace = f", {self.per_second:g} a second each" if self.per_second else ""
+        return (
+            f"{self.producers} producer{'s'[: self.producers - 1]}, {each}{pace}; "
+            f"{self.learners} learner{'s'[: self.learners - 1]}"
+        )
+
+    def orders(self, seconds: float) -> list[Order]:
+        """Who does what, in as many processes as there are."""
+        processes = min(self.producers, _PROCESSES)
+        produce = Order(
+            "produce",
+            self.producers // processes,
+            seconds,
+            self.workload,
+            self.group,
+            self.per_second,
+        )
+        learn = Order("learn", 1, seconds, self.workload, BATCH, per_second=self.batches_per_second)
+        return [produce] * processes + [learn] * self.learners
+
+
+CASES = (
+    *(Case(producers, learners) for learners in (1, 4) for producers in (1, 8, 64)),
+    *(Case(producers, group=32) for producers in (1, 8, 64)),
+    *(Case(64, learners, per_second=5.0) for learners in (1, 4)),
+    Case(8, workload="atari", batches_per_second=2.0),
+)
+
+
+def scale_rows(*, rounds: int, seconds: float, directory: Path) -> Iterator[Figure]:
+    """Measure what more nodes and more producers do.
+
+    Args:
+        rounds: Of loading.
+        seconds: For which each case of producers and learners is measured.
+        directory: Gets scale.png, and scale.md with the tables of docs/deploy.md.
+    """
+    loaded = []
     for workload in LOADED:
         for node_count in NODE_COUNTS:
-            yield _load_row(workload, node_count, rounds=rounds)
+            loaded.append(_load_row(workload, node_count, rounds=rounds))
+            yield loaded[-1]
+    measured = {}
+    for workload in dict.fromkeys(case.workload for case in CASES):
+        cases = [case for case in CASES if case.workload == workload]
+        for case, figure in _crew_rows(workload, cases, seconds):
+            measured[case] = figure
+            yield figure
+    directory.mkdir(parents=True, exist_ok=True)
+    draw(measured, directory / "scale.png")
+    (directory / "scale.md").write_text(tables(loaded, measured))
+
+
+def _crew_rows(
+    workload: str, cases: Sequence[Case], seconds: float
+) -> Iterator[tuple[Case, Figure]]:
+    capacity_chunks = {"vector": 4096, "atari": 256}[workload]
+    with (
+        redis_server() as path,
+        breadbox_server(
+            f"unix://{path}", "--capacity-chunks", str(capacity_chunks), "--uses-max", "1000000"
+        ) as server,
+        breadbox.connect(server.address) as client,
+    ):
+        client.start_session(SESSION_ID)
+        # A learner never waits for data: what is measured of a fetch is the server.
+        successive = numbered(WORKLOADS[workload](), "bench")
+        client.append_many([next(successive) for _ in range(capacity_chunks // 4)])
+        producing = min(_PROCESSES, max(case.producers for case in cases))
+        learning = max(case.learners for case in cases)
+        with Crew(server.address, producing=producing, learning=learning) as crew:
+            for case in cases:
+                yield case, _crew_row(case, crew, server, seconds)
+
+
+def _crew_row(case: Case, crew: Crew, server: Server, seconds: float) -> Figure:
+    run = crew.prepare(case.orders(seconds))
+    run.begin()
+    before_s, start = server.cpu_s, time.perf_counter()
+    time.sleep(seconds)
+    server_s, elapsed = server.cpu_s - before_s, time.perf_counter() - start
+    tallies = run.end()
+    errors = [error for tally in tallies.values() for error in tally.errors]
+    if errors:
+        raise RuntimeError(f"{case.name}: {len(errors)} errors, such as {errors[0]}")
+    counts = tallies["produce"].counts
+    rate = sum(counts) / seconds
+    if not rate:
+        raise RuntimeError(f"{case.name}: no append came back within {seconds} s")
+    latencies = {
+        f"{what} p{percent} ms": percentile(tallies[role].latencies_ms, percent)
+        for what, role in (("append", "produce"), ("fetch", "learn"))
+        for percent in (50, 99)
+        if tallies[role].latencies_ms
+    }
+    return Figure(
+        name=case.name,
+        workload=case.workload,
+        value=rate,
+        unit=_RATE,
+        also={
+            "server CPU µs per fragment": server_s / elapsed / rate * 1e6,
+            "server CPU %": server_s / elapsed * 100,
+            **latencies,
+            "slowest producer to mean": min(counts) * len(counts) / sum(counts),
+        },
+    )
+
+
+def tables(loaded: Sequence[Figure], measured: Mapping[Case, Figure]) -> str:
+    """Write the tables of docs/deploy.md."""
+    lines = [
+        machine(),
+        "",
+        "| load | ours | bare sockets | ratio | client CPU per GB, and of the bare loop |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for figure in loaded:
+        own, bare = (figure.also[name] for name in ("client CPU ms/GB", "of the bare loop"))
+        nodes = figure.name.partition(" from ")[2]
+        lines.append(
+            f"| `{figure.workload}`, {nodes} | {figure.value:.2f} GB/s | {figure.limit:.2f} GB/s "
+            f"| {figure.ratio:.2f} | {own:.0f} and {bare:.0f} ms |"
+        )
+    lines += [
+        "",
+        "| producers and learners | fragments/s | server CPU per fragment | append p50, p99 "
+        "| fetch p50, p99 | slowest producer |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for case, figure in measured.items():
+        also = figure.also
+        kind = "" if case.workload == "vector" else f"`{case.workload}`: "
+        append, fetch = (
+            ", ".join(
+                f"{also[f'{what} p{n} ms']:.1f}" for n in (50, 99) if f"{what} p{n} ms" in also
+            )
+            for what in ("append", "fetch")
+        )
+        lines.append(
+            f"| {kind}{case.name} | {figure.value:,.0f} | {also['server CPU µs per fragment']:.0f} µs "
+            f"| {append} ms | {fetch} ms | {also['slowest producer to mean']:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw(measured: Mapping[Case, Figure], path: Path) -> None:
+    """Draw the rate and the append's p99 by number of producers."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    chart, panels = pyplot.subplots(1, 2, figsize=(9, 3.6))
+    lines: dict[str, list[Case]] = defaultdict(list)
+    for case in measured:
+        if case.workload == "vector" and not case.per_second:
+            lines[case.name.partition(", ")[2]].append(case)
+    for name, cases in lines.items():
+        producers = [case.producers for case in cases]
+        panels[0].plot(producers, [measured[case].value for case in cases], "o-", label=name)
+        p99 = [measured[case].also["append p99 ms"] for case in cases]
+        panels[1].plot(producers, p99, "o-", label=name)
+    for panel, title in zip(panels, ("fragments per second", "append p99, ms"), strict=True):
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xticks([1, 8, 64], ["1", "8", "64"])
+        panel.set_xlabel("producers")
+        panel.set_title(title, loc="left", fontsize=9)
+        panel.grid(alpha=0.3)
+    panels[0].legend(fontsize=8)
+    chart.suptitle(machine(), x=0.01, ha="left", fontsize=9)
+    chart.tight_layout()
+    chart.savefig(path, dpi=120)
+    pyplot.close(chart)
 
 
 def _load_row(workload: str, node_count: int, *, rounds: int) -> Figure:
