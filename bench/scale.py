@@ -195,9 +195,10 @@ def tables(loaded: Sequence[Figure], measured: Mapping[Case, Figure]) -> str:
             )
             for what in ("append", "fetch")
         )
+        server_us = also["server CPU µs per fragment"]
         lines.append(
-            f"| {kind}{case.name} | {figure.value:,.0f} | {also['server CPU µs per fragment']:.0f} µs "
-            f"| {append} ms | {fetch} ms | {also['slowest producer to mean']:.2f} |"
+            f"| {kind}{case.name} | {figure.value:,.0f} | {server_us:.0f} µs | {append} ms "
+            f"| {fetch} ms | {also['slowest producer to mean']:.2f} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -207,9 +208,9 @@ def draw(measured: Mapping[Case, Figure], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
-    chart, panels = pyplot.subplots(1, 2, figsize=(9, 3.6))
+    chart, panels = pyplot.subplots(1, 2, figsize=(11, 3.6))
     lines: dict[str, list[Case]] = defaultdict(list)
     for case in measured:
         if case.workload == "vector" and not case.per_second:
@@ -225,8 +226,11 @@ def draw(measured: Mapping[Case, Figure], path: Path) -> None:
         panel.set_xticks([1, 8, 64], ["1", "8", "64"])
         panel.set_xlabel("producers")
         panel.set_title(title, loc="left", fontsize=9)
+        panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        panel.yaxis.set_major_formatter("{x:,.0f}")
+        panel.yaxis.set_minor_formatter(ticker.NullFormatter())
         panel.grid(alpha=0.3)
-    panels[0].legend(fontsize=8)
+    panels[1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     chart.suptitle(machine(), x=0.01, ha="left", fontsize=9)
     chart.tight_layout()
     chart.savefig(path, dpi=120)
