@@ -12,6 +12,7 @@ from breadbox.errors import PayloadCorruptError
 from breadbox.payload import auto, decode_tree, encode_tree
 from breadbox.payload.codecs import RAW, CodecChoice, decode_into, encode, parse_codec
 from breadbox.v1 import payload_pb2
+from support.fuzzing import fewer
 
 frame_shapes = st.tuples(st.integers(1, 4), st.integers(1, 40), st.integers(1, 40))
 
@@ -25,6 +26,7 @@ def moving_square(steps: int = 32, side: int = 84, *, colour: bool = True) -> np
     return frames
 
 
+@fewer
 @given(st.data(), frame_shapes, st.booleans())
 def test_video_without_a_quality_is_bit_exact(
     data: st.DataObject, shape: tuple[int, int, int], is_colour: bool
@@ -107,6 +109,7 @@ def test_junk_is_refused_by_every_codec(codec: int, junk: bytes) -> None:
         decode_into(np.empty(1000, np.uint8), memoryview(junk), codec, {})
 
 
+@fewer
 @given(st.binary(max_size=400))
 def test_junk_is_refused_as_video(junk: bytes) -> None:
     with pytest.raises(PayloadCorruptError):

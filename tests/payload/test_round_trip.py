@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from breadbox.payload import decode_tree, encode_tree
 from breadbox.payload.limits import ALIGNMENT_BYTES
+from support.fuzzing import fewer
 from support.payload_trees import TYPES, same, trees
 
 LOSSLESS = ["raw", "lz4", "zstd", "zstd:9", "h264", "auto"]
@@ -18,21 +19,25 @@ def round_trip(tree: object, codecs: str = "raw") -> object:
     return decoded
 
 
+@fewer
 @given(trees())
 def test_trees_come_back_bit_by_bit(tree: object) -> None:
     assert same(tree, round_trip(tree))
 
 
+@fewer
 @given(trees(), st.sampled_from(LOSSLESS))
 def test_lossless_codecs_lose_nothing(tree: object, codec: str) -> None:
     assert same(tree, round_trip(tree, codec))
 
 
+@fewer
 @given(trees())
 def test_encoding_twice_gives_the_same_bytes(tree: object) -> None:
     assert b"".join(encode_tree(tree)) == b"".join(encode_tree(tree))
 
 
+@fewer
 @given(st.dictionaries(st.text(max_size=8), st.text(max_size=20), max_size=5))
 def test_attributes_come_back(attributes: dict[str, str]) -> None:
     try:
