@@ -97,6 +97,8 @@ class EpisodeReporter:
         self._waiting: deque[EpisodeReport] = deque()
         self._reported = 0
         self._lost = 0
+        self._lost_in_a_row = 0
+        """Since a call was last answered. Of the thread alone."""
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="episode-reporter", daemon=True)
 
@@ -145,6 +147,12 @@ class EpisodeReporter:
         except ClosedError:
             return False
         except ReplayBufferError as error:
-            logger.warning("%d episode reports are lost: %s", len(batch), error)
+            # Once: episodes may end many times a second, for as long as the server is away.
+            if not self._lost_in_a_row:
+                logger.warning("episode reports are lost for now: %s", error)
+            self._lost_in_a_row += len(batch)
             return False
+        if self._lost_in_a_row:
+            logger.info("%d episode reports were lost", self._lost_in_a_row)
+            self._lost_in_a_row = 0
         return True

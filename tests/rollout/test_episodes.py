@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Sequence
 
+import pytest
+
 from breadbox.errors import UnavailableError
 from breadbox.types import EpisodeEnd, EpisodeReport
 from breadbox_rollout.episodes import EpisodeReporter, EpisodeTracker, ReporterCounts
@@ -90,3 +92,34 @@ def test_a_report_that_cannot_be_sent_is_lost_and_counted() -> None:
     reporter.start()
     reporter.close(60.0)
     assert ReporterCounts(reported=0, lost=1) == reporter.counts()
+
+
+def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not with every episode: a fast worker would write dozens of lines a second."""
+    answered = threading.Semaphore(0)
+
+    class AwayForAWhile(FakeService):
+        failures = 5
+
+        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+            try:
+                if self.failures:
+                    self.failures -= 1
+                    raise UnavailableError("away")
+                super().report_episodes(episodes)
+            finally:
+                answered.release()
+
+    caplog.set_level("INFO")
+    reporter = EpisodeReporter(AwayForAWhile())
+    reporter.start()
+    for _ in range(7):
+        reporter.put(report_of())
+        assert answered.acquire(timeout=60.0)
+    reporter.close(60.0)
+    assert ReporterCounts(reported=2, lost=5) == reporter.counts()
+    assert ["episode reports are lost for now: away", "5 episode reports were lost"] == [
+        record.getMessage() for record in caplog.records
+    ]
