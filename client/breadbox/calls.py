@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from breadbox import types, wire
+from breadbox.fragment import Fragment
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 
 Reply = TypeVar("Reply")
@@ -122,6 +123,21 @@ def append_fragments(
         pb.AppendFragmentsRequest,
         buffer=buffer,
         fragments=[wire.metadata_to_wire(metadata) for metadata in fragments],
+    )
+    return Call("AppendFragments", request, wire.append_reply_from_wire)
+
+
+def announce_fragments(
+    buffer: str, fragments: Sequence[Fragment], payloads: Sequence[types.PayloadReference]
+) -> Call[types.AppendReply]:
+    """Announce fragments whose payloads are written, one payload each; as `append_fragments`."""
+    request = wire.build(
+        pb.AppendFragmentsRequest,
+        buffer=buffer,
+        fragments=[
+            wire.announcement(fragment, payload)
+            for fragment, payload in zip(fragments, payloads, strict=True)
+        ],
     )
     return Call("AppendFragments", request, wire.append_reply_from_wire)
 

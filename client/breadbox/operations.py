@@ -30,6 +30,7 @@ from breadbox.retry import RetryBudget, RetryPolicy
 from breadbox.stores.base import PayloadStore
 from breadbox.types import (
     AdmissionOutcome,
+    AppendReply,
     AppendResult,
     FragmentReference,
     LeaseGrant,
@@ -40,8 +41,9 @@ from breadbox.types import (
 
 T = TypeVar("T")
 
-APPEND_COUNT_MAX = 512
-"""Fragments announced in one call; the server takes 4096. Small enough to overlap with writing."""
+APPEND_COUNT_MAX = 256
+"""Fragments announced in one call; the server takes 4096. Small enough that the writing of the
+first group and the judging of the last, which overlap with nothing, are a small part of a batch."""
 APPEND_BYTES_MAX = 64 * 2**20
 """Payload bytes written before they are announced; a larger group is cut."""
 _REFUSED = frozenset(
@@ -157,27 +159,11 @@ class Context:
         return replace(self.policy, backpressure_s_max=self.options.append_wait_s)
 
 
-class Meanwhile:
-    """A function to run beside a call, and what came of it."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
-        self.attempted: Attempted | None = None
-        """None: it was not run."""
-
-    def take(self, both: tuple[Attempted, Attempted]) -> Any:
-        """Keep what came of the function; give, or raise, what came of the call."""
-        sent, self.attempted = both
-        if sent.error is not None:
-            raise sent.error
-        return sent.result
-
-
 def repeat(
     context: Context,
     make_call: Callable[[float], Call[T]],
     policy: RetryPolicy | None = None,
-    meanwhile: "Meanwhile | None" = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Generator[Effect, Any, tuple[T, int]]:
     """Send a call until it is answered, refused, or the retry policy gives up.
 
@@ -199,8 +185,11 @@ def repeat(
             if meanwhile is None:
                 answer = yield invocation
             else:
-                this, meanwhile = meanwhile, None
-                answer = this.take((yield Both(invocation, Do(this.function))))
+                function, meanwhile = meanwhile, None
+                sent, _ = yield Both(invocation, Do(function))
+                if sent.error is not None:
+                    raise sent.error
+                answer = sent.result
         except errors.ReplayBufferError as error:
             now = context.now()
             if not isinstance(error, errors.UnavailableError | errors.DeadlineExceededError):
@@ -503,6 +492,8 @@ class _Appending:
         self._fragments = fragments
         self._codecs = codecs
         self._references: list[PayloadReference] = []
+        self._call: Call[AppendReply] | None = None
+        """Announces all of the group; None: not made yet, or not for all any more."""
         self._results = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
         self._doubtful: set[int] = set()
         """Positions announced by a call that was sent more than once (O3)."""
@@ -535,27 +526,32 @@ class _Appending:
             )
         )
 
-    def _write_ahead(self) -> list[PayloadReference]:
-        return payload.write_fragments(self._store, self._fragments, codecs=self._codecs)
+    def _write_ahead(self) -> None:
+        """Get everything ready while another group's call is under way."""
+        self._references = payload.write_fragments(
+            self._store, self._fragments, codecs=self._codecs
+        )
+        self._call = self._announcement_of(range(len(self._fragments)))
+
+    def _announcement_of(self, pending: Sequence[int]) -> Call[AppendReply]:
+        return calls.announce_fragments(
+            self._buffer,
+            [self._fragments[position] for position in pending],
+            [self._references[position] for position in pending],
+        )
 
     def _announce(
         self, pending: Sequence[int], following: "_Appending | None"
     ) -> Operation[tuple[float | None, list[int]]]:
         """Announce once; returns how long to wait (None: not at all) and what is still to send."""
-        call = calls.append_fragments(
-            self._buffer,
-            [
-                wire.metadata_of(self._fragments[position], self._references[position])
-                for position in pending
-            ],
-        )
+        call, self._call = self._call or self._announcement_of(pending), None
         context = self._context
-        meanwhile = Meanwhile(following._write_ahead) if following else None
         reply, attempts = yield from repeat(
-            context, _always(call), context.append_policy, meanwhile
+            context,
+            _always(call),
+            context.append_policy,
+            meanwhile=following._write_ahead if following else None,
         )
-        if following and meanwhile and meanwhile.attempted and not meanwhile.attempted.error:
-            following._references = meanwhile.attempted.result
         if len(reply.results) != len(pending):
             raise errors.InternalError(
                 f"the server judged {len(reply.results)} of {len(pending)} fragments"

@@ -153,23 +153,39 @@ def metadata_of(fragment: Fragment, payload: types.PayloadReference) -> types.Fr
 def metadata_to_wire(metadata: types.FragmentMetadata) -> fragment_pb2.FragmentMetadata:
     """Say what the service is to know of a fragment."""
     try:
-        # The common case, once per fragment on the way in: no check that names a field.
-        return fragment_pb2.FragmentMetadata(
-            worker_id=metadata.worker_id,
-            fragment_index=metadata.fragment_index,
-            session_id=metadata.session_id,
-            model_version_min=metadata.model_version_min,
-            model_version_max=metadata.model_version_max,
-            discontinuity=metadata.discontinuity,
-            payload=fragment_pb2.PayloadReference(
-                payload_id=metadata.payload.payload_id,
-                size_bytes=metadata.payload.size_bytes,
-                piece_size_bytes=metadata.payload.piece_size_bytes,
-            ),
-            step_count=metadata.step_count,
-        )
+        return _metadata(metadata, metadata.payload)
     except (TypeError, ValueError):
         return _checked_metadata(metadata)
+
+
+def announcement(
+    fragment: Fragment, payload: types.PayloadReference
+) -> fragment_pb2.FragmentMetadata:
+    """Say what the service is to know of a fragment whose payload is written."""
+    try:
+        return _metadata(fragment, payload)
+    except (TypeError, ValueError):
+        return _checked_metadata(metadata_of(fragment, payload))
+
+
+def _metadata(
+    source: Fragment | types.FragmentMetadata, payload: types.PayloadReference
+) -> fragment_pb2.FragmentMetadata:
+    """The common case, once per fragment on the way in: no check that names a field."""
+    return fragment_pb2.FragmentMetadata(
+        worker_id=source.worker_id,
+        fragment_index=source.fragment_index,
+        session_id=source.session_id,
+        model_version_min=source.model_version_min,
+        model_version_max=source.model_version_max,
+        discontinuity=source.discontinuity,
+        payload=fragment_pb2.PayloadReference(
+            payload_id=payload.payload_id,
+            size_bytes=payload.size_bytes,
+            piece_size_bytes=payload.piece_size_bytes,
+        ),
+        step_count=source.step_count,
+    )
 
 
 def _checked_metadata(metadata: types.FragmentMetadata) -> fragment_pb2.FragmentMetadata:

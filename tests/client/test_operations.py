@@ -558,6 +558,33 @@ def test_an_array_that_cannot_be_stored_is_an_error_after_what_came_before_it(
     assert [[0]] == announced(world)
 
 
+def test_a_fragment_that_cannot_be_announced_is_an_error_after_what_came_before_it(
+    store: RecordingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_groups_of(monkeypatch, 1)
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", reply(ADMITTED))
+    bad = vector_fragment(1)
+    bad.model_version_max = 2**70
+    with pytest.raises(errors.InvalidRequestError, match="model_version_max"):
+        world.run(operations.append_many(world.context, "b", [vector_fragment(0), bad]))
+    assert [[0]] == announced(world)
+    assert 2 == len(store.written)
+
+
+def test_what_is_sent_again_is_announced_with_the_payload_it_has_then(
+    store: RecordingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the first announcement was made ahead of time."""
+    in_groups_of(monkeypatch, 1)
+    world = OperationWorld(store=store)
+    missing = AppendResult(AdmissionOutcome.PAYLOAD_MISSING)
+    world.will("AppendFragments", reply(ADMITTED), reply(missing), reply(ADMITTED))
+    assert [ADMITTED] * 2 == append(world, 2)
+    sent = [request.fragments[0].payload for request in world.requests("AppendFragments")]
+    assert [each.payload_id for each in store.written] == [each.payload_id for each in sent]
+
+
 def test_a_reply_of_the_wrong_length_is_a_bug_of_the_server(store: RecordingStore) -> None:
     world = OperationWorld(store=store)
     world.will("AppendFragments", reply())
