@@ -18,7 +18,7 @@ from breadbox_server.clock import Clock
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.errors import BufferNotFoundError
 from breadbox_server.core.ids import BufferName, PayloadId
-from breadbox_server.core.inputs import DropPayloads
+from breadbox_server.core.inputs import DropPayloads, Payload
 from breadbox_server.driver import Driver
 from breadbox_server.metrics import Metrics
 
@@ -28,8 +28,6 @@ PERIOD_S: Final = 1.0
 """Between two looks at a few payloads of each buffer."""
 LOOK_PAYLOADS: Final = 8
 """Payloads of a buffer looked at: enough to notice a store that was emptied."""
-BEGIN_PAYLOADS: Final = 512
-"""Payloads of a buffer looked at before the server serves."""
 DELETE_BATCH: Final = 256
 DROP_BATCH: Final = 1024
 
@@ -67,18 +65,17 @@ class Reconciler:
         self._is_compared = True
 
     async def begin(self) -> None:
-        """Look at payloads all over the books before anybody is served.
+        """Drop, before anybody is served, what was lost while no server ran.
 
-        If they are all there, the full comparison follows while the server serves: with many
-        payloads it takes longer than a restart should. If one is missing, it is made at once.
+        So nothing of it is ever granted. What is left over takes longer to find, and is looked for
+        while the server serves.
 
         Raises:
             StoreUnavailableError: The store cannot be reached.
         """
-        if await self._is_anything_missing(BEGIN_PAYLOADS, is_spread=True):
-            await self.reconcile()
-        else:
-            self._is_compared = False
+        for buffer in self._driver.names():
+            await self._drop(buffer, await self._missing(buffer, self._driver.payloads(buffer)))
+        self._is_compared = False
 
     async def reconcile(self) -> None:
         """Compare everything; drop what is lost, remember what is left over.
@@ -112,7 +109,7 @@ class Reconciler:
         while True:
             await asyncio.sleep(PERIOD_S)
             try:
-                if not self._is_compared or await self._is_anything_missing(LOOK_PAYLOADS):
+                if not self._is_compared or await self._is_anything_missing():
                     await self.reconcile()
                 await self._delete_orphans()
             except StoreError as error:
@@ -120,24 +117,26 @@ class Reconciler:
             except BufferNotFoundError as error:
                 log.debug("%s went while it was compared; trying again", error.buffer)
 
-    async def _is_anything_missing(self, count: int, *, is_spread: bool = False) -> bool:
+    async def _is_anything_missing(self) -> bool:
+        """Look at a few payloads of each buffer."""
         for buffer in self._driver.names():
-            payloads = self._driver.payloads(buffer)
-            if is_spread:
-                everything = list(payloads)
-                payloads = iter(everything[:: max(1, len(everything) // count)])
-            looked_at = list(islice(payloads, count))
-            if not looked_at:
-                continue
-            with self._metrics.store_trip("present"):
-                present = await self._custodian.present(
-                    [payload_reference(payload) for payload in looked_at]
-                )
-            for payload, is_there in zip(looked_at, present, strict=True):
-                # Released and deleted while we asked is not lost.
-                if not is_there and self._driver.refers_to(buffer, payload.payload_id):
-                    return True
+            if await self._missing(buffer, islice(self._driver.payloads(buffer), LOOK_PAYLOADS)):
+                return True
         return False
+
+    async def _missing(self, buffer: BufferName, payloads: Iterable[Payload]) -> list[PayloadId]:
+        """Those that the store lacks and the buffer still refers to."""
+        looked_at = [payload_reference(payload) for payload in payloads]
+        if not looked_at:
+            return []
+        with self._metrics.store_trip("present"):
+            missing = await self._custodian.missing(looked_at)
+        # Released and deleted while we asked is not lost.
+        return [
+            PayloadId(each.payload_id)
+            for each in missing
+            if self._driver.refers_to(buffer, PayloadId(each.payload_id))
+        ]
 
     async def _drop(self, buffer: BufferName, missing: Iterable[PayloadId]) -> None:
         # What was released and deleted while the list was read is not lost.

@@ -44,6 +44,16 @@ class World:
         self.server.kill()
         self.server.start()
 
+    def lose(self, fragments) -> None:
+        """Take payloads out of the store behind the server's back."""
+        self.store.delete_many([reference_of(fragment) for fragment in fragments])
+        store_url = self.server.arguments[1]
+        if store_url.startswith("file://"):
+            root = Path(store_url.removeprefix("file://"))
+            for fragment in fragments:
+                for path in root.rglob(fragment.payload.payload_id):
+                    path.unlink()
+
     def call(self, method: str, request):
         return getattr(self.stub, method)(request, timeout=CALL_S, wait_for_ready=True)
 
@@ -269,17 +279,23 @@ def test_payloads_lost_while_the_server_was_down_are_dropped_and_counted(world: 
     lost, kept = world.fragments(2), world.fragments(2, worker="other")
     world.append([*lost, *kept])
     world.server.kill()
-    world.store.delete_many([reference_of(fragment) for fragment in lost])
-    if not any(world.server.arguments[1].startswith(kind) for kind in ("redis", "unix")):
-        root = Path(world.server.arguments[1].removeprefix("file://"))
-        for fragment in lost:
-            for path in root.rglob(fragment.payload.payload_id):
-                path.unlink()
+    world.lose(lost)
     world.server.start()
     state = world.buffer().state
     assert 1 == state.chunk_count
     assert 1 == state.counters["chunks_evicted_payload_lost"]
     assert {"other"} == {item.metadata.worker_id for item in world.fetch("r", 2).fragments}
+
+
+def test_one_lost_payload_among_many_is_found_before_anybody_is_served(world: World):
+    world.start_session()
+    many = world.fragments(2000)
+    world.append(many)
+    world.server.kill()
+    world.lose(many[1:2])
+    world.server.start()
+    state = world.buffer().state
+    assert (999, 1) == (state.chunk_count, state.counters["chunks_evicted_payload_lost"])
 
 
 def test_payloads_that_no_book_knows_are_deleted_after_a_while(tmp_path: Path):

@@ -94,6 +94,10 @@ class SimulatedCustodian:
         await self._trip()
         return [self._store.has(reference.payload_id) for reference in references]
 
+    async def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
+        there = await self.present(references)
+        return [each for each, is_there in zip(references, there, strict=True) if not is_there]
+
     async def confirmed(self) -> AsyncIterator[str]:
         """List in two portions, between which the world goes on."""
         await self._trip()

@@ -67,6 +67,10 @@ class FakeCustodian:
         there = self.kept | self.unannounced
         return [reference.payload_id in there for reference in references]
 
+    async def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
+        there = await self.present(references)
+        return [each for each, is_there in zip(references, there, strict=True) if not is_there]
+
     async def confirmed(self) -> AsyncIterator[str]:
         self._check_up()
         for payload_id in sorted(self.kept):

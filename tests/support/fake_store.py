@@ -130,6 +130,10 @@ class FakeCustodian:
             for each in references
         ]
 
+    async def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
+        there = await self.present(references)
+        return [each for each, is_there in zip(references, there, strict=True) if not is_there]
+
     async def confirmed(self) -> AsyncIterator[str]:
         self.payloads.require_up()
         for payload_id in list(self.payloads.confirmed):

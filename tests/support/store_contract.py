@@ -176,6 +176,8 @@ class StoreContract:
             faces.store.read_many([reference], RangeReceiver([], wants_whole=True))
         assert [False] == await faces.custodian.confirm([reference])
         assert [False] == await faces.custodian.present([reference])
+        assert [reference] == await faces.custodian.missing([reference])
+        assert [reference] * 300 == await faces.custodian.missing([reference] * 300)
         await faces.custodian.delete([reference])
 
     def test_an_exception_of_the_receiver_leaves_as_it_is(self, faces: Faces) -> None:
@@ -212,8 +214,12 @@ class StoreContract:
         faces.store.delete_many([references[1]])
         await faces.custodian.delete([references[2]])
         wanted = [True, False, False, True]
+        lacking = [references[1], references[2]]
         assert wanted == await faces.custodian.present(references)
+        assert lacking == await faces.custodian.missing(references)
+        assert lacking * 100 == await faces.custodian.missing(references * 100)
         assert wanted == await faces.custodian.confirm(references)
+        assert lacking * 100 == await faces.custodian.missing(references * 100)
         assert wanted == await faces.custodian.confirm(references)
         assert [] == await faces.custodian.confirm([])
 

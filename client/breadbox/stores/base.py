@@ -130,6 +130,13 @@ class PayloadCustodian(Protocol):
     async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
         """Whether each payload is completely there."""
 
+    async def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
+        """Those of many payloads that are not there, or not completely.
+
+        The cheapest way that the store has to look for very many; a payload of another size than
+        its reference says may pass for present.
+        """
+
     def confirmed(self) -> AsyncIterator[str]:
         """Every payload id in the store that is confirmed, in no order, for sweeping and fsck."""
 

@@ -29,6 +29,8 @@ from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, StoreUsage
 from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
 from breadbox.types import PayloadReference
 
+_DIRECTORIES: Final = 256
+"""Directories of confirmed payloads, by the first two characters of their ids."""
 _BUFFERS_PER_CALL: Final = 1024
 """IOV_MAX of Linux."""
 
@@ -62,7 +64,7 @@ class PayloadDirectory:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.unannounced.mkdir(mode=0o700, exist_ok=True)
             self.payloads.mkdir(mode=0o700, exist_ok=True)
-            for number in range(256):
+            for number in range(_DIRECTORIES):
                 (self.payloads / f"{number:02x}").mkdir(mode=0o700, exist_ok=True)
 
     def confirmed_path(self, payload_id: str) -> str:
@@ -213,9 +215,13 @@ class FileCustodian:
         """See PayloadCustodian."""
         return await asyncio.to_thread(self._each, self._is_present, references)
 
+    async def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
+        """See PayloadCustodian. For many, whole directories are read: it costs a quarter."""
+        return await asyncio.to_thread(self._missing, references)
+
     async def confirmed(self) -> AsyncIterator[str]:
         """See PayloadCustodian."""
-        for number in range(256):
+        for number in range(_DIRECTORIES):
             for payload_id in await asyncio.to_thread(self._list, f"{number:02x}"):
                 yield payload_id
 
@@ -276,6 +282,18 @@ class FileCustodian:
                 self._directory.confirmed_path(reference.payload_id),
             )
         )
+
+    def _missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
+        listed: set[str] = set()
+        with _translated_errors():
+            if len(references) > _DIRECTORIES:
+                for number in range(_DIRECTORIES):
+                    listed.update(os.listdir(self._directory.payloads / f"{number:02x}"))
+            return [
+                each
+                for each in references
+                if each.payload_id not in listed and not (is_sound(each) and self._is_present(each))
+            ]
 
     def _list(self, prefix: str) -> list[str]:
         with _translated_errors():

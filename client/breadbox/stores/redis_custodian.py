@@ -64,6 +64,11 @@ class RedisCustodian:
         """See PayloadCustodian."""
         return await self._are_all(_EXISTS, references)
 
+    async def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
+        """See PayloadCustodian."""
+        there = await self.present(references)
+        return [each for each, is_there in zip(references, there, strict=True) if not is_there]
+
     async def confirmed(self) -> AsyncIterator[str]:
         """See PayloadCustodian."""
         with translated_errors():
