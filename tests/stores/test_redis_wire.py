@@ -1,0 +1,125 @@
+"""The one place that speaks RESP: partial sends, split replies, silence, and failing users."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from breadbox.errors import PayloadCorruptError, StoreUnavailableError
+from breadbox.stores.redis_wire import Wire, borrowed_wire
+from support.redis_server import RedisServer
+
+
+class ScriptedSocket:
+    """Takes a few bytes at a time, and gives what it is told in the portions that it is told."""
+
+    def __init__(self, *portions: bytes, takes_bytes: int = 2**30) -> None:
+        self.sent = b""
+        self._portions = list(portions)
+        self._takes_bytes = takes_bytes
+
+    def gettimeout(self) -> None:
+        return None
+
+    def settimeout(self, _: float | None) -> None:
+        """It never blocks."""
+
+    def sendmsg(self, buffers: list[Any]) -> int:
+        taken = b"".join(bytes(buffer) for buffer in buffers)[: self._takes_bytes]
+        self.sent += taken
+        return len(taken)
+
+    def recv_into(self, buffer: memoryview, size_bytes: int = 0, flags: int = 0) -> int:
+        portion = self._portions.pop(0)
+        taken = portion[: size_bytes or len(buffer)]
+        if portion[len(taken) :]:
+            self._portions.insert(0, portion[len(taken) :])
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+
+class Connection:
+    """As much of a redis-py connection as is used."""
+
+    def __init__(self, held: Any) -> None:
+        self._sock = held
+
+
+@contextmanager
+def silent_server(limit_s: float) -> Iterator[socket.socket]:
+    """Our end of a connection to somebody who neither reads nor writes."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(limit_s)
+        yield ours
+
+
+@pytest.mark.parametrize("takes_bytes", [1, 3, 7, 1000])
+def test_a_vector_that_the_socket_takes_in_parts_arrives_whole(takes_bytes: int) -> None:
+    taking = ScriptedSocket(takes_bytes=takes_bytes)
+    Wire(Connection(taking)).send([b"one", memoryview(b"and two"), b"", b"three"])
+    assert b"oneand twothree" == taking.sent
+
+
+def test_a_line_end_may_come_in_two_parts() -> None:
+    wire = Wire(Connection(ScriptedSocket(b"$3\r\nabc\r", b"\n$1\r\nx", b"\r\n")))
+    values = []
+    for _ in range(2):
+        value = memoryview(bytearray(wire.bulk_length() or 0))
+        wire.receive_into(value)
+        wire.end_bulk()
+        values.append(bytes(value))
+    assert [b"abc", b"x"] == values
+
+
+def test_a_value_longer_than_it_says_is_noticed_at_its_end() -> None:
+    wire = Wire(Connection(ScriptedSocket(b"$3\r\nabcdef\r\n")))
+    wire.receive_into(memoryview(bytearray(wire.bulk_length() or 0)))
+    with pytest.raises(PayloadCorruptError, match="not as long as it says"):
+        wire.end_bulk()
+
+
+def test_a_server_that_says_nothing_is_given_up_at_the_connections_limit() -> None:
+    with silent_server(0.05) as ours, pytest.raises(BlockingIOError):
+        Wire(Connection(ours)).bulk_length()
+
+
+def test_a_server_that_takes_nothing_is_given_up_at_the_connections_limit() -> None:
+    with silent_server(0.05) as ours, pytest.raises(BlockingIOError):
+        Wire(Connection(ours)).send([memoryview(bytearray(2**24))])
+
+
+def test_a_connection_goes_back_with_the_limit_that_it_came_with() -> None:
+    with silent_server(12.5) as ours:
+        wire = Wire(Connection(ours))
+        assert None is ours.gettimeout()
+        wire.give_back()
+        assert 12.5 == ours.gettimeout()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, StoreUnavailableError])
+def test_a_connection_whose_user_failed_is_closed_before_anybody_else_has_it(
+    redis_url: str, redis_server: RedisServer, error: type[BaseException]
+) -> None:
+    """A reply may still be on its way: the next user would take it for its own."""
+    pool = redis.BlockingConnectionPool.from_url(redis_url, max_connections=1, protocol=2)
+    held: list[socket.socket] = []
+
+    def fail(wire: Wire) -> None:
+        wire.send([b"*1\r\n$4\r\nPING\r\n"])
+        held.append(wire._socket)
+        raise error
+
+    with pytest.raises(error), borrowed_wire(pool) as wire:
+        fail(wire)
+    assert [-1] == [each.fileno() for each in held]
+    with borrowed_wire(pool) as wire:
+        wire.send([b"*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n"])
+        assert 2 == wire.bulk_length()
+        wire.skip(2)
+        wire.end_bulk()
+    pool.disconnect()
