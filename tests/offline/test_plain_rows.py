@@ -70,6 +70,18 @@ PLAIN: dict[str, dict[str, Any]] = {
         "new_obs": lambda row, n: split(seeded(row + 9, n, 3)),
         "actions": lambda row, n: split(seeded(row, n, 2)),
     },
+    "vectors with strides": {
+        "obs": lambda row, n: split(seeded(row, n, 3, 2)[:, :, 0]),
+        "new_obs": lambda row, n: split(seeded(row + 9, n, 3, 2)[:, :, 1]),
+    },
+    "vectors without entries": {
+        "obs": lambda row, n: split(np.zeros((n, 0))),
+        "new_obs": None,
+    },
+    "dates": {
+        "obs": lambda row, n: split(seeded(row, n, 3).astype("M8[s]")),
+        "new_obs": None,
+    },
     "images": {
         "obs": lambda row, n: split(np.full((n, 4, 5), row, np.uint8)),
         "new_obs": lambda row, n: split(np.full((n, 4, 5), row + 1, np.uint8)),
@@ -112,6 +124,22 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     },
     "other shapes in other rows": {
         "obs": lambda row, n: seeded(row, n, 3 + row % 2),
+        "new_obs": None,
+    },
+    "vectors of another byte order": {
+        "obs": lambda row, n: split(seeded(row, n, 3).astype(">f4")),
+        "new_obs": None,
+    },
+    "another byte order": {
+        "obs": lambda row, n: seeded(row, n, 3).astype(">f4"),
+        "new_obs": None,
+    },
+    "vectors, and one of another number of axes": {
+        "obs": lambda row, n: objects([*np.zeros((n - 1, 3)), np.zeros((3, 1))]),
+        "new_obs": None,
+    },
+    "another dtype of the same size at one step": {
+        "obs": lambda row, n: objects([*seeded(row, n - 1, 3), np.zeros(3, np.int32)]),
         "new_obs": None,
     },
     "samples of other lengths, together as long": {

@@ -167,10 +167,27 @@ def test_a_huge_declared_length_allocates_nothing() -> None:
         read_numpy_pickle(b"\x80\x05\x96" + struct.pack("<Q", 2**62) + b".")
 
 
-def test_a_decompression_bomb_stops_at_the_limit() -> None:
-    bomb = base64.b64encode(lz4.frame.compress(bytes(50_000_000)))
-    with pytest.raises(PackedValueError, match="limit of 1000000 bytes"):
+@pytest.mark.parametrize("states_size", [True, False])
+def test_a_decompression_bomb_stops_at_the_limit(states_size: bool) -> None:
+    bomb = base64.b64encode(lz4.frame.compress(bytes(50_000_000), store_size=states_size))
+    with pytest.raises(PackedValueError, match=r"limit (of|is) 1000000"):
         unpack(bomb, limits=DataLimits(value_bytes_max=1_000_000))
+
+
+def test_a_large_frame_is_read_up_to_what_it_states() -> None:
+    array = np.random.default_rng(1).integers(0, 256, 2_000_000, dtype=np.uint8)
+    data = pickle.dumps(array, 5)
+    np.testing.assert_array_equal(array, unpack(pack(data)))
+    frame = lz4.frame.compress(data)
+    short = frame_header(len(data) - 1) + frame[15:]
+    with pytest.raises(PackedValueError):
+        unpack(base64.b64encode(short))
+
+
+def frame_header(stated_bytes: int) -> bytes:
+    # version 1 with its size stated, blocks of 64 KiB
+    body = b"\x68\x40" + struct.pack("<Q", stated_bytes)
+    return b"\x04\x22\x4d\x18" + body + bytes([xxhash.xxh32_intdigest(body) >> 8 & 0xFF])
 
 
 def test_endless_instructions_stop_at_the_limit() -> None:
@@ -248,10 +265,7 @@ def test_a_huge_declared_size_of_an_lz4_frame_allocates_nothing() -> None:
 
 
 def test_a_frame_that_states_more_than_it_can_hold_allocates_little() -> None:
-    # version 1 with its size stated, blocks of 64 KiB
-    body = b"\x68\x40" + struct.pack("<Q", 250_000_000)
-    header = b"\x04\x22\x4d\x18" + body + bytes([xxhash.xxh32_intdigest(body) >> 8 & 0xFF])
-    frame = header + lz4.frame.compress(b"some", store_size=False)[7:]
+    frame = frame_header(250_000_000) + lz4.frame.compress(b"some", store_size=False)[7:]
     assert 250_000_000 == lz4.frame.get_frame_info(frame)["content_size"]
     tracemalloc.start()
     try:

@@ -69,5 +69,6 @@ def array_from_bytes(
     flat = np.frombuffer(contents, dtype=dtype)
     if not dtype.isnative:
         flat = flat.astype(dtype.newbyteorder("="))
-    flat.flags.writeable = False
+    if flat.base is None or isinstance(contents, bytearray):  # a view of bytes is read-only
+        flat.flags.writeable = False
     return flat.reshape(shape, order=order)

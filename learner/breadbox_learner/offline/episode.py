@@ -73,14 +73,12 @@ class Episode:
             )
 
     def _demand_length(self, name: str, tree: Tree, wanted: int) -> None:
-        if isinstance(tree, np.ndarray):
-            if tree.ndim and len(tree) == wanted:
-                return
-            held: object = tree.shape[0] if tree.ndim else "a scalar"
-            self._refuse(name, "", held, wanted)
+        if isinstance(tree, np.ndarray) and tree.shape[:1] == (wanted,):
+            return
         for path, leaf in trees.leaves(tree):
             if not isinstance(leaf, np.ndarray) or not leaf.ndim:
-                self._refuse(name, path, f"a {type(leaf).__name__}", wanted)
+                kind = "scalar" if isinstance(leaf, np.ndarray) else type(leaf).__name__
+                self._refuse(name, path, f"a {kind}", wanted)
             elif len(leaf) != wanted:
                 self._refuse(name, path, len(leaf), wanted)
 

@@ -6,7 +6,7 @@ not match to the last byte, or does not add up, is left to the machine, which re
 """
 
 import re
-from functools import cache
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +33,8 @@ _TAIL = re.compile(
     re.DOTALL,
 )
 _SIZE = re.compile(rb"K(.)|M(.{2})|J(.{4})", re.DOTALL)
+_TAIL_BYTES_MAX = 400
+"""Of the longest, with 32 sizes of 5 bytes each, and to spare: longer ones are not remembered."""
 _SMALL_TUPLES = {1: b"\x85", 2: b"\x86", 3: b"\x87"}
 
 
@@ -44,26 +46,31 @@ def read_usual_array(data: bytes, limits: DataLimits) -> NDArray[Any] | None:
     size = head["size8"] or head["size4"] or head["size1"]
     start = head.end()
     stop = start + int.from_bytes(size, "little")
-    tail = _TAIL.fullmatch(data, stop) if stop < len(data) else None
-    shape = None if tail is None else _shape(tail)
-    if tail is None or shape is None:
+    is_near_end = 0 < len(data) - stop <= _TAIL_BYTES_MAX
+    form = _form_of(data[stop:]) if is_near_end else None
+    if form is None:
         return None
-    order: Literal["C", "F"] = "C" if tail["order"] == b"C" else "F"
+    dtype, shape, order = form
     try:
         return array_from_bytes(
-            data[start:stop],
-            _native_dtype(tail["name"]),
-            shape,
-            order=order,
-            bytes_max=limits.array_bytes_max,
+            data[start:stop], dtype, shape, order=order, bytes_max=limits.array_bytes_max
         )
     except RefusedError:
         return None
 
 
-@cache
-def _native_dtype(name: bytes) -> np.dtype[np.generic]:
-    return plain_dtype(name)
+_Form = tuple[np.dtype[np.generic], tuple[int, ...], Literal["C", "F"]]
+
+
+# The samples of a column end alike.
+@lru_cache(maxsize=64)
+def _form_of(tail: bytes) -> _Form | None:
+    """What the bytes behind the contents say; None when they are of any other form."""
+    found = _TAIL.fullmatch(tail)
+    shape = None if found is None else _shape(found)
+    if found is None or shape is None:
+        return None
+    return plain_dtype(found["name"]), shape, "C" if found["order"] == b"C" else "F"
 
 
 def _shape(tail: re.Match[bytes]) -> tuple[int, ...] | None:
