@@ -12,6 +12,7 @@ from rich.console import Console
 from bench import report
 from bench.learner import learner_rows
 from bench.measure import Figure
+from bench.offline import HOW_TO_COMPARE, offline_rows
 from bench.payload_rows import payload_rows
 from bench.recovery import recovery_rows
 from bench.rollout import rollout_rows
@@ -19,7 +20,7 @@ from bench.scale import scale_rows
 from bench.service_rows import service_rows
 
 _HERE = Path(__file__).parent
-_SECTIONS = ("payload", "service", "recovery", "rollout", "learner", "scale", "core")
+_SECTIONS = ("payload", "service", "recovery", "rollout", "learner", "offline", "scale", "core")
 
 
 @click.command()
@@ -32,19 +33,28 @@ _SECTIONS = ("payload", "service", "recovery", "rollout", "learner", "scale", "c
     show_default="bench/out",
     help="Where results.json and results.png go.",
 )
-def main(quick: bool, only: str | None, out: Path) -> None:
+@click.option(
+    "--rllib-python",
+    envvar="BREADBOX_BENCH_RLLIB_PYTHON",
+    help="Interpreter of an environment with ray[rllib] and torch, to measure offline data beside.",
+)
+def main(quick: bool, only: str | None, out: Path, rllib_python: str | None) -> None:
     """Measure Breadbox on this machine, side by side with what bounds it."""
     console = Console(width=None if sys.stdout.isatty() else 160)
     figures = []
-    for figure in _figures(quick, only, out):
+    for figure in _figures(quick, only, rllib_python, out):
         console.print(f"{figure.workload}: {figure.name}: {figure.value:,.2f} {figure.unit}")
         figures.append(figure)
     report.show(figures, console)
+    if only in (None, "offline") and rllib_python is None:
+        console.print(HOW_TO_COMPARE, markup=False)
     report.write(figures, out)
     console.print(f"written: {out / 'results.json'}, {out / 'results.png'}")
 
 
-def _figures(quick: bool, only: str | None, out: Path) -> Iterator[Figure]:
+def _figures(
+    quick: bool, only: str | None, rllib_python: str | None, out: Path
+) -> Iterator[Figure]:
     if only in (None, "payload"):
         yield from payload_rows(rounds=5 if quick else 25)
     if only in (None, "service"):
@@ -61,6 +71,10 @@ def _figures(quick: bool, only: str | None, out: Path) -> Iterator[Figure]:
         yield from rollout_rows(rounds=12 if quick else 40)
     if only in (None, "learner"):
         yield from learner_rows(batches=10 if quick else 40)
+    if only in (None, "offline"):
+        yield from offline_rows(
+            rounds=5 if quick else 15, row_count=10_000, rllib_python=rllib_python
+        )
     if only in (None, "scale"):
         yield from scale_rows(
             rounds=5 if quick else 15, seconds=2.0 if quick else 8.0, directory=out
