@@ -1,4 +1,4 @@
-"""The code in README.md, run as a reader would run it against a running server."""
+"""The code in README.md and docs/rollout.md, run as a reader would, against a running server."""
 
 import re
 from pathlib import Path
@@ -12,20 +12,22 @@ from breadbox.testing import start_server
 
 pytestmark = pytest.mark.integration
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+ROLLOUT = ROOT / "docs" / "rollout.md"
 STEP_COUNT = 4
 
 
-def python_blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+def python_blocks(page: Path = README) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-def some_fragment(index: int) -> Fragment:
+def some_fragment(index: int, session_id: str = "s") -> Fragment:
     flags = np.zeros(STEP_COUNT, dtype=bool)
     return Fragment(
         worker_id="w0",
         fragment_index=index,
-        session_id="s",
+        session_id=session_id,
         model_version_min=0,
         model_version_max=0,
         obs=np.full((STEP_COUNT, 3), index, np.float32),
@@ -43,13 +45,16 @@ def test_the_learner_lines_fetch_batches_from_a_running_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (learner,) = [block for block in python_blocks() if "client.fetch(" in block]
-    assert len([line for line in learner.splitlines() if line.strip()]) == 5
+    lines = [line for line in learner.splitlines() if line.strip()]
+    assert ("import breadbox", 6) == (lines[0], len(lines)), "five lines, and the import"
     with (
         start_server(store=f"file://{tmp_path / 'store'}") as server,
         breadbox.connect(server.address) as client,
     ):
-        client.start_session("s")
-        client.append_many([some_fragment(index) for index in range(32)])
+        # What the snippet starts once more; then it finds what is there.
+        (session_id,) = re.findall(r'start_session\("(.*)"\)', learner)
+        client.start_session(session_id)
+        client.append_many([some_fragment(index, session_id) for index in range(32)])
 
         # Fresh names, as in a script of its own; without them the client would never be closed.
         names: dict[str, breadbox.Client] = {}
@@ -58,7 +63,8 @@ def test_the_learner_lines_fetch_batches_from_a_running_server(
 
         state = client.get_buffer().state
     printed = capsys.readouterr().out
-    assert printed.count(f"(8, {STEP_COUNT})") == 4, "four batches of eight"
+    line = f"(8, {STEP_COUNT}) (8, {STEP_COUNT}, 3)"
+    assert [line] * 4 == printed.splitlines(), "four batches of eight"
     assert state.lease_count == 0, "released on leaving the with statement"
 
 
@@ -73,3 +79,41 @@ def test_the_producer_line_appends_a_fragment(tmp_path: Path) -> None:
         exec(producer, {"client": client, "fragment": some_fragment(0)})
 
         assert client.get_buffer().state.fragment_count == 1
+
+
+def test_the_worker_of_ones_own_has_every_fragment_admitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (worker,) = [block for block in python_blocks(ROLLOUT) if "client.append(" in block]
+    with (
+        start_server(store=f"file://{tmp_path / 'store'}") as server,
+        breadbox.connect(server.address) as client,
+    ):
+        client.start_session("s")
+
+        exec(worker.replace("localhost:50051", server.address), {})
+
+        counters = client.get_buffer().state.counters
+        with client.fetch(fragment_count=20, max_wait_s=10.0) as lease:
+            (batch,) = lease.batches(batch_size=20)
+    assert 20 == counters["fragments_admitted"]
+    assert 20 == capsys.readouterr().out.lower().count("admitted")
+    assert ((20, 32, 4), (20, 32)) == (batch.obs.shape, batch.reward.shape)
+    assert np.array_equal(batch.first[:, 1:], (batch.terminated | batch.truncated)[:, :-1])
+
+
+@pytest.mark.parametrize("page", [README, ROLLOUT, ROOT / "docs" / "operate.md"])
+def test_every_link_to_a_file_or_heading_leads_somewhere(page: Path) -> None:
+    dead = []
+    for target, heading in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page.read_text()):
+        file = page.parent / target if target else page
+        if not file.exists():
+            dead.append(target)
+        elif heading:
+            titles = re.findall(r"^#+ (.*)$", file.read_text(), flags=re.MULTILINE)
+            anchors = [
+                re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles
+            ]
+            if heading not in anchors:
+                dead.append(f"{target}#{heading}")
+    assert [] == dead
