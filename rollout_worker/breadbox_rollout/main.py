@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from breadbox.errors import (
     TlsError,
     UnauthenticatedError,
 )
+from breadbox.metrics import metrics_served
+from breadbox.payload.codecs import parse_codec
 from breadbox_rollout.command import (
     OneLineCommand,
     config_option,
@@ -79,6 +82,10 @@ def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
             option("--tls-key", type=click.Path(path_type=Path), help="PEM, of this worker."),
             option("--store-url",
                    help="Where payloads are, seen from here; default: where the server says."),
+            option("--codec", default="raw",
+                   help="How arrays are encoded: raw, lz4, zstd, zstd:LEVEL, h264, auto."),
+            option("--metrics-listen", default="",
+                   help="HOST:PORT of metrics for Prometheus; nothing serves none."),
             option("--num-envs", type=positive, default=8, help="Environments."),
             option("--envs-per-process", type=positive,
                    help="1, but more for Gymnasium's own tiny environments."),
@@ -143,6 +150,7 @@ def rollout(dry_run: bool, log_level: str, **values: Any) -> None:
     device = check_device(settings.device)
     check_policy_name(settings.policy)
     check_worker_name(settings.worker_name)
+    parse_codec(settings.codec)
     client = _connect(settings)
     if dry_run:
         client.close()
@@ -151,7 +159,11 @@ def rollout(dry_run: bool, log_level: str, **values: Any) -> None:
     set_up_logging(log_level)
     check_service(settings)
     torch.set_num_threads(settings.torch_threads)
-    run_worker(client, settings, spec, device)
+    with ExitStack() as stack:
+        if settings.metrics_listen:
+            address = stack.enter_context(metrics_served(settings.metrics_listen))
+            logger.info("metrics on http://%s/metrics", address)
+        run_worker(client, settings, spec, device)
 
 
 def check_service(settings: RolloutSettings) -> None:
@@ -186,6 +198,7 @@ def _connect(settings: RolloutSettings, **options: Any) -> "breadbox.Client":
         token=settings.token,
         append_wait_s=_APPEND_WAIT_S,
         store_url=settings.store_url,
+        codecs=settings.codec,
         **options,
     )
 

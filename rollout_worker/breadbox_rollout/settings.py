@@ -64,6 +64,8 @@ class RolloutSettings:
     tls_cert: Path | None
     tls_key: Path | None
     store_url: str | None
+    codec: str
+    metrics_listen: str
     env: str
     env_options: dict[str, Any]
     num_envs: int

@@ -53,6 +53,17 @@ def test_flags_stand_above_the_environment_which_stands_above_the_file(
     assert (2, 16, 7) == (found["num_envs"], found["fragment_steps"], found["seed"])
 
 
+def test_a_codec_that_is_none_and_metrics_that_cannot_be_served_are_refused_at_once(
+    runner: CliRunner,
+) -> None:
+    found = runner.invoke(rollout, ["--dry-run", "--env", "CartPole-v1", "--codec", "gzip"])
+    assert (2, True) == (found.exit_code, "codec" in found.stderr), found.output
+    with serving(FakeService()) as address:
+        arguments = ["--env", "CartPole-v1", "--server", address, "--metrics-listen", "nowhere"]
+        found = runner.invoke(rollout, arguments)
+    assert (2, True) == (found.exit_code, "metrics_listen" in found.stderr), found.output
+
+
 def test_sizes_have_units_and_secrets_are_hidden(runner: CliRunner) -> None:
     found = effective(
         runner, "--env", "CartPole-v1", "--queue-bytes", "2GiB", "--token", "swordfish"
