@@ -1,6 +1,7 @@
 """Builds a learner from its settings and runs it."""
 
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from uuid import uuid4
@@ -272,5 +273,8 @@ class _Run:
             sinks.append(TensorBoard(self._folder))
         if settings.wandb_project:
             config = settings.model_dump(mode="json", exclude={"token", "store_url"})
-            sinks.append(WeightsAndBiases(settings.wandb_project, session_id, config))
+            if settings.token:
+                # The package keeps the command line beside the run.
+                sys.argv[:] = [text.replace(settings.token, "***") for text in sys.argv]
+            sinks.append(WeightsAndBiases(settings.wandb_project, session_id, config, self._folder))
         return sinks

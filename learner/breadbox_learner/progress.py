@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from breadbox.errors import InvalidRequestError
+
 Record = Mapping[str, float | int | str | None]
 
 
@@ -111,12 +113,27 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases; needs the `wandb` package."""
+    """A run of Weights & Biases; needs the `wandb` package, and obeys its `WANDB_MODE`.
 
-    def __init__(self, project: str, run_id: str, config: Mapping[str, Any]) -> None:
-        self._run = importlib.import_module("wandb").init(
-            project=project, id=run_id, resume="allow", config=dict(config)
-        )
+    Args:
+        project: Where the run belongs.
+        run_id: Its name; a run of that name is gone on with.
+        config: Settings shown beside it.
+        folder: Where the package keeps its files.
+
+    Raises:
+        InvalidRequestError: The package cannot start a run, such as for want of a key.
+    """
+
+    def __init__(self, project: str, run_id: str, config: Mapping[str, Any], folder: Path) -> None:
+        wandb = importlib.import_module("wandb")
+        try:
+            self._run = wandb.init(
+                project=project, id=run_id, resume="allow", config=dict(config), dir=str(folder)
+            )
+        except wandb.Error as error:
+            reason = str(error).splitlines()[0]
+            raise InvalidRequestError("wandb_project", f"cannot be logged to: {reason}") from error
 
     def write(self, record: Record) -> None:
         """Log the record under its update's number."""

@@ -66,7 +66,7 @@ class SampledBuffer:
             InvalidRequestError: The buffer can never hold as many.
         """
         with self._client.fetch(batch_size or self._batch_size, self._max_wait_s) as lease:
-            batch = self._client.load_batch(lease.references).to_torch(self._device)
+            batch = self._client.load_batch(lease.references, device=self._device)
         data = self._packed(torchrl_layout(batch))
         if not return_info:
             return data
