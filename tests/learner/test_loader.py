@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -280,6 +281,29 @@ def test_jobs_are_taken_no_earlier_than_needed() -> None:
     assert 0 == next(results)
     assert [0, 1, 2] == taken
     results.close()
+
+
+def test_leaving_early_cancels_what_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L3: a learner that breaks off does not wait for loads that nobody will see."""
+    is_closing = threading.Event()
+    begun = []
+
+    class Telling(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            is_closing.set()
+            super().shutdown(wait=wait)
+
+    def run(job: int) -> int:
+        begun.append(job)
+        assert job == 0 or is_closing.wait(10)
+        return job
+
+    monkeypatch.setattr("breadbox.loader.ThreadPoolExecutor", Telling)
+    results = run_ahead(range(100), run, threads=1, depth=8, in_order=True)
+    assert 0 == next(results)
+    results.close()
+    assert begun in ([0], [0, 1])
 
 
 def test_data_iter_yields_groups_of_every_record_once() -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,40 @@ def test_a_payload_confirmed_while_it_is_opened_is_found(
 
     monkeypatch.setattr(os, "open", confirm_then_open)
     assert [payload] == read_back(store, [reference])
+
+
+async def test_a_payload_confirmed_while_it_is_deleted_goes_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(f"file://{tmp_path}")
+    (reference,) = store.write_many([in_buffers(payload_of(1000))])
+    unannounced = tmp_path / "unannounced" / reference.payload_id
+    confirmed = tmp_path / "payloads" / reference.payload_id[:2] / reference.payload_id
+    original = os.unlink
+    looks = 0
+
+    def confirm_between_two_looks(path: str) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2 and unannounced.exists():
+            unannounced.rename(confirmed)
+        original(path)
+
+    monkeypatch.setattr(os, "unlink", confirm_between_two_looks)
+    store.delete_many([reference])
+    assert (2, []) == (looks, files_in(tmp_path))
+
+
+async def test_a_payload_of_another_size_than_was_announced_is_not_confirmed(
+    tmp_path: Path,
+) -> None:
+    store = open_store(f"file://{tmp_path}")
+    custodian = open_custodian(f"file://{tmp_path}")
+    (reference,) = store.write_many([in_buffers(payload_of(1000))])
+    for size_bytes in (999, 1001):
+        assert [False] == await custodian.confirm([replace(reference, size_bytes=size_bytes)])
+    assert [True] == await custodian.confirm([reference])
+    assert [False] == await custodian.confirm([replace(reference, size_bytes=999)])
 
 
 def test_mappings_outlive_their_file(tmp_path: Path) -> None:

@@ -116,6 +116,25 @@ class StoreContract:
         assert [0, 1] == sorted(receiver.order)
 
     @pytest.mark.parametrize("wants_whole", [True, False])
+    def test_ranges_with_gaps_of_any_length_between_them_are_received(
+        self, faces: Faces, wants_whole: bool
+    ) -> None:
+        """Arrays begin at multiples of 64, and a store may read small gaps or go around them."""
+        payload = payload_of(3 * PIECE_BYTES)
+        ranges = []
+        at = HEAD_BYTES
+        for gap_bytes in (0, 1, 63, 64, 4095, 4096, 4097, 20_000, 0, 30):
+            start = at + gap_bytes
+            ranges.append((start, start + 3000))
+            at = start + 3000
+        references = self.write(faces, payload)
+        receiver = RangeReceiver(ranges, wants_whole)
+        faces.store.read_many(references, receiver)
+        assert [payload[start:stop] for start, stop in ranges] == [
+            bytes(each) for each in receiver.received[0]
+        ]
+
+    @pytest.mark.parametrize("wants_whole", [True, False])
     def test_a_head_may_be_longer_than_a_piece(self, faces: Faces, wants_whole: bool) -> None:
         payload = payload_of(3 * PIECE_BYTES)
         head_bytes = 2 * PIECE_BYTES + 3
