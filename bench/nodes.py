@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ _BUS_OFFSET = 10_000
 _PORTS = range(22_600, 24_000)
 """Below the range of outgoing connections."""
 _START_S = 30.0
+_ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,23 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def redis_cluster(node_count: int) -> Iterator[Cluster]:
-    """A cluster without persistence or replicas."""
+def redis_cluster(node_count: int, *, link_bytes_per_s: float = 0.0) -> Iterator[Cluster]:
+    """A cluster without persistence or replicas.
+
+    Args:
+        node_count: Primaries.
+        link_bytes_per_s: What each node can send; 0: what the machine can.
+    """
     directory = Path(tempfile.mkdtemp(prefix="breadbox-bench-"))
     processes: list[subprocess.Popen[bytes]] = []
     clients: list[Any] = []
     try:
-        ports = _free_ports(node_count)
-        for port in ports:
-            processes.append(_start(port, directory / str(port)))
+        ports = _free_ports(2 * node_count)
+        ports, outer = ports[:node_count], ports[node_count:]
+        if not link_bytes_per_s:
+            outer = ports
+        for port, announced in zip(ports, outer, strict=True):
+            processes.append(_start(port, announced, directory / str(port)))
             clients.append(redis.Redis(port=port, decode_responses=True))
         for number, client in enumerate(clients):
             _until(client.ping)
@@ -60,7 +70,12 @@ def redis_cluster(node_count: int) -> Iterator[Cluster]:
             client.execute_command("CLUSTER MEET", "127.0.0.1", ports[0])
         for client in clients:
             _until(lambda client=client: _is_whole(client, node_count))
-        yield Cluster(tuple(ports), tuple(process.pid for process in processes))
+        pids = tuple(process.pid for process in processes)
+        if link_bytes_per_s:
+            for port, announced in zip(ports, outer, strict=True):
+                processes.append(_link(announced, port, link_bytes_per_s))
+                _until(lambda port=announced: _answers(port))
+        yield Cluster(tuple(outer), pids)
     finally:
         for client in clients:
             client.close()
@@ -71,12 +86,24 @@ def redis_cluster(node_count: int) -> Iterator[Cluster]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _start(port: int, directory: Path) -> subprocess.Popen[bytes]:
+def _link(port: int, target: int, bytes_per_s: float) -> subprocess.Popen[bytes]:
+    arguments = [str(port), str(target), str(bytes_per_s)]
+    return subprocess.Popen([sys.executable, "-m", "bench.link", *arguments], cwd=_ROOT)
+
+
+def _answers(port: int) -> bool:
+    with redis.Redis(port=port) as client:
+        return bool(client.ping())
+
+
+def _start(port: int, announced: int, directory: Path) -> subprocess.Popen[bytes]:
     directory.mkdir()
     return subprocess.Popen(
         [
             *(redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--save", ""),
             *("--dir", str(directory), "--cluster-enabled", "yes", "--loglevel", "warning"),
+            *("--cluster-announce-ip", "127.0.0.1", "--cluster-announce-port", str(announced)),
+            *("--cluster-announce-bus-port", str(port + _BUS_OFFSET)),
         ],
         stdout=subprocess.DEVNULL,
     )

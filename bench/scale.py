@@ -31,6 +31,8 @@ LOADED = {"vpt": 6, "atari": 36}
 _GB = 1e9
 
 
+LINK = 125e6
+"""Bytes per second: where nodes have networks of their own, not cores, more of them are faster."""
 _PROCESSES = 8
 """Of producers; 64 producers are 8 in each."""
 BATCH = 32
@@ -98,6 +100,9 @@ def scale_rows(*, rounds: int, seconds: float, directory: Path) -> Iterator[Figu
         for node_count in NODE_COUNTS:
             loaded.append(_load_row(workload, node_count, rounds=rounds))
             yield loaded[-1]
+    for node_count in NODE_COUNTS:
+        loaded.append(_load_row("atari", node_count, rounds=rounds, link_bytes_per_s=LINK))
+        yield loaded[-1]
     measured = {}
     for workload in dict.fromkeys(case.workload for case in CASES):
         cases = [case for case in CASES if case.workload == workload]
@@ -237,10 +242,12 @@ def draw(measured: Mapping[Case, Figure], path: Path) -> None:
     pyplot.close(chart)
 
 
-def _load_row(workload: str, node_count: int, *, rounds: int) -> Figure:
+def _load_row(
+    workload: str, node_count: int, *, rounds: int, link_bytes_per_s: float = 0.0
+) -> Figure:
     """Load batches from all nodes at once, by a client that was told the server's address alone."""
     with (
-        redis_cluster(node_count) as cluster,
+        redis_cluster(node_count, link_bytes_per_s=link_bytes_per_s) as cluster,
         breadbox_server(cluster.url, "--uses-max", "1000000") as server,
         breadbox.connect(server.address) as client,
     ):
@@ -258,7 +265,8 @@ def _load_row(workload: str, node_count: int, *, rounds: int) -> Figure:
                 {"ours": Contender(ours, moved), "limit": Contender(limit, moved)}, rounds=rounds
             )
     return Figure(
-        name=f"load into a stacked batch from {node_count} Redis node{'s'[: node_count - 1]}",
+        name=f"load into a stacked batch from {node_count} Redis node{'s'[: node_count - 1]}"
+        + (", 1 Gbit/s each" if link_bytes_per_s else ""),
         workload=workload,
         value=got["ours"],
         unit="GB/s",
