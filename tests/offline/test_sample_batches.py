@@ -38,6 +38,13 @@ def test_a_row_of_two_episodes_is_split_and_the_first_is_cut_off() -> None:
     assert [0, 1, 2] == episodes[0].observations[:, 0].tolist()
 
 
+@pytest.mark.parametrize("flags", [np.bool_, np.int8])
+def test_every_episode_of_a_row_starts_at_its_own_timestep(flags: type) -> None:
+    ids, t = np.array([7, 7, 8]), np.array([4, 5, 0])
+    episodes, _ = read(row(3, eps_id=ids, t=t, terminateds=np.zeros(3, flags)))
+    assert [4, 0] == [episode.t_started for episode in episodes]
+
+
 @pytest.mark.parametrize("count", [3, 4])
 def test_infos_are_those_of_the_observations_they_came_with(count: int) -> None:
     (episode,), _ = read(row(3, infos=[{"i": index} for index in range(count)]))

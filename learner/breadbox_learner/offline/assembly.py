@@ -83,6 +83,13 @@ def _module_id(
     return options.module_id_of(agent_id)
 
 
+def step_times(t: NDArray[np.int64] | None, start: int, stop: int) -> NDArray[np.int64] | None:
+    """The timesteps of some rows; None when they follow each other, or are not known."""
+    if t is None or t[stop - 1] - t[start] == stop - start - 1:
+        return None
+    return t[start:stop]
+
+
 class RowAssembler:
     """Assembles a stream of row batches, holding back what is not finished yet.
 
@@ -342,6 +349,7 @@ def _make_episode(
         truncated=bool(table.truncated[stop - 1]),
         t_started=t_started,
         infos=infos,
+        step_times=step_times(table.t, start, stop) if options.multi_agent else None,
         extra_model_outputs={
             name: trees.slice_tree(extra, start, stop) for name, extra in table.extras.items()
         },

@@ -54,6 +54,9 @@ class Episode:
     in_states: Mapping[int, Tree] = field(default_factory=dict)
     """Recurrent states before some of the steps, by timestep, leaves without axes of batch or time:
     recorders that keep one per fragment and not per step."""
+    step_times: NDArray[np.int64] | None = None
+    """int64[lookback + T], ascending: environment step in which each step was taken, for an agent
+    that does not act in all of them. None: in every one, from `t_started` on."""
     _digest: bytes | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +73,12 @@ class Episode:
             raise EpisodeShapeError(
                 f"episode {self.id!r}: {len(self.infos)} infos for {step_count} rewards; "
                 f"wanted {step_count + 1}"
+            )
+        times = self.step_times
+        if times is not None and (len(times) != step_count or (np.diff(times) < 1).any()):
+            raise EpisodeShapeError(
+                f"episode {self.id!r}: step_times are {len(times)} for {step_count} rewards, or do "
+                "not ascend"
             )
 
     def _demand_length(self, name: str, tree: Tree, wanted: int) -> None:
@@ -111,6 +120,20 @@ class Episode:
     def key(self) -> tuple[str, str | None]:
         """What makes two parts parts of one episode: id and agent."""
         return self.id, self.agent_id
+
+    def times(self) -> NDArray[np.int64]:
+        """int64[T]; the environment step in which each step was taken, without the lookback."""
+        if self.step_times is not None:
+            return self.step_times[self.lookback :]
+        return np.arange(self.t_started, self.t)
+
+    def step_at(self, time: int) -> int | None:
+        """The step taken in an environment step (0 is the first after the lookback), if any."""
+        if self.step_times is None:
+            step = time - self.t_started
+            return step if 0 <= step < len(self) else None
+        step = int(np.searchsorted(self.times(), time))
+        return step if step < len(self) and self.times()[step] == time else None
 
     def own_observations(self) -> Tree:
         """The T + 1 observations without the lookback."""
@@ -171,6 +194,7 @@ class Episode:
                 name: trees.slice_tree(output, low, high)
                 for name, output in self.extra_model_outputs.items()
             },
+            step_times=None if self.step_times is None else self.step_times[low:high],
             terminated=self.terminated and reaches_end,
             truncated=self.truncated and reaches_end,
             t_started=self.t_started + start,
@@ -199,6 +223,7 @@ class Episode:
             actions=trees.concat([self.actions, trees.slice_tree(later.actions, start, None)]),
             rewards=np.concatenate([self.rewards, later.rewards[start:]]),
             infos=self._joined_infos(later),
+            step_times=self._joined_times(later),
             extra_model_outputs={
                 name: trees.concat(
                     [output, trees.slice_tree(later.extra_model_outputs[name], start, None)]
@@ -218,6 +243,8 @@ class Episode:
             problem = "it has ended already"
         elif later.t_started != self.t:
             problem = f"the later part starts at step {later.t_started}, wanted {self.t}"
+        elif len(self) and len(later) and int(self.times()[-1]) >= int(later.times()[0]):
+            problem = f"the later part was taken at time {later.times()[0]}, before this one's end"
         elif self.extra_model_outputs.keys() != later.extra_model_outputs.keys():
             problem = "the parts have other extra model outputs"
         elif not trees.same_structure(self.observations, later.observations):
@@ -238,6 +265,13 @@ class Episode:
         front = self.infos or [{} for _ in range(len(self.rewards) + 1)]
         return [*front, *later.own_infos()[1:]]
 
+    def _joined_times(self, later: "Episode") -> NDArray[np.int64] | None:
+        if self.step_times is None and later.step_times is None:
+            return None
+        first = np.arange(self.t_started - self.lookback, self.t)
+        front = first if self.step_times is None else self.step_times
+        return np.concatenate([front, later.times()])
+
     def as_truncated(self) -> "Episode":
         """The same steps, marked as cut off if nothing ended them."""
         return self if self.is_done else replace(self, truncated=True)
@@ -257,6 +291,8 @@ class Episode:
             "rewards": self.own_rewards(),
             **self.own_extra_model_outputs(),
         }
+        if self.step_times is not None:
+            buffers["step_times"] = self.times()
         for path, leaf in trees.leaves(buffers):
             digest.update(f"{path} {leaf.dtype.str} {leaf.shape}".encode())
             digest.update(np.ascontiguousarray(leaf).view(np.uint8).data if leaf.size else b"")

@@ -2,14 +2,15 @@
 
 Keeps:
   E1  At most `capacity_steps` steps, unless a single episode has more; then it is alone.
-  E2  Episodes leave whole, the one that came first before others, at a cost of what leaves.
+  E2  Episodes leave whole, with all of their agents, the one that came first before others, at a
+      cost of what leaves.
   E3  Parts of one episode are joined, in whatever order they come; a part that contradicts what is
       held is refused and nothing changes.
   E4  A position stands for one step, in the order in which steps came; every sampling ends.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from breadbox_learner.offline.draws import Draws, RandomDraws
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.errors import EpisodeJoinError, EpisodeShapeError, SamplingError
+from breadbox_learner.offline.multi_agent import MultiAgentEpisode
 from breadbox_learner.offline.serialized import episode_from_state, episode_to_state
 from breadbox_learner.offline.step_index import StepIndex
 
@@ -57,6 +59,76 @@ class Place:
     episode: Episode
     step: int
     """0 is the first step of the part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One environment step of an episode."""
+
+    time: int
+    places: list[Place]
+    """The step of every agent that acted, in the order in which agents came."""
+
+
+class _Moments:
+    """Finds moments: by episode, the times at which any of its agents acted.
+
+    Times are gathered when they are asked for, those of episodes that changed since.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[str, list[EpisodeKey]] = {}
+        self._times: dict[str, NDArray[np.int64]] = {}
+        self._ids: list[str] = []
+        self._ends: NDArray[np.int64] | None = None
+
+    def add_key(self, key: EpisodeKey) -> None:
+        self._keys.setdefault(key[0], []).append(key)
+
+    def keys_of(self, episode_id: str) -> list[EpisodeKey]:
+        return self._keys[episode_id]
+
+    def forget_times(self, episode_id: str) -> None:
+        self._times.pop(episode_id, None)
+        self._ends = None
+
+    def pop_oldest(self) -> list[EpisodeKey]:
+        """Remove the episode that came first; the keys of its agents."""
+        episode_id = next(iter(self._keys))
+        self.forget_times(episode_id)
+        return self._keys.pop(episode_id)
+
+    def __len__(self) -> int:
+        """Episodes, however many agents they have."""
+        return len(self._keys)
+
+    def count(self, times_of: Callable[[EpisodeKey], list[NDArray[np.int64]]]) -> int:
+        ends = self._gathered(times_of)
+        return int(ends[-1]) if len(ends) else 0
+
+    def find(
+        self,
+        positions: NDArray[np.int64],
+        times_of: Callable[[EpisodeKey], list[NDArray[np.int64]]],
+    ) -> Iterator[tuple[str, int]]:
+        """Id and time of moments by their positions."""
+        ends = self._gathered(times_of)
+        slots = np.searchsorted(ends, positions, side="right")
+        for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
+            times = self._times[self._ids[slot]]
+            yield self._ids[slot], int(times[position - int(ends[slot]) + len(times)])
+
+    def _gathered(
+        self, times_of: Callable[[EpisodeKey], list[NDArray[np.int64]]]
+    ) -> NDArray[np.int64]:
+        if self._ends is None:
+            for episode_id, keys in self._keys.items():
+                if episode_id not in self._times:
+                    times = [each for key in keys for each in times_of(key)]
+                    self._times[episode_id] = np.unique(np.concatenate(times))
+            self._ids = list(self._keys)
+            self._ends = np.cumsum([len(self._times[each]) for each in self._ids], dtype=np.int64)
+        return self._ends
 
 
 @dataclass(slots=True)
@@ -108,6 +180,7 @@ class EpisodeBuffer:
         self._entries: dict[EpisodeKey, _Entry] = {}
         self._segments: dict[int, tuple[EpisodeKey, int]] = {}
         self._index = StepIndex()
+        self._moments = _Moments()
 
     @property
     def step_count(self) -> int:
@@ -132,6 +205,18 @@ class EpisodeBuffer:
         """Add several; those before one that raises stay."""
         return [self.add(episode) for episode in episodes]
 
+    def add_agents(self, episode: MultiAgentEpisode) -> dict[str, AddOutcome]:
+        """Add what each agent saw and did, with the times at which it did; outcomes by agent.
+
+        Raises:
+            As `add`; agents before the one that was refused stay.
+        """
+        return {
+            agent_id: self.add(replace(part, step_times=episode.clocks[agent_id][:-1]))
+            for agent_id, part in episode.agents.items()
+            if len(part)
+        }
+
     def add(self, episode: Episode) -> AddOutcome:
         """Add an episode, or a part of one; then the oldest leave while there are too many steps.
 
@@ -147,6 +232,7 @@ class EpisodeBuffer:
         entry = self._entries.get(episode.key)
         if entry is None:
             entry = self._entries[episode.key] = _Entry([episode])
+            self._moments.add_key(episode.key)
             outcome = AddOutcome.ADDED
         else:
             part_count = len(entry.parts)
@@ -154,6 +240,7 @@ class EpisodeBuffer:
             is_apart = len(entry.parts) > part_count
             outcome = AddOutcome.HELD_APART if is_apart else AddOutcome.JOINED
         entry.digests[episode.t_started] = episode.content_digest()
+        self._moments.forget_times(episode.id)
         number = self._index.append(len(episode))
         entry.segments.add(number)
         self._segments[number] = (episode.key, episode.t_started)
@@ -172,6 +259,27 @@ class EpisodeBuffer:
             part = parts[0] if len(parts) == 1 else self._entries[key].part_at(t)
             found.append(Place(part, t - part.t_started))
         return found
+
+    @property
+    def moment_count(self) -> int:
+        """Moments held: environment steps of episodes in which at least one agent acted."""
+        return self._moments.count(self._times_of)
+
+    def moments(self, positions: NDArray[np.int64]) -> list["Moment"]:
+        """The moments at positions below `moment_count`, each with all agents that acted in it."""
+        found = []
+        for episode_id, time in self._moments.find(positions, self._times_of):
+            places = []
+            for key in self._moments.keys_of(episode_id):
+                for part in self._entries[key].parts:
+                    step = part.step_at(time)
+                    if step is not None:
+                        places.append(Place(part, step))
+            found.append(Moment(time, places))
+        return found
+
+    def _times_of(self, key: EpisodeKey) -> list[NDArray[np.int64]]:
+        return [part.times() for part in self._entries[key].parts]
 
     def segment_places(self) -> list[tuple[Place, int]]:
         """First step of every segment, and its length, in the order of positions."""
@@ -222,16 +330,21 @@ class EpisodeBuffer:
         self.capacity_steps = state["capacity_steps"]
         self.counters = BufferCounters(**state["counters"])
         self._entries, self._segments, self._index = entries, segments, index
+        self._moments = _Moments()
+        for key in entries:
+            self._moments.add_key(key)
 
     def _evict(self) -> None:
-        while self._index.step_count > self.capacity_steps and len(self._entries) > 1:
-            key, entry = next(iter(self._entries.items()))
-            del self._entries[key]
-            for number in entry.segments:
-                del self._segments[number]
-            self._index.remove(entry.segments)
-            self.counters.evicted_episode_count += 1
-            self.counters.evicted_step_count += entry.step_count()
+        while self._index.step_count > self.capacity_steps and len(self._moments) > 1:
+            numbers: set[int] = set()
+            for key in self._moments.pop_oldest():
+                entry = self._entries.pop(key)
+                for number in entry.segments:
+                    del self._segments[number]
+                numbers |= entry.segments
+                self.counters.evicted_episode_count += 1
+                self.counters.evicted_step_count += entry.step_count()
+            self._index.remove(numbers)
 
 
 def _with_part(parts: list[Episode], new: Episode) -> list[Episode]:

@@ -359,7 +359,7 @@ def _with_one_step(episode: Episode) -> Episode:
     def repeat_last(tree: Tree) -> Tree:
         return trees.concat([tree, trees.slice_tree(tree, -1, None)])
 
-    infos = episode.infos
+    infos, times = episode.infos, episode.step_times
     return replace(
         episode,
         observations=repeat_last(episode.observations),
@@ -370,6 +370,7 @@ def _with_one_step(episode: Episode) -> Episode:
             name: repeat_last(output) for name, output in episode.extra_model_outputs.items()
         },
         truncated=episode.truncated or not episode.is_done,
+        step_times=None if times is None else np.append(times, times[-1] + 1),
     )
 
 

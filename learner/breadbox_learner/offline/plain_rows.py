@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from breadbox_learner.offline import columns as read
 from breadbox_learner.offline import packing
+from breadbox_learner.offline.assembly import step_times
 from breadbox_learner.offline.columns import Columns
 from breadbox_learner.offline.episode import Episode, Info
 from breadbox_learner.offline.errors import OfflineDataError
@@ -94,7 +95,8 @@ class _Block:
         extras = {name: self._samples(name) for name in layout.extras}
         terminated, truncated = self._flags(layout.terminated), self._flags(layout.truncated)
         says_nothing = terminated is None and truncated is None
-        t_started, infos = self._first_timesteps(), self._infos()
+        timesteps, infos = self._timesteps(), self._infos()
+        has_times = layout.options.multi_agent
         found: list[Episode] = []
         place = 0
         for (row, start, stop), (episode_id, agent_id, module_id) in zip(
@@ -122,7 +124,10 @@ class _Block:
                     terminated=is_terminated,
                     # A row goes on with another episode: if nothing ended this one, it was cut off.
                     truncated=is_truncated or (goes_on and not is_terminated),
-                    t_started=t_started[row] + start,
+                    t_started=start if timesteps is None else int(timesteps[row][start]),
+                    step_times=step_times(timesteps[row], start, stop)
+                    if has_times and timesteps is not None
+                    else None,
                     infos=None if infos is None else infos[row][start : stop + 1],
                     extra_model_outputs=own_extras,
                 )
@@ -199,12 +204,12 @@ class _Block:
         _demand_kind(rows, "b")
         return rows
 
-    def _first_timesteps(self) -> list[int]:
+    def _timesteps(self) -> list[NDArray[Any]] | None:
         if self.layout.t is None:
-            return [0] * len(self.lengths)
+            return None
         rows = self._step_arrays(self.layout.t)
-        _demand_kind(rows, "iu")
-        return [int(row[0]) for row in rows]
+        _demand_kind(rows, "i")
+        return rows
 
     def _infos(self) -> list[list[Info]] | None:
         name = self.layout.infos

@@ -13,7 +13,7 @@ from breadbox_learner.offline.batch import OfflineBatch, count_env_steps
 from breadbox_learner.offline.columns import Columns
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.episode_buffer import AddOutcome, EpisodeBuffer
-from breadbox_learner.offline.errors import EpisodeJoinError, SchemaError
+from breadbox_learner.offline.errors import EpisodeJoinError, SamplingError, SchemaError
 from breadbox_learner.offline.multi_agent import AnyEpisode, flatten_agents
 from breadbox_learner.offline.options import MappingOptions, RowGrouping
 from breadbox_learner.offline.pieces import STATE_IN, STATE_OUT, default_pipeline
@@ -23,6 +23,7 @@ from breadbox_learner.offline.sample_batches import map_sample_batches
 from breadbox_learner.offline.sampling import (
     SequenceSampling,
     StepSampling,
+    sample_moments,
     sample_sequences,
     sample_steps,
 )
@@ -79,6 +80,9 @@ class PreLearnerConfig:
     """Seed of the draws; None takes one from the system."""
     steps: StepSampling = field(default_factory=StepSampling)
     """How single steps are drawn."""
+    draws_agents_together: bool = False
+    """Draw environment steps with all agents that acted in them (`sample_moments`), instead of the
+    steps of single agents; `train_batch_size` of them. Not for recurrent modules."""
     row_length: int = 0
     """For recurrent modules: steps of a row (max_seq_len)."""
     lookback: int = 1
@@ -200,9 +204,15 @@ class OfflinePreLearner:
         """Draw a batch's worth of steps from the buffer, as short episodes.
 
         Raises:
-            SamplingError: the buffer is empty.
+            SamplingError: the buffer is empty, or agents are to be drawn together and a module is
+                recurrent.
         """
         config = self.config
+        if config.draws_agents_together:
+            if self._snapshot.initial_states:
+                raise SamplingError("draws_agents_together is not for recurrent modules")
+            moments = sample_moments(self.buffer, config.train_batch_size, config.steps)
+            return [item for moment in moments for item in moment]
         if not self._snapshot.initial_states:
             return sample_steps(self.buffer, config.train_batch_size, config.steps)
         sampling = SequenceSampling(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from breadbox_learner.offline import columns as read
 from breadbox_learner.offline import packing, trees
+from breadbox_learner.offline.assembly import step_times
 from breadbox_learner.offline.columns import Columns
 from breadbox_learner.offline.episode import Episode, Info
 from breadbox_learner.offline.errors import OfflineDataError
@@ -115,7 +116,7 @@ class _RowReader:
             extras={
                 name: self._samples(columns, name, name, row, count) for name in self.layout.extras
             },
-            t_started=self._t_started(columns, row),
+            t=self._timesteps(columns, row, count),
         )
 
     def _demand_steps(self, values: Any, count: int, name: str | None) -> None:
@@ -171,14 +172,15 @@ class _RowReader:
             return None
         return fill_infos(columns[self.layout.infos][row], count, self.layout.infos)
 
-    def _t_started(self, columns: Columns, row: int) -> int:
-        if self.layout.t is None:
-            return 0
-        return int(
-            read.whole_numbers(
-                np.atleast_1d(np.asarray(columns[self.layout.t][row])), self.layout.t
-            )[0]
-        )
+    def _timesteps(self, columns: Columns, row: int, count: int) -> NDArray[np.int64]:
+        """int64[count]; where a row says only when it starts, the ones that follow."""
+        name = self.layout.t
+        if name is None:
+            return np.arange(count)
+        t = read.whole_numbers(np.atleast_1d(np.asarray(columns[name][row])), name)
+        if not len(t):
+            raise OfflineDataError("is empty", column=name)
+        return t if len(t) == count else t[0] + np.arange(count)
 
     def _episode(
         self,
@@ -205,7 +207,10 @@ class _RowReader:
             terminated=terminated,
             # A row goes on with another episode: if nothing ended this one, it was cut off here.
             truncated=truncated or not (is_last or terminated),
-            t_started=steps.t_started + start,
+            t_started=int(steps.t[start]),
+            step_times=step_times(steps.t, start, stop)
+            if self.layout.options.multi_agent
+            else None,
             infos=None if steps.infos is None else steps.infos[start : stop + 1],
             extra_model_outputs={
                 name: trees.slice_tree(extra, start, stop) for name, extra in steps.extras.items()
@@ -227,7 +232,7 @@ class _Steps:
     truncated: NDArray[np.bool_] | None
     infos: list[Info] | None
     extras: dict[str, Tree]
-    t_started: int
+    t: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.rewards)

@@ -20,6 +20,7 @@ from breadbox_learner.offline.trees import Tree
 
 N_STEP = "n_step"
 WEIGHTS = "weights"
+MOMENT = "moment"
 DISCOUNT = "discount"
 
 _REDRAWS_MAX = 16
@@ -155,6 +156,50 @@ def _discounted_sum(rewards: NDArray[Any], powers: NDArray[Any]) -> NDArray[Any]
         return rewards
     dtype = rewards.dtype if rewards.dtype.kind == "f" else np.dtype(np.float64)
     return np.array([powers[: len(rewards)] @ rewards.astype(np.float64)], dtype=dtype)
+
+
+def sample_moments(
+    buffer: EpisodeBuffer,
+    count: int,
+    sampling: StepSampling | None = None,
+    *,
+    positions: NDArray[np.int64] | None = None,
+) -> list[list[Episode]]:
+    """Exactly `count` moments, each with an item of every agent that acted in it.
+
+    A moment is an environment step of one episode. An item is an episode of one step, as of
+    `sample_steps`, whose `t_started` is the moment's environment step. When several steps are
+    summed, they are the agent's own next ones, whenever it took them. All items of a moment sum the
+    same number of steps, but for those near an agent's end. The column `moment` numbers the draws
+    from 0, so that rows of different agents can be matched.
+
+    Args:
+        buffer: Where to draw from.
+        count: Moments wanted; uniform over all held ones, with replacement.
+        sampling: How; default: one step.
+        positions: Draw these moments instead: `count` numbers below `buffer.moment_count`.
+
+    Raises:
+        SamplingError: the buffer is empty, `count` is less than 1, or not that of the positions.
+    """
+    sampling = sampling or StepSampling()
+    _demand_steps(buffer, count)
+    if positions is None:
+        positions = buffer.draws.steps(count, buffer.moment_count)
+    if len(positions) != count:
+        raise SamplingError(f"{len(positions)} positions for {count} moments")
+    low, high = sampling.n_step_range
+    lengths = np.full(count, low) if high - low == 1 else buffer.draws.lengths(count, low, high)
+    powers = sampling.discount ** np.arange(high)
+    drawn: list[list[Episode]] = []
+    for moment, n in zip(buffer.moments(positions), lengths.tolist(), strict=True):
+        items = [_sum_steps(place, n, powers, sampling) for place in moment.places]
+        for item in items:
+            item.t_started = moment.time
+            item.extra_model_outputs[MOMENT] = np.array([len(drawn)])
+        buffer.counters.sampled_step_count += len(items)
+        drawn.append(items)
+    return drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

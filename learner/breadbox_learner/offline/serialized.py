@@ -26,6 +26,7 @@ from breadbox_learner.offline.spaces import (
 from breadbox_learner.offline.trees import Tree
 
 IN_STATES = "in_states"
+STEP_TIMES = "step_times"
 _STATE_DEPTH_MAX = 16
 
 
@@ -104,10 +105,17 @@ def episode_to_state(episode: Episode) -> dict[str, Any]:
         "_last_step_time": None,
         "_temporary_timestep_data": None,
         # RLlib keeps what it finds here, and reads nothing of it.
-        "custom_data": {IN_STATES: [[t, held] for t, held in episode.in_states.items()]}
-        if episode.in_states
-        else {},
+        "custom_data": _custom_data(episode),
     }
+
+
+def _custom_data(episode: Episode) -> dict[str, Any]:
+    custom_data: dict[str, Any] = {}
+    if episode.in_states:
+        custom_data[IN_STATES] = [[t, held] for t, held in episode.in_states.items()]
+    if episode.step_times is not None:
+        custom_data[STEP_TIMES] = episode.step_times
+    return custom_data
 
 
 def episode_from_state(state: Mapping[str, Any]) -> Episode:
@@ -138,6 +146,7 @@ def episode_from_state(state: Mapping[str, Any]) -> Episode:
         infos=_read_infos(state),
         extra_model_outputs=_read_extras(state),
         in_states=_read_in_states(state),
+        step_times=_read_step_times(state),
     )
     if episode.t != _read(state, "t", int):
         raise EpisodeStateError(
@@ -189,6 +198,16 @@ def _read_in_states(state: Mapping[str, Any]) -> dict[int, Tree]:
             raise EpisodeStateError("an entry is no timestep and state", column=IN_STATES)
         in_states[each[0]] = _state_tree(each[1], _STATE_DEPTH_MAX)
     return in_states
+
+
+def _read_step_times(state: Mapping[str, Any]) -> NDArray[np.int64] | None:
+    custom_data = state.get("custom_data")
+    held = custom_data.get(STEP_TIMES) if isinstance(custom_data, dict) else None
+    if held is None:
+        return None
+    if not isinstance(held, np.ndarray) or held.dtype.kind not in "iu" or held.ndim != 1:
+        raise EpisodeStateError("are no whole numbers", column=STEP_TIMES)
+    return held.astype(np.int64)
 
 
 def _state_tree(held: Any, depth: int) -> Tree:
