@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.eventually import eventually_sync
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -92,3 +94,24 @@ def test_ctrl_c_or_a_closed_terminal_stops_every_process_and_removes_the_store(
     assert "Traceback" not in output
     assert stores_before == stores()
     assert [] == processes_of(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel has to tell the children")
+def test_a_demo_that_is_killed_leaves_no_process_and_no_store(tmp_path: Path) -> None:
+    stores_before = stores()
+    demo = subprocess.Popen(
+        demo_command(tmp_path, "--target-return", "1000000"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert demo.stdout is not None
+    assert "learner waits for" in demo.stdout.readline()
+    assert processes_of(tmp_path)
+
+    demo.kill()
+    demo.communicate(timeout=60)
+
+    eventually_sync(lambda: not processes_of(tmp_path), "the end of all processes", within_s=60.0)
+    assert stores_before == stores()

@@ -133,7 +133,8 @@ class Demo:
     def _serve_arguments(self, store: Path, ready: Path) -> list[str]:
         return [
             *("serve", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"),
-            *("--store", f"file://{store}", "--ready-file", str(ready)),
+            # Ephemeral: where this process is killed, nobody else would clear the memory.
+            *("--store", f"file://{store}", "--ephemeral", "--ready-file", str(ready)),
             *("--seed", str(self._options.seed)),
         ]
 

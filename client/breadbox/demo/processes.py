@@ -1,5 +1,9 @@
-"""Child processes that start together, are watched together, and never outlive their parent."""
+"""Child processes that start together, are watched together, and never outlive their parent.
 
+Not even one that is killed: on Linux the kernel then asks its children to end.
+"""
+
+import ctypes
 import signal
 import subprocess
 import sys
@@ -8,6 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _end_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process when the one that started it has died."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +33,7 @@ class ExitedProcess:
 
 
 class ProcessGroup:
-    """Starts `breadbox` commands and stops them in reverse order. Not thread-safe.
+    """Starts `breadbox` commands and stops them in reverse order. For the main thread alone.
 
     Each child runs in a session of its own, so that Ctrl-C in the terminal reaches only the
     parent, which then stops the children in order instead of all at once.
@@ -40,6 +53,7 @@ class ProcessGroup:
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         self._children[name] = (process, log)
 
