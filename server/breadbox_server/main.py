@@ -316,7 +316,7 @@ def serve(**options: Any) -> None:
 def _warn_of_visible_secrets() -> None:
     """Tell who gave a password as an argument that every user of this machine can read it."""
     context = click.get_current_context()
-    for name in ("store", "client_store"):
+    for name in ("store", "client_store", "journal"):
         url = str(context.params[name])
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and redact(url) != url:
             flag = name.replace("_", "-")

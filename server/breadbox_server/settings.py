@@ -36,7 +36,7 @@ _UNITS_BYTES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One server's settings, checked by whoever made them. `repr` hides the store's password."""
+    """One server's settings, checked by whoever made them. `repr` hides URLs with passwords."""
 
     listen: str = "127.0.0.1:50051"
     """HOST:PORT, [IPV6]:PORT or unix:PATH; port 0 takes a free one."""
@@ -66,7 +66,7 @@ class Settings:
     """Seconds that running calls get to end when the server stops."""
     has_reflection: bool = True
     """Whether tools may ask the server for its methods."""
-    journal: str = "auto"
+    journal: str = field(default="auto", repr=False)
     """URL of the journal's Redis or directory; "auto": beside the payloads; "none": none."""
     has_journal_sync: bool = False
     """Whether a turn in SQLite must survive the machine, not only the process."""
