@@ -1,6 +1,7 @@
 """Environments by name: any Gymnasium id, or `module:factory` of your own."""
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ Environment = gymnasium.Env[Any, Any]
 _CHEAP_MODULES = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
 """Entry points of environments whose step costs less than waking another process."""
 _ENVS_PER_CHEAP_PROCESS_MAX = 16
+_DRAWN_BY_PYGAME = (*_CHEAP_MODULES, "gymnasium.envs.box2d")
+"""Entry points of environments that need pygame for a frame, and for nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,31 @@ def check_environment(spec: EnvSpec) -> None:
         gymnasium.spec(spec.name)
     except (gymnasium.error.Error, ImportError) as error:
         raise InvalidRequestError("env", f"{spec.name!r} is not an environment: {error}") from error
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package could be imported."""
+    return importlib.util.find_spec(package) is not None
+
+
+def check_frames(spec: EnvSpec) -> None:
+    """Find out whether what draws the environment's frames is installed, without making it.
+
+    Raises:
+        InvalidRequestError: It is not, and every episode would fail at its first frame; says what
+            to install.
+    """
+    if with_frames(spec).options.get("render_mode") != "rgb_array" or _factory(spec.name):
+        return
+    _register_atari(spec.name)
+    entry_point = gymnasium.spec(spec.name).entry_point
+    is_drawn = isinstance(entry_point, str) and entry_point.startswith(_DRAWN_BY_PYGAME)
+    if is_drawn and not is_installed("pygame"):
+        raise InvalidRequestError(
+            "env",
+            f"{spec.name!r} draws its frames with pygame, which is not installed: "
+            'pip install "breadbox[classic-control]", or record without frames',
+        )
 
 
 def with_frames(spec: EnvSpec) -> EnvSpec:

@@ -22,7 +22,7 @@ from typing import Any
 
 from breadbox.policies import PolicyModule, State
 from breadbox_rollout.batching import ReadyQueue
-from breadbox_rollout.environments import EnvSpec, with_frames
+from breadbox_rollout.environments import EnvSpec, check_frames, with_frames
 from breadbox_rollout.inference import Inference
 from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.pool import (
@@ -89,6 +89,7 @@ class EpisodeGenerator:
         make_inference: Puts the policy on its device.
 
     Raises:
+        InvalidRequestError: What draws the environment's frames is not installed.
         EnvironmentStartError: (While iterating) every worker failed more often than it may.
     """
 
@@ -99,6 +100,8 @@ class EpisodeGenerator:
         make_policy: Callable[[Any, Any], PolicyModule],
         make_inference: Callable[[PolicyModule], Inference],
     ) -> None:
+        if options.media != "none":
+            check_frames(options.env)
         # Made absolute here: the thread and the processes may be elsewhere by then.
         options = replace(options, out=options.out.absolute())
         options.out.mkdir(parents=True, exist_ok=True)

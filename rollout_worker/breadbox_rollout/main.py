@@ -34,6 +34,7 @@ from breadbox_rollout.command import (
 from breadbox_rollout.environments import (
     EnvSpec,
     check_environment,
+    check_frames,
     envs_per_process,
     with_frames,
 )
@@ -147,6 +148,8 @@ def rollout(dry_run: bool, log_level: str, **values: Any) -> None:
     import_from_here()
     spec = EnvSpec(name=settings.env, options=settings.env_options)
     check_environment(spec)
+    if settings.record_dir is not None and settings.record_media != "none":
+        check_frames(spec)
     device = check_device(settings.device)
     check_policy_name(settings.policy)
     check_worker_name(settings.worker_name)

@@ -12,6 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 import breadbox
+from breadbox_rollout import environments
 from breadbox_rollout.main import generate, rollout
 from support.eventually import eventually_sync
 from support.fake_service import FakeService, refuse, serving
@@ -108,6 +109,20 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert (2, "") == (result.exit_code, result.stdout)
     assert 1 == len(result.stderr.splitlines())
     assert problem in result.stderr
+
+
+@pytest.mark.parametrize("command", ["rollout", "generate"])
+def test_recording_what_nothing_installed_can_draw_is_refused_at_once(
+    runner: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(environments, "is_installed", lambda package: package != "pygame")
+    out = str(tmp_path / "out")
+    arguments = {"rollout": ["--dry-run", "--record-dir", out], "generate": ["--out", out]}
+    commands = {"rollout": rollout, "generate": generate}
+    result = runner.invoke(commands[command], ["--env", "CartPole-v1", *arguments[command]])
+    assert 2 == result.exit_code
+    assert 1 == len(result.stderr.splitlines())
+    assert 'pip install "breadbox[classic-control]"' in result.stderr
 
 
 def test_an_unknown_option_in_the_file_is_named(runner: CliRunner, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Whole episodes in files: what went in comes out, and failures cost their own episode only."""
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +13,24 @@ import pytest
 import torch
 from PIL import Image
 
-from breadbox.policies import make_policy
-from breadbox_rollout.environments import EnvSpec
+from breadbox.errors import InvalidRequestError
+from breadbox.policies import PolicyModule, make_policy
+from breadbox_rollout import environments
+from breadbox_rollout.environments import EnvSpec, check_frames
 from breadbox_rollout.episode_files import EpisodeFiles, FileOptions, plain
 from breadbox_rollout.generator import EpisodeGenerator, GeneratorOptions
 from breadbox_rollout.inference import Inference
 from breadbox_rollout.media import VideoWriter, with_text
 from breadbox_rollout.pool import EnvironmentStartError
 from support.eventually import eventually_sync
+
+
+def random_policy(observations: Any, actions: Any) -> PolicyModule:
+    return make_policy("random", observations, actions)
+
+
+def on_the_cpu(policy: PolicyModule) -> Inference:
+    return Inference(policy, torch.device("cpu"))
 
 
 @contextmanager
@@ -184,6 +195,38 @@ def test_frames_that_are_missing_are_told(tmp_path: Path) -> None:
         pytest.raises(EnvironmentStartError, match="frame must be uint8"),
     ):
         list(episodes)
+
+
+def test_frames_that_nothing_installed_can_draw_are_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environments, "is_installed", lambda package: package != "pygame")
+    out = tmp_path / "out"
+    for name in ("CartPole-v1", "FrozenLake-v1"):
+        options = GeneratorOptions(env=EnvSpec(name=name), out=out, episode_count=1)
+        with pytest.raises(
+            InvalidRequestError, match=r"draws its frames with pygame.*breadbox\[classic-control\]"
+        ):
+            EpisodeGenerator(options, make_policy=random_policy, make_inference=on_the_cpu)
+    assert not out.exists()
+    # What is not drawn, or not by pygame, needs none of it.
+    check_frames(EnvSpec(name="CartPole-v1", options={"render_mode": None}))
+    check_frames(EnvSpec(name="ALE/Pong-v5"))
+    check_frames(EnvSpec(name="support.scripted_env:make"))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("pygame") is None,
+    reason='needs pygame, which the extra classic-control installs: "gymnasium[classic-control]"',
+)
+def test_cartpole_is_drawn_into_its_video(tmp_path: Path) -> None:
+    options = GeneratorOptions(env=EnvSpec(name="CartPole-v1"), out=tmp_path, episode_count=1)
+    with EpisodeGenerator(options, make_policy=random_policy, make_inference=on_the_cpu) as made:
+        (episode,) = list(made)
+    frames = decoded(episode["video_path"])
+    assert episode["step_count"] + 1 == len(frames)
+    assert (400, 600, 3) == frames[0].shape
+    assert not np.array_equal(frames[0], frames[-1])
 
 
 def test_nothing_in_the_files_can_be_executed_and_nothing_is_refused(tmp_path: Path) -> None:
