@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from breadbox.errors import PayloadMissingError, StoreUnavailableError
+from breadbox.errors import PayloadMissingError, StoreError
 from breadbox.stores.base import PayloadCustodian
 from breadbox_server.appends import AppendQueue
 from breadbox_server.clock import Clock, TimerHandle
@@ -480,8 +480,8 @@ class Driver:
         try:
             with self._metrics.store_trip("sweep"):
                 count = await self._custodian.sweep_unannounced()
-        except StoreUnavailableError:
-            log.warning("unannounced payloads could not be swept: the store does not answer")
+        except StoreError as error:
+            log.warning("unannounced payloads could not be swept: %s", type(error).__name__)
             return
         if count:
             log.info("deleted %d payloads that were never announced", count)
@@ -490,7 +490,7 @@ class Driver:
         try:
             with self._metrics.store_trip("usage"):
                 self._metrics.set_store_usage(await self._custodian.usage())
-        except StoreUnavailableError:
+        except StoreError:
             # Counted as a store error; whoever needs the store is told by its own call.
             log.debug("the store does not say how full it is")
 
