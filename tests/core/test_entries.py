@@ -117,6 +117,40 @@ def test_what_was_due_while_nobody_was_there_happens_at_the_first_timer() -> Non
     assert [("w0", 0, 0)] == world.held()
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"capacity_chunks": 7},
+        {"capacity_bytes": 1000},
+        {"fragments_per_chunk": 3},
+        {"uses_max": 2, "capacity_chunks": 14},
+    ],
+    ids=repr,
+)
+def test_run_of_fragments_is_replayed_as_it_was_decided(limits: dict[str, int]) -> None:
+    world = World(staleness_max=1, lease_s=5.0, **limits)
+    for version in range(4):
+        world.publish(version)
+        for index in range(5):
+            world.append("w0", 5 * version + index, version=version, size_bytes=100)
+            world.append("w1", 7 * version + index, version=max(0, version - index))
+        world.granted(3, request_id=f"r{version}")
+        world.advance(3.0)
+    assert world.held()
+    assert world.buffers.snapshot() == replayed(world).snapshot()
+
+
+def test_lease_that_expires_before_fragments_gives_back_before_them_when_replayed() -> None:
+    world = World(capacity_chunks=4, lease_s=5.0, sampler="freshest_first")
+    world.fill(4)
+    world.granted(2)
+    world.advance(6.0)
+    world.fill(2, worker_id="w1")
+    twin = replayed(world)
+    assert world.buffers.snapshot() == twin.snapshot()
+
+
 @pytest.mark.parametrize("silence_s", [9.0, 10.0, 11.0])
 def test_a_worker_silent_between_two_fragments_is_so_when_they_are_replayed(
     silence_s: float,

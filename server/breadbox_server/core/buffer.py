@@ -351,6 +351,19 @@ class ReplayBuffer:
         else:
             _HANDLERS[type(entry)](self, entry, now=now)
 
+    def replay_run(self, run: Sequence[tuple[float, FragmentTaken]]) -> None:
+        """Replay successive fragments, together where that comes to the same.
+
+        Raises:
+            KeyError, DomainError: An entry does not fit the state.
+        """
+        timer = self.next_timer()
+        is_quiet = timer is None or timer > run[-1][0]
+        if is_quiet and self._intake.carry_out_run([taken for _, taken in run]):
+            return
+        for now, taken in run:
+            self.replay(taken, now=now)
+
     def _be_quiet(self, *, now: float) -> None:
         """Do what is due, and note until when fragments alone can make nothing due."""
         self.handle_timer(now=now)

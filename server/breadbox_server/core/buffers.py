@@ -19,13 +19,14 @@ S4  Equal inputs at equal times to sets of equal seed give equal answers and equ
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, overload
+from itertools import groupby
+from typing import Any, cast, overload
 
 from breadbox_server.core import inputs, snapshot
 from breadbox_server.core.buffer import ReplayBuffer
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import AppendCredit, BufferDescription
-from breadbox_server.core.entries import BufferCreated, Entry, ReplayError
+from breadbox_server.core.entries import BufferCreated, Entry, FragmentTaken, ReplayError
 from breadbox_server.core.errors import (
     BufferExistsError,
     BufferNotFoundError,
@@ -286,27 +287,34 @@ class BufferSet:
             ReplayError: An entry does not fit the state; the set is of no use any more.
         """
         is_recording, self._is_recording = self._is_recording, False
-        now, entry = 0.0, None
+        now = 0.0
+        entry: Entry | None = None
         try:
-            for now, entry in entries:
-                buffer = self._buffers.get(entry.buffer)
-                if buffer is None:
-                    self._replay_creation(entry)
+            for (name, kind), group in groupby(entries, _buffer_and_kind):
+                if kind is FragmentTaken:
+                    run = cast(list[tuple[float, FragmentTaken]], list(group))
+                    now, entry = run[0]
+                    self._find(name).replay_run(run)
                     continue
-                if isinstance(entry, inputs.DeleteBuffer):
-                    buffer.handle_timer(now=now)
-                    self._delete(entry, now=now)
-                else:
-                    buffer.replay(entry, now=now)
+                for now, entry in group:
+                    self._replay(entry, now=now)
         except _DAMAGE as error:
             raise ReplayError(f"{type(entry).__name__} at {now} does not fit: {error!r}") from error
         finally:
             self._is_recording = is_recording
 
-    def _replay_creation(self, entry: Entry) -> None:
-        if not isinstance(entry, BufferCreated):
-            raise BufferNotFoundError(entry.buffer)
-        self._carry_out_creation(entry)
+    def _replay(self, entry: Entry, *, now: float) -> None:
+        if isinstance(entry, BufferCreated):
+            if entry.buffer in self._buffers:
+                raise BufferExistsError(entry.buffer)
+            self._carry_out_creation(entry)
+            return
+        buffer = self._find(entry.buffer)
+        if isinstance(entry, inputs.DeleteBuffer):
+            buffer.handle_timer(now=now)
+            self._delete(entry, now=now)
+        else:
+            buffer.replay(entry, now=now)
 
     def snapshot(self) -> dict[str, Any]:
         """Give everything that outlives the process as plain data, fit for JSON.
@@ -420,3 +428,7 @@ class BufferSet:
     def _next_caller_id(self) -> CallerId:
         self._caller_count += 1
         return CallerId(self._caller_count)
+
+
+def _buffer_and_kind(entry: tuple[float, Entry]) -> tuple[BufferName, type]:
+    return entry[1].buffer, type(entry[1])

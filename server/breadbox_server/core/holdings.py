@@ -56,6 +56,16 @@ class Holdings:
         self._counters.add("chunks_closed")
         return chunk
 
+    def close_each(self, fragments: Iterable[Fragment]) -> None:
+        """Make a chunk of each fragment, whose payload is not taken yet, and hold it."""
+        first = self.closed_count
+        for fragment in fragments:
+            chunk = Chunk(ChunkId(self.closed_count), (fragment,))
+            self.closed_count += 1
+            self._payloads.take_chunk(chunk)
+            self.table.add(chunk)
+        self._counters.add("chunks_closed", self.closed_count - first)
+
     def restore(self, chunks: Iterable[Chunk], closed_count: int) -> None:
         """Take chunks as a snapshot has them, whose states, uses and leases are set.
 
@@ -68,9 +78,9 @@ class Holdings:
         for chunk in chunks:
             if chunk.state is ChunkState.HELD:
                 held.append(chunk)
-                self._payloads.restore(chunk)
+                self._payloads.take_chunk(chunk)
             elif chunk.lease_count > 0:
-                self._payloads.restore(chunk)
+                self._payloads.take_chunk(chunk)
         self.table.restore(held)
 
     def use(self, chunk: Chunk, uses_max: int) -> int:

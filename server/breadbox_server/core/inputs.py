@@ -32,6 +32,9 @@ class AdmissionOutcome(Enum):
     BUFFER_FULL = "buffer_full"
     BYTES_FULL = "bytes_full"
 
+    __hash__ = object.__hash__
+    """Enum's own is written in Python, and outcomes are looked up by for every fragment."""
+
     asks_to_wait: bool
     """Whether the caller should send the same fragment again later."""
 
@@ -71,6 +74,42 @@ class Fragment:
     payload: Payload
     step_count: int = 1
     discontinuity: bool = False
+
+    @classmethod
+    def restored(
+        cls,
+        worker_id: WorkerId,
+        fragment_index: FragmentIndex,
+        session_id: SessionId,
+        model_version_min: ModelVersion,
+        model_version_max: ModelVersion,
+        payload: Payload,
+        step_count: int,
+        discontinuity: bool,
+    ) -> "Fragment":
+        """Build one as the class itself does, in half the time: a restart waits for very many."""
+        fragment = _new(cls)
+        _set_worker_id(fragment, worker_id)
+        _set_fragment_index(fragment, fragment_index)
+        _set_session_id(fragment, session_id)
+        _set_model_version_min(fragment, model_version_min)
+        _set_model_version_max(fragment, model_version_max)
+        _set_payload(fragment, payload)
+        _set_step_count(fragment, step_count)
+        _set_discontinuity(fragment, discontinuity)
+        return fragment
+
+
+_new = object.__new__
+# A frozen class refuses its own setters; those of its slots are under them.
+_set_worker_id = Fragment.__dict__["worker_id"].__set__
+_set_fragment_index = Fragment.__dict__["fragment_index"].__set__
+_set_session_id = Fragment.__dict__["session_id"].__set__
+_set_model_version_min = Fragment.__dict__["model_version_min"].__set__
+_set_model_version_max = Fragment.__dict__["model_version_max"].__set__
+_set_payload = Fragment.__dict__["payload"].__set__
+_set_step_count = Fragment.__dict__["step_count"].__set__
+_set_discontinuity = Fragment.__dict__["discontinuity"].__set__
 
 
 @dataclass(frozen=True, slots=True)

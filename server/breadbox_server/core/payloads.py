@@ -47,8 +47,8 @@ class PayloadLedger:
         for fragment in chunk.fragments:
             self._owners[fragment.payload.payload_id] = chunk
 
-    def restore(self, chunk: Chunk) -> None:
-        """Refer to the payloads of a chunk as a snapshot has it, for the chunk."""
+    def take_chunk(self, chunk: Chunk) -> None:
+        """Refer to the payloads of a chunk that was never open, for the chunk."""
         for fragment in chunk.fragments:
             self._owners[fragment.payload.payload_id] = chunk
         self.referred_bytes += chunk.size_bytes

@@ -169,16 +169,17 @@ def _plain_fragment(fragment: Fragment) -> list[Any]:
 
 def _fragment(plain: list[Any]) -> Fragment:
     """Build a fragment; equal ids are one object, so that it costs no copy of them."""
-    worker_id, index, session_id, version_min, version_max, step_count, discontinuity = plain[:7]
-    return Fragment(
-        worker_id=WorkerId(intern(worker_id)),
-        fragment_index=index,
-        session_id=SessionId(intern(session_id)),
-        model_version_min=version_min,
-        model_version_max=version_min if version_min == version_max else version_max,
-        payload=_payload(plain[7:]),
-        step_count=step_count,
-        discontinuity=discontinuity,
+    worker_id, index, session_id, version_min, version_max, *rest = plain
+    step_count, discontinuity, payload_id, size_bytes, piece_size_bytes = rest
+    return Fragment.restored(
+        WorkerId(intern(worker_id)),
+        index,
+        SessionId(intern(session_id)),
+        version_min,
+        version_min if version_min == version_max else version_max,
+        Payload(payload_id, size_bytes, piece_size_bytes),
+        step_count,
+        discontinuity,
     )
 
 

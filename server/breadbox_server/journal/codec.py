@@ -257,15 +257,15 @@ def _decode_taken(values: Sequence[Any]) -> core_entries.FragmentTaken:
     payload_id, size_bytes, piece_size_bytes = payload
     return core_entries.FragmentTaken(
         BufferName(intern(buffer)),
-        Fragment(
-            worker_id=WorkerId(intern(worker_id)),
-            fragment_index=index,
-            session_id=SessionId(intern(session_id)),
-            model_version_min=version_min,
-            model_version_max=version_min if version_min == version_max else version_max,
-            payload=Payload(payload_id, size_bytes, piece_size_bytes),
-            step_count=steps,
-            discontinuity=discontinuity,
+        Fragment.restored(
+            WorkerId(intern(worker_id)),
+            index,
+            SessionId(intern(session_id)),
+            version_min,
+            version_min if version_min == version_max else version_max,
+            Payload(payload_id, size_bytes, piece_size_bytes),
+            steps,
+            discontinuity,
         ),
         _OUTCOMES[outcome],
     )
