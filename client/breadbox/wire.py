@@ -221,13 +221,15 @@ def references_from_wire(
 ) -> tuple[types.FragmentReference, ...]:
     """Read granted fragments, in their order."""
     return tuple(
-        types.FragmentReference(
-            metadata=metadata_from_wire(message.metadata),
-            chunk_id=message.chunk_id,
-            staleness=message.staleness,
-            use_count=message.use_count,
-        )
-        for message in messages
+        [
+            types.FragmentReference(
+                metadata_from_wire(message.metadata),
+                message.chunk_id,
+                message.staleness,
+                message.use_count,
+            )
+            for message in messages
+        ]
     )
 
 

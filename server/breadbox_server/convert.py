@@ -9,6 +9,7 @@ from sys import intern
 from typing import Final, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from breadbox.types import PayloadReference
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2
@@ -193,39 +194,45 @@ def to_payload(value: Payload) -> fragment_pb2.PayloadReference:
     )
 
 
-def to_references(
+def add_references(
     granted: Iterable[GrantedFragment],
-) -> list[fragment_pb2.FragmentReference]:
-    """Granted fragments, in order."""
-    return [
-        fragment_pb2.FragmentReference(
-            metadata=fragment_pb2.FragmentMetadata(
-                worker_id=item.fragment.worker_id,
-                fragment_index=item.fragment.fragment_index,
-                session_id=item.fragment.session_id,
-                model_version_min=item.fragment.model_version_min,
-                model_version_max=item.fragment.model_version_max,
-                discontinuity=item.fragment.discontinuity,
-                payload=to_payload(item.fragment.payload),
-                step_count=item.fragment.step_count,
-            ),
-            chunk_id=item.chunk_id,
-            staleness=item.staleness,
-            use_count=item.use_count,
+    messages: "RepeatedCompositeFieldContainer[fragment_pb2.FragmentReference]",
+) -> None:
+    """Add granted fragments, in order, to a reply's list."""
+    for item in granted:
+        fragment, payload = item.fragment, item.fragment.payload
+        # In place: a message that is handed to another one's constructor is copied, at each level.
+        reference = messages.add(
+            chunk_id=item.chunk_id, staleness=item.staleness, use_count=item.use_count
         )
-        for item in granted
-    ]
+        metadata = reference.metadata
+        metadata.worker_id = fragment.worker_id
+        metadata.fragment_index = fragment.fragment_index
+        metadata.session_id = fragment.session_id
+        metadata.model_version_min = fragment.model_version_min
+        metadata.model_version_max = fragment.model_version_max
+        metadata.discontinuity = fragment.discontinuity
+        metadata.step_count = fragment.step_count
+        location = metadata.payload
+        location.payload_id = payload.payload_id
+        location.size_bytes = payload.size_bytes
+        location.piece_size_bytes = payload.piece_size_bytes
 
 
-def to_append_result(value: Appended | None) -> pb.AppendResult:
-    """What became of a fragment; None is a payload that the store does not have."""
-    if value is None:
-        return pb.AppendResult(outcome=fragment_pb2.ADMISSION_OUTCOME_PAYLOAD_MISSING)
-    if value.first_outcome is None:
-        return pb.AppendResult(outcome=_OUTCOMES[value.outcome])
-    return pb.AppendResult(
-        outcome=_OUTCOMES[value.outcome], first_outcome=_OUTCOMES[value.first_outcome]
-    )
+def add_append_results(
+    values: Iterable[Appended | None],
+    messages: "RepeatedCompositeFieldContainer[pb.AppendResult]",
+) -> None:
+    """Add what became of fragments to a reply; None is a payload that the store does not have."""
+    for value in values:
+        if value is None:
+            messages.add(outcome=fragment_pb2.ADMISSION_OUTCOME_PAYLOAD_MISSING)
+        elif value.first_outcome is None:
+            messages.add(outcome=_OUTCOMES[value.outcome])
+        else:
+            messages.add(
+                outcome=_OUTCOMES[value.outcome], first_outcome=_OUTCOMES[value.first_outcome]
+            )
 
 
 def to_duration(span_s: float) -> Duration:

@@ -150,14 +150,15 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         retry_delay = None
         if any(result is not None and result.outcome.asks_to_wait for result in results):
             retry_delay = convert.to_duration(self._driver.describe(buffer).config.retry_delay_s)
-        return pb.AppendFragmentsResponse(
-            results=[convert.to_append_result(result) for result in results],
+        response = pb.AppendFragmentsResponse(
             session_id=state.session_id,
             model_version=state.model_version,
             append_credit_count=credit.fragment_count,
             append_credit_bytes=credit.size_bytes,
             retry_delay=retry_delay,
         )
+        convert.add_append_results(results, response.results)
+        return response
 
     async def FetchFragments(
         self, request: pb.FetchFragmentsRequest, context: Context
@@ -176,13 +177,14 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             return pb.FetchFragmentsResponse(
                 outcome=pb.FETCH_OUTCOME_WAIT_ELAPSED, waiting_reason=outcome.reason
             )
-        return pb.FetchFragmentsResponse(
+        response = pb.FetchFragmentsResponse(
             outcome=pb.FETCH_OUTCOME_GRANTED,
             lease=self._lease(outcome.lease_id, outcome.expires_at),
-            fragments=convert.to_references(outcome.fragments),
             session_id=outcome.session_id,
             model_version=outcome.model_version,
         )
+        convert.add_references(outcome.fragments, response.fragments)
+        return response
 
     async def GetPreparedFragments(
         self, request: pb.GetPreparedFragmentsRequest, context: Context
@@ -192,7 +194,9 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             convert.buffer_name(request.buffer), RequestId(request.request_id)
         )
         await self._driver.settled()
-        return pb.GetPreparedFragmentsResponse(fragments=convert.to_references(granted))
+        response = pb.GetPreparedFragmentsResponse()
+        convert.add_references(granted, response.fragments)
+        return response
 
     async def RenewLease(
         self, request: pb.RenewLeaseRequest, context: Context

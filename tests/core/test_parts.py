@@ -136,7 +136,7 @@ def test_chunks_that_come_and_go_behind_one_that_stays_leave_nothing_in_any_orde
         chunk = Chunk(ChunkId(number), (fragment,))
         table.add(chunk)
         if number > 0:
-            table.add_lease(chunk)
+            table.add_leases([chunk])
             table.remove(chunk, ChunkState.GONE)
     assert max(order_sizes(table)) <= 2 + WASTE_MIN
     assert 3 == len(order_sizes(table))

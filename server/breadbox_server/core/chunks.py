@@ -154,11 +154,14 @@ class ChunkTable:
         self._sampler = type(self._sampler)()
         return gone
 
-    def add_lease(self, chunk: Chunk) -> None:
-        """Count one more lease on a held chunk."""
-        chunk.lease_count += 1
-        if chunk.lease_count == 1:
-            self._remove_unleased(chunk)
+    def add_leases(self, chunks: Iterable[Chunk]) -> None:
+        """Count one more lease on each of several held chunks, each given once."""
+        for chunk in chunks:
+            chunk.lease_count += 1
+            if chunk.lease_count == 1:
+                self._unleased_count -= 1
+                self.unleased_bytes -= chunk.size_bytes
+        self._unleased_by_age.compact(self._unleased_count)
 
     def end_lease(self, chunk: Chunk) -> None:
         """Count one lease less on a chunk, wherever it is."""

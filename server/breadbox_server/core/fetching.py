@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 from breadbox_server.core import inputs
+from breadbox_server.core.chunks import ChunkState
 from breadbox_server.core.config import LeaseExpiryPolicy, check_duration
 from breadbox_server.core.counters import LEASES_ENDED
 from breadbox_server.core.entries import Entry, GrantMade
@@ -238,12 +239,11 @@ class Fetching:
         version = state.model.version
         assert version is not None, "I2: chunks are held without a session"
         state.draw_count += 1
-        chunks = []
-        for chunk_id in made.chunk_ids:
-            chunk = state.holdings.table[chunk_id]
-            assert chunk.version >= state.version_min, "I2: a stale chunk was drawn"
-            use_count = state.holdings.use(chunk, state.config.uses_max)
-            chunks.append(GrantedChunk(chunk, version - chunk.version, use_count))
+        table, version_min = state.holdings.table, state.version_min
+        drawn = [table[chunk_id] for chunk_id in made.chunk_ids]
+        assert all([chunk.version >= version_min for chunk in drawn]), "I2: a stale chunk was drawn"
+        state.holdings.use(drawn, state.config.uses_max)
+        chunks = [GrantedChunk(chunk, version - chunk.version, chunk.use_count) for chunk in drawn]
         grant = Grant(
             made.request_id,
             made.fragment_count,
@@ -353,7 +353,9 @@ class Fetching:
                 state.holdings.give_back(chunk)
                 if session_id == state.model.session_id:
                     state.delivered_count -= 1
-            obstacle = state.return_obstacle(chunk.version, session_id)
+            obstacle = None
+            if chunk.state is ChunkState.USED_UP:
+                obstacle = state.return_obstacle(chunk.version, session_id)
             state.holdings.end_lease(chunk, state.config.uses_max, obstacle)
 
     def _tell_ended(self, lease: Lease, end: LeaseEnd) -> None:

@@ -83,18 +83,19 @@ class Holdings:
                 self._payloads.take_chunk(chunk)
         self.table.restore(held)
 
-    def use(self, chunk: Chunk, uses_max: int) -> int:
-        """Count a use and a lease of a held chunk, which leaves the table at `uses_max` (B10).
+    def use(self, chunks: Sequence[Chunk], uses_max: int) -> None:
+        """Count a use and a lease of held chunks, which leave the table at `uses_max` (B10).
 
-        Returns:
-            Its uses, this one included.
+        Args:
+            chunks: Each once.
+            uses_max: Limit of uses.
         """
-        self.table.add_lease(chunk)
-        chunk.use_count += 1
-        self._counters.add("uses")
-        if chunk.use_count >= uses_max:
-            self.table.remove(chunk, ChunkState.USED_UP)
-        return chunk.use_count
+        self.table.add_leases(chunks)
+        self._counters.add("uses", len(chunks))
+        for chunk in chunks:
+            chunk.use_count += 1
+            if chunk.use_count >= uses_max:
+                self.table.remove(chunk, ChunkState.USED_UP)
 
     def give_back(self, chunk: Chunk) -> None:
         """Take a use back, before the lease that gave it ends (B11)."""

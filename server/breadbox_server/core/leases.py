@@ -102,9 +102,11 @@ class Grant:
 def granted_fragments(chunks: Iterable[GrantedChunk]) -> tuple[GrantedFragment, ...]:
     """List the fragments of granted chunks in the order in which they are handed out."""
     return tuple(
-        GrantedFragment(fragment, granted.chunk.chunk_id, granted.staleness, granted.use_count)
-        for granted in chunks
-        for fragment in granted.chunk.fragments
+        [
+            GrantedFragment(fragment, chunk.chunk_id, staleness, use_count)
+            for chunk, staleness, use_count in chunks
+            for fragment in chunk.fragments
+        ]
     )
 
 
