@@ -18,6 +18,7 @@ from breadbox.errors import (
 )
 from breadbox.payload import (
     decode_tree,
+    encode_fragment,
     encode_tree,
     read_fragments,
     read_weights,
@@ -261,3 +262,40 @@ def test_payloads_that_hold_no_weights_are_corrupt(store: PayloadStore) -> None:
         (payload,) = store.write_many([encode_tree(tree)])
         with pytest.raises(PayloadCorruptError):
             read_weights(store, payload)
+
+
+@pytest.mark.parametrize("index", [0, 9, 10, 2**63 - 1])
+def test_a_payload_says_where_it_belongs(index: int) -> None:
+    fragment = plain_fragment(index, model_version_min=7, model_version_max=8)
+    for codec in ("raw", "zstd"):
+        _, attributes = decode_tree(b"".join(encode_fragment(fragment, codecs=codec)))
+        assert attributes == {
+            "kind": "fragment",
+            "worker_id": "w",
+            "session_id": fragment.session_id,
+            "fragment_index": str(index),
+            "model_version": "7",
+        }
+
+
+def test_trees_that_differ_in_little_are_told_apart() -> None:
+    """Layouts are remembered by what trees look like: none may be taken for another."""
+    one, two = np.zeros(2, np.int32), np.ones(2, np.int32)
+    trees = [
+        {"a": one, "b": two},
+        {"b": one, "a": two},
+        {"a": (one, two)},
+        {"a": [one, two]},
+        {"a": [one, [two]]},
+        {"a": [one, None, two]},
+        {"a": {"0": one, "1": two}},
+        {"a": one, "b": two.astype(np.uint32)},
+        {"a": one, "b": two.astype(">i4")},
+        {"a": one, "b": two.reshape(1, 2)},
+        [one, two],
+        (one, two),
+        one,
+    ]
+    for _ in range(2):
+        for tree in trees:
+            assert same(tree, decode_tree(b"".join(encode_tree(tree)))[0])

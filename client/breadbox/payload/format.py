@@ -56,6 +56,7 @@ from breadbox.payload.limits import (
     HEADER_BYTES_MAX,
     NAME_CHARACTERS_MAX,
     PAYLOAD_BYTES_MAX,
+    TREE_DEPTH_MAX,
 )
 from breadbox.payload.trees import Structure, Tree, flatten, flatten_leaves, paths_of, unflatten
 from breadbox.v1 import payload_pb2
@@ -77,6 +78,8 @@ _TEMPLATES_MAX: Final = 64
 
 _header_reader = HeaderReader()
 _templates: OrderedDict[Hashable, tuple[Structure, HeaderTemplate]] = OrderedDict()
+_recognised: dict[Hashable, HeaderTemplate] = {}
+"""Templates by the signature of usual trees: found without naming a leaf."""
 _templates_lock = threading.Lock()
 
 
@@ -116,22 +119,22 @@ def encode_tree(
 
 
 def encode_with_layout(
-    tree: Tree, *, attributes: Mapping[str, str], codecs: Codecs = "raw"
+    tree: Tree, *, attributes: Mapping[str, str] | bytes, codecs: Codecs = "raw"
 ) -> tuple[Layout, list[memoryview]]:
-    """Do as `encode_tree`, and return the layout as well. Trees alike share one layout."""
+    """Do as `encode_tree`, and return the layout as well. Trees alike share one layout.
+
+    Attributes may be given as `serialize_attributes` makes them.
+    """
+    raw_attributes = (
+        attributes if isinstance(attributes, bytes) else serialize_attributes(attributes)
+    )
     if codecs != "raw":
-        return _encode_by_codec(tree, attributes, codecs)
-    structure, leaves = flatten_leaves(tree)
-    arrays, key = [], []
-    for position, leaf in enumerate(leaves):
-        if type(leaf) is np.ndarray and leaf.dtype.kind in "buif":
-            array, type_name = leaf, leaf.dtype
-        else:
-            array, type_name = _stored_leaf(structure, position, leaf)
-        arrays.append(array)
-        key.append((type_name, array.shape))
-    template = _template_for(tuple(key), structure, arrays, leaves)
+        return _encode_by_codec(tree, raw_attributes, codecs)
+    template, arrays = _recognise(tree)
     layout = template.layout
+    if layout.body_bytes <= _SMALL_BODY_BYTES:
+        raws = [array.tobytes() for array in arrays]
+        return layout, [_small_payload(template, raws, raw_attributes)]
     # A copy of a small array costs less than a view of it.
     buffers = [
         array.tobytes()
@@ -140,7 +143,7 @@ def encode_with_layout(
         for array in arrays
     ]
     block_checksums = [checksums(buffer, layout.block_bytes) for buffer in buffers]
-    raw_header = template.render(block_checksums) + serialize_attributes(attributes)
+    raw_header = template.render(block_checksums) + raw_attributes
     return layout, _assemble(layout, raw_header, buffers)
 
 
@@ -246,6 +249,65 @@ def verify(head: Head, index: int, encoded: memoryview, *, first_block: int = 0)
             )
 
 
+class _UnusualTreeError(Exception):
+    """A tree has something in it that takes more than a look to tell how it is stored."""
+
+
+def _recognise(tree: Tree) -> tuple[HeaderTemplate, Sequence[NDArray[Any]]]:
+    """Find the template for a tree, and its leaves as arrays of the stored types."""
+    leaves: list[NDArray[Any]] = []
+    try:
+        signature = _signature(tree, leaves, TREE_DEPTH_MAX)
+    except _UnusualTreeError:
+        return _examine(tree)
+    known = _recognised.get(signature)
+    if known is not None:
+        return known, leaves
+    template, arrays = _examine(tree)
+    with _templates_lock:
+        _recognised[signature] = template
+        while len(_recognised) > _TEMPLATES_MAX:
+            del _recognised[next(iter(_recognised))]
+    return template, arrays
+
+
+def _signature(node: Tree, leaves: list[NDArray[Any]], depth_left: int) -> Hashable:
+    """Return what two trees of one layout have in common, and no others; collect the leaves.
+
+    Raises:
+        _UnusualTreeError: The tree may not be storable, or not as it is.
+    """
+    kind = type(node)
+    if kind is np.ndarray:  # First, because most are.
+        dtype = node.dtype
+        if dtype.kind not in "buif":
+            raise _UnusualTreeError
+        leaves.append(node)
+        return dtype, node.shape
+    if node is None:
+        return None
+    depth_left -= 1
+    if depth_left <= 0:
+        raise _UnusualTreeError
+    if kind is dict:
+        children = [_signature(child, leaves, depth_left) for child in node.values()]
+        return dict, tuple(node), tuple(children)
+    if kind is list or kind is tuple:
+        return kind, tuple([_signature(child, leaves, depth_left) for child in node])
+    raise _UnusualTreeError
+
+
+def _examine(tree: Tree) -> tuple[HeaderTemplate, Sequence[NDArray[Any]]]:
+    """Do as `_recognise`, for any tree, and refuse one that cannot be stored."""
+    structure, leaves = flatten_leaves(tree)
+    arrays, key = [], []
+    for position, leaf in enumerate(leaves):
+        array, type_name = _stored_leaf(structure, position, leaf)
+        arrays.append(array)
+        key.append((type_name, array.shape))
+    return _template_for(tuple(key), structure, arrays, leaves), arrays
+
+
 def _template_for(
     key: Hashable, structure: Structure, arrays: Sequence[NDArray[Any]], leaves: Sequence[Any]
 ) -> HeaderTemplate:
@@ -266,7 +328,7 @@ def _template_for(
         [(index << 32) | block | 1 << 63 for block in range(layout.block_count(stored))]
         for index, stored in enumerate(layout.arrays)
     ]
-    template = HeaderTemplate.make(layout, serialize_header(layout, examples, {}), examples)
+    template = HeaderTemplate.make(layout, serialize_header(layout, examples), examples)
     assert template is not None, "the places of checksums in a header of our own"
     with _templates_lock:
         _templates[key] = (structure, template)
@@ -283,7 +345,7 @@ def _stored_leaf(structure: Structure, position: int, leaf: Any) -> tuple[NDArra
 
 
 def _encode_by_codec(
-    tree: Tree, attributes: Mapping[str, str], codecs: Codecs
+    tree: Tree, raw_attributes: bytes, codecs: Codecs
 ) -> tuple[Layout, list[memoryview]]:
     structure, leaves = flatten(tree)
     encoded: list[tuple[str, NDArray[Any], str, Encoded]] = []
@@ -304,7 +366,7 @@ def _encode_by_codec(
     )
     buffers = [each.buffer for *_, each in encoded]
     block_checksums = [checksums(buffer, layout.block_bytes) for buffer in buffers]
-    raw_header = serialize_header(layout, block_checksums, attributes)
+    raw_header = serialize_header(layout, block_checksums) + raw_attributes
     return layout, _assemble(layout, raw_header, buffers)
 
 
@@ -343,20 +405,12 @@ def _assemble(
     layout: Layout, raw_header: bytes, buffers: Sequence[bytes | memoryview]
 ) -> list[memoryview]:
     """Return head and arrays with the padding between them, small neighbours joined."""
-    if len(raw_header) > HEADER_BYTES_MAX:
-        raise UnsupportedArrayError("", f"the header has {len(raw_header)} bytes")
-    padded_bytes = _align(PRELUDE_BYTES + len(raw_header))
-    size_bytes = padded_bytes + layout.body_bytes
-    if size_bytes > PAYLOAD_BYTES_MAX:
-        raise UnsupportedArrayError("", f"the payload has {size_bytes} bytes")
-    checksum = xxhash.xxh3_64_intdigest(raw_header)
-    prelude = _PRELUDE.pack(_MAGIC, FORMAT_VERSION, 0, len(raw_header), checksum, size_bytes)
-    head = (prelude + raw_header).ljust(padded_bytes, b"\0")
+    head = _head(raw_header, layout)
     if layout.body_bytes <= _SMALL_BODY_BYTES:
         parts = [part for pair in zip(layout.gaps, buffers, strict=True) for part in pair]
-        return [memoryview(b"".join([head, *parts]))]
+        return [memoryview(b"".join([*head, *parts]))]
     payload: list[memoryview] = []
-    small: list[bytes | memoryview] = [head]
+    small: list[bytes | memoryview] = [*head]
     for gap, buffer in zip(layout.gaps, buffers, strict=True):
         small.append(gap)
         if len(buffer) <= _JOIN_BYTES:
@@ -367,6 +421,31 @@ def _assemble(
     if small:
         payload.append(memoryview(b"".join(small)))
     return payload
+
+
+def _small_payload(
+    template: HeaderTemplate, raws: Sequence[bytes], raw_attributes: bytes
+) -> memoryview:
+    """Return a payload of raw arrays that have one checksum block each, or are empty."""
+    digest = xxhash.xxh3_64_intdigest
+    raw_header = template.render_single([digest(raw) for raw in raws if raw]) + raw_attributes
+    parts: list[bytes] = list(template.layout.gaps_between)
+    parts[1::2] = raws
+    return memoryview(b"".join([*_head(raw_header, template.layout), *parts]))
+
+
+def _head(raw_header: bytes, layout: Layout) -> tuple[bytes, bytes, bytes]:
+    """Return prelude, header and padding."""
+    header_bytes = len(raw_header)
+    if header_bytes > HEADER_BYTES_MAX:
+        raise UnsupportedArrayError("", f"the header has {header_bytes} bytes")
+    padding_bytes = -(PRELUDE_BYTES + header_bytes) % ALIGNMENT_BYTES
+    size_bytes = PRELUDE_BYTES + header_bytes + padding_bytes + layout.body_bytes
+    if size_bytes > PAYLOAD_BYTES_MAX:
+        raise UnsupportedArrayError("", f"the payload has {size_bytes} bytes")
+    checksum = xxhash.xxh3_64_intdigest(raw_header)
+    prelude = _PRELUDE.pack(_MAGIC, FORMAT_VERSION, 0, header_bytes, checksum, size_bytes)
+    return prelude, raw_header, bytes(padding_bytes)
 
 
 def _parse_prelude(prelude: memoryview) -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +13,7 @@ from breadbox.fragment import Fragment
 from breadbox.payload.codecs import Codecs
 from breadbox.payload.dtypes import as_leaf
 from breadbox.payload.format import Head, decode_tree, encode_with_layout
+from breadbox.payload.header import serialize_attributes
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.receive import Placement, receive
 from breadbox.payload.trees import map_leaves, map_present
@@ -44,23 +46,59 @@ _KIND: Final = "fragment"
 _IMAGE_SIDE_MIN: Final = 16
 
 
+_fields_of = attrgetter(*FIELDS)
+
+
 def fragment_tree(fragment: Fragment) -> dict[str, Any]:
     """Return the tree that a fragment is stored as: its array fields by name."""
-    tree = {name: getattr(fragment, name) for name in FIELDS}
+    tree = dict(zip(FIELDS, _fields_of(fragment), strict=True))
     if not fragment.extras:
         tree["extras"] = None
     return tree
 
 
-def fragment_attributes(fragment: Fragment) -> dict[str, str]:
-    """Return what a payload says about where it belongs, for inspection."""
-    return {
-        "kind": _KIND,
-        "worker_id": fragment.worker_id,
-        "session_id": fragment.session_id,
-        "fragment_index": str(fragment.fragment_index),
-        "model_version": str(fragment.model_version_min),
-    }
+def fragment_attributes(fragment: Fragment) -> bytes:
+    """Return what a payload says about where it belongs, for inspection, as a header ends with it.
+
+    Raises:
+        UnsupportedArrayError: A name is too long, or no UTF-8 text.
+    """
+    fixed = _fixed_attributes(
+        fragment.worker_id, fragment.session_id, str(fragment.model_version_min)
+    )
+    return fixed + _index_attribute(str(fragment.fragment_index))
+
+
+@lru_cache(maxsize=1024)
+def _fixed_attributes(worker_id: str, session_id: str, model_version: str) -> bytes:
+    """Return the attributes that fragments of one worker and version share."""
+    return serialize_attributes(
+        {
+            "kind": _KIND,
+            "worker_id": worker_id,
+            "session_id": session_id,
+            "model_version": model_version,
+        }
+    )
+
+
+def _index_attribute(text: str) -> bytes:
+    """Return one attribute as protobuf writes an entry of a map: what differs per fragment."""
+    digits = text.encode()
+    if len(digits) > 64:  # Then lengths would take two bytes.
+        return serialize_attributes({"fragment_index": text})
+    size_bytes = len(digits)
+    entry_bytes = _INDEX_ENTRY[1] - 1 + size_bytes
+    return b"%c%c%b%c%b" % (
+        _INDEX_ENTRY[0],
+        entry_bytes,
+        _INDEX_ENTRY[2:-2],
+        size_bytes,
+        digits,
+    )
+
+
+_INDEX_ENTRY: Final = serialize_attributes({"fragment_index": "0"})
 
 
 def encode_fragment(fragment: Fragment, *, codecs: Codecs = "raw") -> list[memoryview]:

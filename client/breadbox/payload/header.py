@@ -43,13 +43,11 @@ _TEMPLATES_MAX: Final = 16
 """Layouts that a reader remembers: more kinds of fragment than one learner mixes."""
 
 
-def serialize_header(
-    layout: Layout, block_checksums: BlockChecksums, attributes: Mapping[str, str]
-) -> bytes:
-    """Return a header's bytes.
+def serialize_header(layout: Layout, block_checksums: BlockChecksums) -> bytes:
+    """Return a header's bytes, without the attributes that stand at its end.
 
     Raises:
-        UnsupportedArrayError: A key, name or attribute is too long or not UTF-8 text.
+        UnsupportedArrayError: A key or name is not UTF-8 text.
     """
     header = payload_pb2.PayloadHeader(
         body_size_bytes=layout.body_bytes, checksum_block_bytes=layout.block_bytes
@@ -71,7 +69,7 @@ def serialize_header(
             )
     except (UnicodeEncodeError, ValueError) as error:
         raise UnsupportedArrayError("", "a key is not UTF-8 text") from error
-    return header.SerializeToString() + serialize_attributes(attributes)
+    return header.SerializeToString()
 
 
 def serialize_attributes(attributes: Mapping[str, str]) -> bytes:
@@ -109,6 +107,7 @@ class HeaderTemplate:
             + f"{len(self._constants[-1])}s"
         )
         self._packer = packer
+        self._single = [part for constant in self._constants for part in (constant, 0)][:-1]
         # Where the constants are among the packed values, and the checksums of each array.
         places = [0]
         ranges = {}
@@ -149,6 +148,12 @@ class HeaderTemplate:
             values.append(constant)
             values += block_checksums[index]
         return self._packer.pack(*values, self._constants[-1])
+
+    def render_single(self, checksums: Sequence[int]) -> bytes:
+        """Do as `render` where no array has more than one block, with the checksums there are."""
+        values: list[Any] = list(self._single)
+        values[1::2] = checksums
+        return self._packer.pack(*values)
 
     def match(self, raw: bytes) -> tuple[BlockChecksums, Mapping[str, str]] | None:
         """Read a header of this layout; None if it is of another."""

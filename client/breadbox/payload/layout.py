@@ -55,6 +55,8 @@ class Layout:
     """Of the checksums."""
     gaps: tuple[bytes, ...] = ()
     """Zeros before each array, from the end of the one before."""
+    gaps_between: tuple[bytes, ...] = ()
+    """The same, each followed by an empty place for its array."""
 
     def __post_init__(self) -> None:
         end = 0
@@ -63,6 +65,8 @@ class Layout:
             gaps.append(bytes(min(stored.offset_bytes - end, GAP_BYTES_MAX)))
             end = stored.offset_bytes + stored.size_bytes
         object.__setattr__(self, "gaps", tuple(gaps))
+        pairs = [part for gap in gaps for part in (gap, b"")]
+        object.__setattr__(self, "gaps_between", tuple(pairs))
 
     def block_count(self, stored: StoredArray) -> int:
         """Checksums of an array."""
