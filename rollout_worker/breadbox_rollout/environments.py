@@ -78,7 +78,7 @@ def check_frames(spec: EnvSpec) -> None:
         raise InvalidRequestError(
             "env",
             f"{spec.name!r} draws its frames with pygame, which is not installed: "
-            'pip install "breadbox[classic-control]", or record without frames',
+            'pip install ".[classic-control]" in a checkout of Breadbox, or record without frames',
         )
 
 

@@ -160,7 +160,51 @@ def test_a_command_whose_extra_is_missing_says_what_to_install(
     monkeypatch.setitem(COMMANDS, "learn", ("no_such_module.main:learn", "learner", ""))
     line = one_line(run("learn"))
     assert "no_such_module" in line
-    assert 'pip install "breadbox[learner]"' in line
+    assert 'pip install ".[learner]"' in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing", "extra"),
+    [
+        (("learn",), "torch", "learner"),
+        (("demo",), "matplotlib", "demo"),
+        (("export", "--out", "x.parquet"), "pyarrow", "learner,offline"),
+    ],
+)
+def test_what_is_missed_only_later_is_one_line_too(
+    arguments: tuple[str, ...], missing: str, extra: str, tmp_path: Path
+) -> None:
+    """In a process of its own, in which the module cannot be found."""
+    hide = (
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.split('.')[0] == {missing!r}:\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+        "from breadbox.cli.main import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", hide, *arguments],
+        cwd=tmp_path,
+        env=CLEAN,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (2, "") == (done.returncode, done.stdout)
+    (line,) = done.stderr.splitlines()
+    assert f'pip install ".[{extra}]"' in line
+    assert [] == [*tmp_path.iterdir()]
+
+
+def test_a_module_of_ours_that_is_missing_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("no breadbox.nothing", name="breadbox.nothing")
+
+    monkeypatch.setattr(cli_main, "load_command", lambda name: click.Command(name, callback=broken))
+    assert isinstance(run("stats").exception, ModuleNotFoundError)
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def test_an_unknown_environment_is_named(minari: ModuleType) -> None:
 
 def test_without_minari_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minari", None)
-    remedy = r'minari:toys/mixed-v0: needs .*pip install "breadbox\[minari\]"'
+    remedy = r'minari:toys/mixed-v0: needs .*pip install "\.\[minari\]"'
     with pytest.raises(UnsupportedDatasetError, match=remedy):
         write_minari(toys(1), NAME)
     with pytest.raises(UnsupportedDatasetError, match=remedy):

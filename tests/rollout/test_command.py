@@ -122,7 +122,7 @@ def test_recording_what_nothing_installed_can_draw_is_refused_at_once(
     result = runner.invoke(commands[command], ["--env", "CartPole-v1", *arguments[command]])
     assert 2 == result.exit_code
     assert 1 == len(result.stderr.splitlines())
-    assert 'pip install "breadbox[classic-control]"' in result.stderr
+    assert 'pip install ".[classic-control]"' in result.stderr
 
 
 def test_an_unknown_option_in_the_file_is_named(runner: CliRunner, tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
 import click
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 
 import breadbox
 from breadbox.demo.processes import ProcessGroup
@@ -108,7 +110,7 @@ class Demo:
                     self._console.print(f"{interrupt}: stopping")
                     status = INTERRUPTED
                 except DemoFailed as failure:
-                    self._console.print(f"[red]{failure}[/]", highlight=False)
+                    self._console.print(f"[red]{escape(str(failure))}[/]", highlight=False)
                 # Producers first, so that nobody talks to a server that is gone.
                 processes.stop(["learner", *self._worker_names], STOP_GRACE_S)
                 processes.stop(["server"], STOP_GRACE_S)
@@ -237,6 +239,17 @@ class Demo:
         self._console.print(f"report: {path}", highlight=False, soft_wrap=True)
 
 
+def _check_installed() -> None:
+    """Find out before anything starts whether all that the processes import is there.
+
+    Raises:
+        ModuleNotFoundError: It is not.
+    """
+    for name in ("grpc_health", "prometheus_client", "torch", "gymnasium", "matplotlib"):
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(name, name=name)
+
+
 @click.command(context_settings={"show_default": True})
 @click.option("--env", default="CartPole-v1", help="Gymnasium environment to learn.")
 @click.option(
@@ -279,6 +292,7 @@ def demo(
     and adopted. Ends by itself at the target return (exit status 0) or the time limit (1), and
     leaves a report.png. Ctrl-C stops everything.
     """
+    _check_installed()
     run_dir = out / time.strftime("%Y-%m-%d-%H%M%S")
     number = 1
     while run_dir.exists():

@@ -19,6 +19,7 @@ import breadbox
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as of a process that SIGINT ended."""
 
+_OFFLINE = "breadbox_learner.offline.cli"
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("breadbox_server.main:serve", "server", "Run the replay-buffer server."),
     "rollout": ("breadbox_rollout.main:rollout", "rollout-worker", "Run a rollout worker."),
@@ -32,8 +33,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "fsck": ("breadbox.cli.fsck:fsck", "server", "Check a payload store for orphans and losses."),
     "doctor": ("breadbox.cli.doctor:doctor", "", "Check address, store, clock, rights and speed."),
     "token": ("breadbox_server.tokens:token", "server", "Make a bearer token."),
-    "import": ("breadbox_learner.offline.cli:import_episodes", "offline", "Put episodes in."),
-    "export": ("breadbox_learner.offline.cli:export_episodes", "offline", "Write episodes out."),
+    "import": (f"{_OFFLINE}:import_episodes", "learner,offline", "Put episodes in."),
+    "export": (f"{_OFFLINE}:export_episodes", "learner,offline", "Write episodes out."),
     "completion": ("breadbox.cli.completion:completion", "", "Print shell completion."),
 }
 """Command to where it is ("module:attribute"), the extra it needs, and its line in the help."""
@@ -97,6 +98,11 @@ class LazyGroup(click.Group):
             if error.errno != errno.EPIPE:
                 raise
             sys.exit(1)  # Whoever read the output, such as `head`, has seen enough.
+        except ModuleNotFoundError as error:
+            name = next(iter(sys.argv[1:] if args is None else args), "")
+            if name not in COMMANDS or (error.name or "").startswith("breadbox"):
+                raise
+            _fail(_needs_extra(name, COMMANDS[name][1], error).message, Unusable.exit_code)
         except Exception as error:
             if not _can_be_mended(error):
                 raise
@@ -138,10 +144,10 @@ def load_command(name: str) -> click.Command:
 
 
 def _needs_extra(name: str, extra: str, error: ModuleNotFoundError) -> Unusable:
-    wanted = f"breadbox[{extra}]" if extra else "breadbox"
+    wanted = f".[{extra}]" if extra else "."
     return Unusable(
         f"'breadbox {name}' needs the module {error.name!r}, which is not installed: "
-        f'pip install "{wanted}"'
+        f'pip install "{wanted}" in a checkout of Breadbox'
     )
 
 

@@ -123,7 +123,8 @@ def _import_minari(path: str) -> ModuleType:
 
 def _missing_package(path: str) -> UnsupportedDatasetError:
     return UnsupportedDatasetError(
-        'needs the packages minari and h5py: pip install "breadbox[minari]"', file=path
+        'needs the packages minari and h5py: pip install ".[minari]" in a checkout of Breadbox',
+        file=path,
     )
 
 
