@@ -5,7 +5,7 @@ thing wrong raises `InvalidArgumentError` naming the field as it stands on the w
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from sys import intern
+from functools import lru_cache
 from typing import Final, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -14,6 +14,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from breadbox.types import PayloadReference
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2
 from breadbox_server.core.config import (
+    NAME_SIZE_BYTES_MAX,
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
@@ -53,6 +54,9 @@ EPISODES_MAX: Final = 4096
 TASK_SIZE_BYTES_MAX: Final = 64
 PIECES_MAX: Final = 65_536
 """Pieces of one payload; bounds the keys that one fragment can make the server name."""
+IDS_SHARED_MAX: Final = 65_536
+"""Ids of sessions and workers of which equal ones are one object."""
+_shared: Final = lru_cache(maxsize=IDS_SHARED_MAX)(str)
 
 _OUTCOMES: Final = {
     outcome: getattr(fragment_pb2, f"ADMISSION_OUTCOME_{outcome.name}")
@@ -87,7 +91,16 @@ def buffer_name(text: str) -> BufferName:
 
 def session_id(text: str) -> SessionId:
     """A session's id. Equal ids are one object, so that a held fragment costs no copy of one."""
-    return SessionId(intern(text))
+    return SessionId(_as_one_object(text))
+
+
+def _as_one_object(text: str) -> str:
+    """The same object for equal ids, of the `IDS_SHARED_MAX` that were seen last.
+
+    Not interned: what callers make up must not stay for ever, as it does in Python 3.12.0 to 3.12.5
+    (python/cpython#113993).
+    """
+    return _shared(text) if len(text) <= NAME_SIZE_BYTES_MAX else text
 
 
 def seconds(duration: Duration) -> float:
@@ -158,7 +171,7 @@ def _fragment(message: fragment_pb2.FragmentMetadata) -> Fragment:
     version_min = ModelVersion(message.model_version_min)
     version_max = ModelVersion(message.model_version_max)
     return Fragment(
-        worker_id=WorkerId(intern(message.worker_id)),
+        worker_id=WorkerId(_as_one_object(message.worker_id)),
         fragment_index=FragmentIndex(message.fragment_index),
         session_id=session_id(message.session_id),
         model_version_min=version_min,
