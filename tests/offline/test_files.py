@@ -26,9 +26,10 @@ from breadbox_learner.offline.errors import (
     UnsupportedDatasetError,
 )
 from breadbox_learner.offline.limits import DataLimits
+from breadbox_learner.offline.msgpack_codec import pack_message
 from breadbox_learner.offline.options import MappingOptions
 from breadbox_learner.offline.report import FindingKind
-from breadbox_learner.offline.serialized import pack_episode
+from breadbox_learner.offline.serialized import pack_episode, unpack_episode
 from breadbox_learner.offline.writers import write_episodes
 from support.rllib_cases import make_toy_episode
 
@@ -46,6 +47,47 @@ def camera(episode_id: str, length: int) -> Episode:
         "on": rng.random(length + 1) > 0.5,
     }
     return episode
+
+
+NAMED = {"0": {"space": "discrete", "n": 9}, "1": {"space": "box", "shape": [2], "dtype": "<f4"}}
+
+
+def with_tuples(episode_id: str, length: int) -> Episode:
+    rng = np.random.default_rng(6)
+    steps = np.arange(length + 1)
+    episode = toy(episode_id, length)
+    episode.observations = (
+        rng.normal(size=(length + 1, 2)).astype(np.float32),
+        (
+            rng.integers(0, 255, (length + 1, 2), dtype=np.uint8),
+            {"0": steps, "1": rng.normal(size=(length + 1, 2)).astype(np.float32)},
+        ),
+    )
+    episode.actions = (steps[:-1] % 4, rng.normal(size=(length, 1)))
+    episode.extra_model_outputs = {"heads": (steps[:-1], steps[1:])}
+    return episode
+
+
+def box(size: int, dtype: str = "<f4") -> dict[str, Any]:
+    return {"space": "box", "shape": [size], "dtype": dtype}
+
+
+def tuple_space(spaces: list[Any]) -> dict[str, Any]:
+    return {"space": "tuple", "spaces": spaces}
+
+
+def entry_of(data: Any, row: int) -> Any:
+    if isinstance(data, dict):
+        return {name: entry_of(held, row) for name, held in data.items()}
+    if isinstance(data, list):
+        return [entry_of(held, row) for held in data]
+    return data[row]
+
+
+def decode_arrays(held: dict[Any, Any]) -> Any:
+    if b"nd" not in held:
+        return held
+    return np.frombuffer(held[b"data"], held[b"type"]).reshape(held[b"shape"])
 
 
 def digests(episodes: list[Episode]) -> list[bytes]:
@@ -80,6 +122,62 @@ class TestRoundTrips:
         assert digests(episodes) == digests(back)
         assert ["a", "b", "c"] == [episode.id for episode in back]
         assert not dataset.report.counts
+
+    @pytest.mark.parametrize(
+        ("name", "layout"), [("a.parquet", "steps"), ("a.parquet", "episodes"), ("a.msgpack", "")]
+    )
+    def test_tuples_come_back_as_tuples_and_dicts_as_dicts(
+        self, tmp_path: Path, name: str, layout: str
+    ) -> None:
+        episodes = [with_tuples("a", 5), with_tuples("b", 1)]
+        write_episodes(episodes, tmp_path / name, layout=layout or "steps")
+        back, _ = read(tmp_path / name)
+        assert digests(episodes) == digests(back)
+        for episode in back:
+            pos, (grid, named) = episode.observations
+            assert (2, ["0", "1"]) == (pos.ndim, list(named))
+            assert (np.uint8, np.int64) == (grid.dtype, named["0"].dtype)
+            assert isinstance(episode.actions, tuple)
+            assert isinstance(episode.extra_model_outputs["heads"], tuple)
+
+    @pytest.mark.parametrize("has_space", [True, False])
+    @pytest.mark.parametrize("is_stacked", [True, False])
+    def test_tuples_of_other_recorders_are_found_in_lists(
+        self, is_stacked: bool, has_space: bool
+    ) -> None:
+        state = msgpack.unpackb(pack_episode(with_tuples("a", 3)), object_hook=decode_arrays)
+        spaces = {
+            "observations": tuple_space(
+                [box(2), tuple_space([box(2, "|u1"), {"space": "dict", "spaces": NAMED}])]
+            ),
+            "actions": tuple_space([{"space": "discrete", "n": 4}, box(1, "<f8")]),
+        }
+        for name, space in spaces.items():
+            buffer = state[name]
+            buffer["space"] = space if has_space else None
+            buffer["finalized"] = is_stacked
+            if not is_stacked:
+                count = 4 if name == "observations" else 3
+                buffer["data"] = [entry_of(buffer["data"], row) for row in range(count)]
+        back = unpack_episode(pack_message(state))
+        assert with_tuples("a", 3).content_digest() == back.content_digest()
+        assert (tuple, tuple) == (type(back.observations), type(back.actions))
+
+    @pytest.mark.parametrize("data", [[], [np.zeros(4)], 5, {"0": np.zeros(4)}, [[], []]])
+    def test_a_buffer_that_its_space_does_not_fit_is_refused(self, data: object) -> None:
+        state = msgpack.unpackb(pack_episode(with_tuples("a", 3)), object_hook=decode_arrays)
+        state["observations"] |= {"data": data, "space": tuple_space([box(2), box(2)])}
+        with pytest.raises(OfflineDataError, match="observations"):
+            unpack_episode(pack_message(state))
+
+    def test_lists_nested_too_deeply_are_refused(self) -> None:
+        deep: Any = np.zeros(4)
+        for _ in range(100):
+            deep = [deep]
+        state = msgpack.unpackb(pack_episode(toy("a", 3)), object_hook=decode_arrays)
+        state["observations"]["data"] = deep
+        with pytest.raises(OfflineDataError, match=r"observations.*deeply"):
+            unpack_episode(pack_message(state))
 
     @pytest.mark.parametrize("name", ["a.parquet", "a.msgpack"])
     def test_recurrent_states_come_back_with_serialized_episodes(

@@ -11,10 +11,12 @@ from breadbox_learner.offline.errors import OfflineDataError
 from breadbox_learner.offline.trees import Tree
 
 _EXTENSION_SHAPE = b"ARROW:extension:metadata"
+_TUPLE_MARK = {b"breadbox:container": b"tuple"}
+"""On the first field of a struct: it was a tuple, and its fields are numbered."""
 
 
 def columns_of(batch: pa.RecordBatch) -> dict[str, Any]:
-    """Every column of a batch: arrays [N, ...], lists of values, or dicts of these.
+    """Every column of a batch: arrays [N, ...], lists of values, or dicts and tuples of these.
 
     Lists of one length become another axis; lists of different lengths, an object array of arrays.
 
@@ -42,7 +44,9 @@ def _values(array: pa.Array) -> Any:
         if array.null_count:
             return _objects(array.to_pylist())
         fields = {kind.field(i).name: array.field(i) for i in range(kind.num_fields)}
-        return {name: _values(field) for name, field in fields.items()}
+        branches = {name: _values(field) for name, field in fields.items()}
+        is_tuple = bool(fields) and (kind.field(0).metadata or {}).items() >= _TUPLE_MARK.items()
+        return tuple(branches.values()) if is_tuple else branches
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _list_values(array)
     if pa.types.is_dictionary(kind):
@@ -67,7 +71,7 @@ def _list_values(array: pa.Array) -> Any:
         else array.value_lengths().to_numpy(zero_copy_only=False)
     )
     inner = _values(array.flatten())
-    if isinstance(inner, dict):
+    if isinstance(inner, dict | tuple):
         return _objects(array.to_pylist())
     is_even = len(lengths) > 0 and bool((lengths == lengths[0]).all())
     if is_even and inner.dtype != object:
@@ -97,16 +101,21 @@ def _shaped(values: Any, field: pa.Field) -> Any:
 
 
 def to_arrow(tree: Tree) -> pa.Array:
-    """A tree with leaves [N, ...] as one Arrow column; a tuple becomes a struct of `0`, `1`, ...
+    """A tree with leaves [N, ...] as one Arrow column.
+
+    A tuple becomes a struct of `0`, `1` and so on, marked so that it comes back as one.
 
     Raises:
         OfflineDataError: a leaf is of a dtype that Arrow has no column for.
     """
-    if isinstance(tree, tuple):
-        tree = {str(index): branch for index, branch in enumerate(tree)}
-    if isinstance(tree, dict):
+    if isinstance(tree, dict | tuple):
+        is_tuple = isinstance(tree, tuple)
+        named = enumerate(tree) if isinstance(tree, tuple) else tree.items()
+        branches = {str(name): to_arrow(branch) for name, branch in named}
+        mark = _TUPLE_MARK if is_tuple else None
         return pa.StructArray.from_arrays(
-            [to_arrow(branch) for branch in tree.values()], names=list(tree)
+            list(branches.values()),
+            fields=[pa.field(name, each.type, metadata=mark) for name, each in branches.items()],
         )
     try:
         array = pa.array(np.ascontiguousarray(tree).reshape(-1))

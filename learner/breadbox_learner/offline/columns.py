@@ -1,6 +1,6 @@
 """Turns one recorded column into arrays: unpacking, space conversion, stacking, strict flags."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,30 @@ from breadbox_learner.offline.spaces import SpaceSpec, from_jsonable, is_composi
 from breadbox_learner.offline.trees import Tree
 
 Columns = Mapping[str, Any]
-"""Columns of equal length: arrays, lists, or (already nested) dicts of arrays."""
+"""Columns of equal length: arrays, lists, or (already nested) dicts and tuples of arrays."""
+
+
+def row_of(column: Any, row: int) -> Any:
+    """One row of a column; of a nested one, a tree."""
+    return trees.row(column, row) if isinstance(column, dict | tuple) else column[row]
+
+
+def rows_of(column: Any) -> list[Any]:
+    """All rows of a column, one by one."""
+    if isinstance(column, dict | tuple):
+        return [trees.row(column, row) for row in range(len(trees.first_leaf(column)))]
+    return list(column)
+
+
+def demand_flat(columns: Columns, names: Iterable[str | None]) -> None:
+    """Refuse nested columns where one value per row is wanted.
+
+    Raises:
+        SchemaError: a column is nested; names it.
+    """
+    for name in names:
+        if name is not None and isinstance(columns[name], dict | tuple):
+            raise SchemaError("is nested; wanted one value per row", column=name)
 
 
 def row_count(columns: Columns) -> int:
@@ -27,7 +50,7 @@ def row_count(columns: Columns) -> int:
         raise SchemaError("there are no columns")
     first, wanted = None, -1
     for name, values in columns.items():
-        held = len(trees.first_leaf(values)) if isinstance(values, dict) else len(values)
+        held = len(trees.first_leaf(values)) if isinstance(values, dict | tuple) else len(values)
         if first is None:
             first, wanted = name, held
         elif held != wanted:

@@ -11,6 +11,7 @@ import pyarrow.json as arrow_json
 import pyarrow.parquet as parquet
 
 from breadbox_learner.offline.arrow import columns_of
+from breadbox_learner.offline.columns import row_count
 from breadbox_learner.offline.errors import OfflineDataError, UnsupportedDatasetError
 from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits
 from breadbox_learner.offline.prelearner import ITEM
@@ -48,7 +49,7 @@ def read_file(
     try:
         for columns in reader(path, batch_rows, limits):
             yield RowBatch(columns, str(path), row)
-            row += len(next(iter(columns.values()), ()))
+            row += row_count(columns)
     except OfflineDataError as error:
         error.add_place(file=str(path), row_offset=row)
         raise

@@ -45,7 +45,7 @@ def blocks(columns: Columns, layout: RowLayout, count: int) -> Iterator[tuple[in
     if not count:
         return
     held = columns[layout.obs]
-    first = None if isinstance(held, dict) else held[0]
+    first = None if isinstance(held, dict | tuple) else held[0]
     row_bytes = len(first) if isinstance(first, str | bytes) else getattr(first, "nbytes", 0)
     if isinstance(first, np.ndarray) and first.dtype == object and len(first):
         row_bytes = len(first) * getattr(first[0], "nbytes", 0)
@@ -215,7 +215,7 @@ class _Block:
         name = self.layout.infos
         if name is None:
             return None
-        rows = self.columns[name][self.low : self.high]
+        rows = [read.row_of(self.columns[name], row) for row in range(self.low, self.high)]
         return [
             fill_infos(infos, count, name) for infos, count in zip(rows, self.lengths, strict=True)
         ]

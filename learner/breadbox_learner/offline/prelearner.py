@@ -319,6 +319,8 @@ def detect_mode(columns: Columns, mapping: MappingOptions) -> InputMode:
     if ITEM in columns and mapping.schema.find(REWARDS, columns) is None:
         return InputMode.EPISODES
     rewards = columns[mapping.schema.require(REWARDS, columns, "or item, for whole episodes")]
+    if isinstance(rewards, dict | tuple):
+        raise SchemaError("is nested; wanted numbers", column=mapping.schema.physical(REWARDS))
     first = rewards[0] if len(rewards) else 0.0
     is_sequence = isinstance(first, list | np.ndarray) and np.ndim(first) > 0
     return InputMode.SAMPLE_BATCHES if is_sequence else InputMode.COLUMNS

@@ -81,6 +81,13 @@ class RowLayout:
             ),
             packed={},
         )
+        read.demand_flat(
+            columns,
+            [
+                *(layout.rewards, layout.terminated, layout.truncated, layout.eps_id),
+                *(layout.agent_id, layout.module_id, layout.t),
+            ],
+        )
         layout.packed = {
             physical: _holds_packed(columns[physical], canonical, physical, options)
             for physical, canonical in layout.sample_columns().items()
@@ -98,6 +105,8 @@ class RowLayout:
 def _holds_packed(
     rows: Sequence[Any], canonical: str, physical: str, options: MappingOptions
 ) -> bool:
+    if isinstance(rows, dict | tuple):
+        return False
     if options.packed_columns is not None:
         return read.is_packed(rows, canonical, physical, options)
     first = rows[0] if len(rows) else None

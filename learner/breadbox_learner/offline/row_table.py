@@ -117,6 +117,11 @@ def read_rows(columns: Columns, options: MappingOptions, *, first_row: int = 0) 
     schema = options.schema
     count = read.row_count(columns)
     names = {name: schema.require(name, columns) for name in (OBS, ACTIONS, REWARDS)}
+    flat = (REWARDS, TERMINATEDS, TRUNCATEDS, DONES, EPS_ID, AGENT_ID, MODULE_ID, T)
+    read.demand_flat(
+        columns,
+        [*(schema.find(name, columns) for name in flat), *find_flag_columns(columns, schema)],
+    )
     terminated, truncated, used = _read_flags(columns, schema, count)
     obs = read.samples_tree(columns[names[OBS]], OBS, names[OBS], options)
     infos = schema.find(INFOS, columns)
@@ -132,7 +137,7 @@ def read_rows(columns: Columns, options: MappingOptions, *, first_row: int = 0) 
         agent_ids=_read_agent_ids(columns, options),
         module_ids=_read_ids(columns, MODULE_ID, schema),
         t=None if t is None else read.whole_numbers(columns[t], t),
-        infos=None if infos is None else list(columns[infos]),
+        infos=None if infos is None else read.rows_of(columns[infos]),
         extras={
             name: read.samples_tree(columns[name], name, name, options)
             for name in schema.extra_columns(columns, used)

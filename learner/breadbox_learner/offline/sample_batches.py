@@ -135,9 +135,9 @@ class _RowReader:
         places: list[int] | None = None,
     ) -> Tree:
         """The samples of one row, or those at some places, as a tree of arrays."""
-        value = columns[physical][row]
+        value = read.row_of(columns[physical], row)
         try:
-            if isinstance(value, dict):
+            if isinstance(value, dict | tuple):
                 tree = trees.map_tree(np.asarray, value)
                 self._demand_steps(trees.first_leaf(tree), count, physical)
                 return tree if places is None else trees.take(tree, np.array(places))
@@ -170,7 +170,8 @@ class _RowReader:
     def _infos(self, columns: Columns, row: int, count: int) -> list[Info] | None:
         if self.layout.infos is None:
             return None
-        return fill_infos(columns[self.layout.infos][row], count, self.layout.infos)
+        infos = read.row_of(columns[self.layout.infos], row)
+        return fill_infos(infos, count, self.layout.infos)
 
     def _timesteps(self, columns: Columns, row: int, count: int) -> NDArray[np.int64]:
         """int64[count]; where a row says only when it starts, the ones that follow."""

@@ -27,7 +27,7 @@ from breadbox_learner.offline.trees import Tree
 
 IN_STATES = "in_states"
 STEP_TIMES = "step_times"
-_STATE_DEPTH_MAX = 16
+_DEPTH_MAX = 16
 
 
 def map_serialized(
@@ -196,7 +196,7 @@ def _read_in_states(state: Mapping[str, Any]) -> dict[int, Tree]:
     for each in held:
         if not isinstance(each, list) or len(each) != 2 or not isinstance(each[0], int):
             raise EpisodeStateError("an entry is no timestep and state", column=IN_STATES)
-        in_states[each[0]] = _state_tree(each[1], _STATE_DEPTH_MAX)
+        in_states[each[0]] = _state_tree(each[1], _DEPTH_MAX)
     return in_states
 
 
@@ -231,7 +231,7 @@ def _read_buffer(state: Mapping[str, Any], key: str, space: Any) -> Tree:
         if spec is not None:
             return _convert(data, spec, is_stacked)
         if is_stacked:
-            return trees.map_tree(_stacked_leaf, data)
+            return trees.map_tree(_stacked_leaf, _with_tuples(data, _DEPTH_MAX))
         if not isinstance(data, list):
             raise EpisodeStateError(f"holds a {type(data).__name__}, wanted a list")
         return _stack_list(data)
@@ -250,16 +250,21 @@ def _composite_spec(space: Any) -> SpaceSpec | None:
 def _convert(data: Any, spec: SpaceSpec, is_stacked: bool) -> Tree:
     """A buffer of a composite space: stacked arrays, samples, or either as JSON."""
     if is_stacked:
-        return batch_from_jsonable(data, spec, _first_length(data))
+        return batch_from_jsonable(data, spec, _first_length(data, spec))
     if isinstance(data, list) and data and isinstance(data[0], dict | tuple | list):
         return trees.stack([from_jsonable(sample, spec) for sample in data])
-    return batch_from_jsonable(data, spec, _first_length(data))
+    return batch_from_jsonable(data, spec, _first_length(data, spec))
 
 
-def _first_length(data: Any) -> int:
-    while isinstance(data, dict) and data:
-        data = next(iter(data.values()))
-    if not isinstance(data, list | tuple | np.ndarray):
+def _first_length(data: Any, spec: SpaceSpec) -> int:
+    """Entries of the first leaf."""
+    while isinstance(spec, dict | tuple) and spec:
+        key: Any = next(iter(spec)) if isinstance(spec, dict) else 0
+        is_branch = isinstance(data, Mapping) if isinstance(spec, dict) else isinstance(data, list)
+        if not is_branch or not len(data) or (isinstance(spec, dict) and key not in data):
+            raise EpisodeStateError(f"holds a {type(data).__name__} that its space does not fit")
+        data, spec = data[key], spec[key]
+    if not isinstance(data, list | np.ndarray):
         raise EpisodeStateError(f"holds a {type(data).__name__}, wanted arrays")
     return len(data)
 
@@ -272,4 +277,22 @@ def _stacked_leaf(leaf: Any) -> NDArray[Any]:
 
 
 def _stack_list(samples: list[Any]) -> Tree:
-    return trees.stack(samples) if samples else np.zeros(0)
+    if not samples:
+        return np.zeros(0)
+    return trees.stack([_with_tuples(sample, _DEPTH_MAX) for sample in samples])
+
+
+def _with_tuples(held: Any, depth: int) -> Any:
+    """What was a tuple of arrays before it was serialized, and came back as a list, as a tuple.
+
+    A list of plain numbers, or of lists of them, is an array that somebody wrote as such.
+    """
+    if not depth:
+        raise EpisodeStateError("is nested too deeply")
+    if isinstance(held, dict):
+        return {key: _with_tuples(branch, depth - 1) for key, branch in held.items()}
+    if not isinstance(held, list):
+        return held
+    branches = [_with_tuples(branch, depth - 1) for branch in held]
+    is_tree = any(isinstance(each, np.ndarray | np.generic | dict | tuple) for each in branches)
+    return tuple(branches) if is_tree else held
