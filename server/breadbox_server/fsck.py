@@ -1,4 +1,4 @@
-"""Compares a journal's books with a payload store, from outside; changes nothing by itself.
+"""Compares a journal's books with a payload store, from outside; never changes the books.
 
 While a server runs, books and store differ for moments: a payload is confirmed before its fragment
 is admitted, and deleted after its fragment was forgotten. So what looks wrong is looked at again
@@ -7,7 +7,7 @@ after a while, and only what still is wrong counts.
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from breadbox.stores import open_custodian
@@ -20,7 +20,7 @@ from breadbox_server.journal.place import JournalPlace
 from breadbox_server.journal.recovery import recover
 from breadbox_server.journal.storage import JournalArchive, JournalError
 
-__all__ = ["Findings", "JournalError", "StartError", "examine"]
+__all__ = ["Findings", "JournalError", "StartError", "delete", "examine"]
 
 DELETE_BATCH = 256
 
@@ -71,6 +71,28 @@ def examine(store_url: str, journal: str = "auto", *, settle_s: float, repair: b
         archive.close()
 
 
+def delete(store_url: str, payload_ids: Sequence[str]) -> None:
+    """Delete payloads, whatever the books say; a server drops what they refer to when it starts.
+
+    Raises:
+        StoreError: The store cannot be reached.
+    """
+    asyncio.run(_delete(store_url, payload_ids))
+
+
+async def _delete(store_url: str, payload_ids: Sequence[str]) -> None:
+    custodian = open_custodian(store_url)
+    try:
+        await _delete_with(custodian, payload_ids)
+    finally:
+        await custodian.close()
+
+
+async def _delete_with(custodian: PayloadCustodian, payload_ids: Sequence[str]) -> None:
+    for start in range(0, len(payload_ids), DELETE_BATCH):
+        await custodian.delete_ids(payload_ids[start : start + DELETE_BATCH])
+
+
 async def _examine(
     store_url: str, archive: JournalArchive, *, settle_s: float, repair: bool
 ) -> Findings:
@@ -86,8 +108,7 @@ async def _examine(
             again.orphans = [each for each in again.orphans if each in was_orphan]
             found = again
         if repair:
-            for start in range(0, len(found.orphans), DELETE_BATCH):
-                await custodian.delete_ids(found.orphans[start : start + DELETE_BATCH])
+            await _delete_with(custodian, found.orphans)
             found.deleted_count = len(found.orphans)
         return found
     finally:

@@ -105,6 +105,53 @@ def test_missing_and_damaged_payloads_are_told(redis_world):
     assert [1, 0] == counts(report, "missing", "corrupt")
 
 
+@pytest.mark.parametrize("kind", ["redis", "file"])
+def test_a_damaged_payload_is_deleted_by_repair_and_dropped_by_the_server(
+    kind: str, tmp_path: Path
+):
+    with ExitStack() as stack:
+        if kind == "redis":
+            redis = stack.enter_context(RedisServer())
+            world = World(stack, redis.url, tmp_path / "log")
+            with redis.client() as client:
+                damaged, newer, *_ = sorted(client.keys("breadbox:{*}:0"))
+                for key, place in ((damaged, -1), (newer, 8)):
+                    client.setrange(key, client.strlen(key) + place if place < 0 else place, b"~")
+        else:
+            world = World(stack, f"file://{tmp_path}/store", tmp_path / "log")
+            damaged, newer, *_ = sorted(tmp_path.glob("store/payloads/*/*"))
+            for path, place in ((damaged, -1), (newer, 8)):
+                value = bytearray(path.read_bytes())
+                value[place] = ord("~")
+                path.write_bytes(value)
+        world.server.stop()
+        status, report = world.fsck()
+        assert (1, [0, 2, 0]) == (status, counts(report, "missing", "corrupt", "deleted_corrupt"))
+        # One of another format version is told, and kept for a Breadbox that can read it.
+        status, report = world.fsck("--repair")
+        assert (1, [2, 1]) == (status, counts(report, "corrupt", "deleted_corrupt"))
+        status, report = world.fsck()
+        assert (1, [1, 1]) == (status, counts(report, "missing", "corrupt"))
+        world.server.start()
+        state = world.client.get_buffer().state
+        assert (FRAGMENTS - 1, 1) == (
+            state.chunk_count,
+            state.counters["chunks_evicted_payload_lost"],
+        )
+        status, report = world.fsck()
+        assert (1, [0, 1]) == (status, counts(report, "missing", "corrupt"))
+
+
+def test_repair_without_checksums_looks_for_no_damage(redis_world):
+    world, redis = redis_world
+    with redis.client() as client:
+        key, *_ = sorted(client.keys("breadbox:{*}:0"))
+        client.setrange(key, client.strlen(key) - 1, b"~")
+        status, report = world.fsck("--repair", "--no-checksums")
+        assert (0, [0, 0]) == (status, counts(report, "corrupt", "deleted_corrupt"))
+        assert client.exists(key)
+
+
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [

@@ -38,7 +38,12 @@ from breadbox.types import PayloadReference
     metavar="URL",
     help="As the server has it; auto: beside the payloads.",
 )
-@click.option("--repair", is_flag=True, help="Delete payloads that no book knows.")
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Delete payloads that no book knows, and those that fail their checksums; the server "
+    "drops what refers to the latter when it starts.",
+)
 @click.option("--no-checksums", is_flag=True, help="Do not read every payload.")
 @click.option(
     "--settle-s",
@@ -51,7 +56,14 @@ from breadbox.types import PayloadReference
 def fsck(
     store: str, journal: str, repair: bool, no_checksums: bool, settle_s: float, as_json: bool
 ) -> None:
-    """Compare books and store.
+    """Compare books and store: the server's journal, and the payloads that are really there.
+
+    Reported are missing payloads (in the books and not in the store), orphans (in the store and
+    in no book) and corrupt ones (damaged, or of a format version that this Breadbox cannot read).
+
+    With --repair, orphans and damaged payloads are deleted; those of another format version are
+    kept. The books are the server's alone: what refers to a missing payload, a deleted one
+    included, is dropped and counted by the server when it starts.
 
     Exit code 0: they agree. 1: they do not, and the counts say how. 2: they could not be compared.
     """
@@ -63,7 +75,16 @@ def fsck(
         _fail(str(error))
     except (server.StartError, server.JournalError) as error:
         _fail(str(error))
-    corrupt = [] if no_checksums else _corrupt(store, [*found.books.values()])
+    try:
+        damaged, unreadable = _corrupt(store, () if no_checksums else [*found.books.values()])
+        deleted = []
+        if repair and damaged:
+            # Once more: a payload is deleted for its own damage, not for one moment's.
+            deleted = _corrupt(store, [found.books[each] for each in damaged])[0]
+            server.delete(store, deleted)
+    except ReplayBufferError as error:
+        _fail(str(error))
+    corrupt = [*damaged, *unreadable]
     report = {
         "books": len(found.books),
         "book_bytes": found.book_bytes,
@@ -72,6 +93,7 @@ def fsck(
         "orphans": len(found.orphans),
         "corrupt": len(corrupt),
         "deleted": found.deleted_count,
+        "deleted_corrupt": len(deleted),
     }
     if as_json:
         frame.print_json(report)
@@ -81,9 +103,9 @@ def fsck(
     sys.exit(1 if wrong else 0)
 
 
-def _corrupt(store_url: str, references: Sequence[PayloadReference]) -> list[str]:
-    """Ids of payloads that are there and cannot be read, or fail their checksums."""
-    corrupt = []
+def _corrupt(store_url: str, references: Sequence[PayloadReference]) -> tuple[list[str], list[str]]:
+    """Ids of payloads that are damaged, and of those that are of another format version."""
+    damaged, unreadable = [], []
     store = open_store(store_url)
     try:
         for reference in references:
@@ -91,11 +113,13 @@ def _corrupt(store_url: str, references: Sequence[PayloadReference]) -> list[str
                 receive(store, [reference], _everything)
             except PayloadMissingError:
                 continue  # Released meanwhile, or counted as missing already.
-            except (PayloadCorruptError, PayloadFormatError):
-                corrupt.append(reference.payload_id)
+            except PayloadCorruptError:
+                damaged.append(reference.payload_id)
+            except PayloadFormatError:
+                unreadable.append(reference.payload_id)
     finally:
         store.close()
-    return corrupt
+    return damaged, unreadable
 
 
 def _everything(position: int, head: Head) -> list[Placement]:
@@ -122,8 +146,10 @@ def _print(report: dict[str, int], found: Any, corrupt: Sequence[str]) -> None:
         console.print(f"{name}: {len(ids)}{shown}", highlight=False)
     if report["deleted"]:
         console.print(f"deleted {report['deleted']} orphans")
-    if report["missing"]:
-        console.print("the server drops what is missing when it starts, or notices")
+    if report["deleted_corrupt"]:
+        console.print(f"deleted {report['deleted_corrupt']} damaged payloads")
+    if report["missing"] or report["deleted_corrupt"]:
+        console.print("the server drops what refers to missing payloads when it starts")
 
 
 def _fail(text: str) -> None:
