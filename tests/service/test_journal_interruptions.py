@@ -1,12 +1,14 @@
-"""A journal in Redis, interrupted between any two commands: what was durable stays readable."""
+"""A journal interrupted between any two commands: what was durable stays readable."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
 from breadbox_server.journal.redis_stream import TURNS, RedisArchive, RedisWriter
+from breadbox_server.journal.sqlite import SqliteArchive
 from breadbox_server.journal.storage import BEGINNING, JournalLostError, JournalUnavailableError
 from support.redis_server import RedisServer
 
@@ -143,3 +145,13 @@ async def test_an_older_snapshot_never_replaces_one_that_came_while_it_was_writt
             before += 1
     assert before > 4
     assert FIRST + 1 == archive.read_snapshot()[0]
+
+
+def test_an_older_snapshot_in_sqlite_leaves_a_newer_one_alone(tmp_path: Path) -> None:
+    """A compactor at work when the server begins its journal again is late, not newer."""
+    archive = SqliteArchive(tmp_path)
+    archive.begin(b"nothing")
+    archive.write_snapshot(FIRST + 5, b"newer")
+    archive.write_snapshot(FIRST, b"older")
+    assert (FIRST + 5, b"newer") == archive.read_snapshot()
+    archive.close()

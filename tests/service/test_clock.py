@@ -1,0 +1,32 @@
+"""The server's clock: goes on from where an earlier process was, whatever the wall clock says."""
+
+import asyncio
+import time
+
+from breadbox_server.clock import LoopClock
+from support.eventually import eventually
+
+HOUR_S = 3600.0
+
+
+async def test_it_starts_at_the_wall_clock():
+    before = time.time()
+    now = LoopClock(asyncio.get_running_loop()).now()
+    assert before - 1.0 <= now <= time.time() + 1.0
+
+
+async def test_it_starts_no_earlier_than_an_earlier_process_was():
+    """Else leases of before would live for as long again as the wall clock was set back."""
+    reached = time.time() + HOUR_S
+    assert LoopClock(asyncio.get_running_loop(), not_before=reached).now() >= reached
+
+
+async def test_wake_ups_are_on_the_same_clock():
+    clock = LoopClock(asyncio.get_running_loop(), not_before=time.time() + HOUR_S)
+    called: list[float] = []
+    clock.call_at(clock.now() + HOUR_S, lambda: called.append(-1.0))
+    due_at = clock.now()
+    clock.call_at(due_at, lambda: called.append(clock.now()))
+    await eventually(lambda: called)
+    assert called[0] >= due_at - 1e-3
+    assert 1 == len(called)

@@ -1,0 +1,75 @@
+"""Books and store are compared while both go on: what merely moved meanwhile is not lost."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+from prometheus_client import CollectorRegistry
+
+from breadbox_server.core.buffers import BufferSet
+from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.ids import BufferName, SessionId
+from breadbox_server.core.inputs import EndSession, Fragment, Payload, StartSession
+from breadbox_server.driver import Driver, DriverLimits
+from breadbox_server.metrics import Metrics
+from breadbox_server.reconciliation import Reconciler
+from support.eventually import eventually
+from support.fake_custodian import FakeCustodian
+from support.manual_timers import ManualTimers
+
+BUFFER = BufferName("default")
+RUN = SessionId("run")
+
+
+class SlowlyListed(FakeCustodian):
+    """A store whose list can be held up before anything of it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listing = asyncio.Event()
+        self.may_list = asyncio.Event()
+
+    async def confirmed(self) -> AsyncIterator[str]:
+        self.listing.set()
+        await self.may_list.wait()
+        for payload_id in sorted(self.kept):
+            yield payload_id
+
+
+def fragment(custodian: FakeCustodian, index: int) -> Fragment:
+    reference = custodian.write()
+    return Fragment(
+        worker_id="w",
+        fragment_index=index,
+        session_id=RUN,
+        model_version_min=0,
+        model_version_max=0,
+        payload=Payload(reference.payload_id, reference.size_bytes),
+    )
+
+
+async def test_what_is_let_go_while_the_store_is_listed_is_neither_lost_nor_left_over():
+    custodian, clock, metrics = SlowlyListed(), ManualTimers(), Metrics(CollectorRegistry())
+    driver = Driver(
+        BufferSet(random.Random(1), BufferConfig()),
+        custodian,
+        clock=clock,
+        metrics=metrics,
+        limits=DriverLimits(),
+    )
+    reconciler = Reconciler(
+        driver, custodian, clock=clock, metrics=metrics, orphan_s=10.0, deletes_orphans=True
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(driver.run())
+        await driver.apply(StartSession(BUFFER, RUN))
+        await driver.append(BUFFER, [fragment(custodian, 0), fragment(custodian, 1)])
+        comparing = group.create_task(reconciler.reconcile())
+        await custodian.listing.wait()
+        await driver.apply(EndSession(BUFFER, RUN))
+        await eventually(lambda: len(custodian.deleted) == 2)
+        custodian.may_list.set()
+        await comparing
+        running.cancel()
+    lost = metrics.registry.get_sample_value("breadbox_payloads_lost_total", {"buffer": BUFFER})
+    assert (None, set()) == (lost, reconciler._orphans)
