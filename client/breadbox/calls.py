@@ -99,12 +99,13 @@ def publish_model(
 def watch_model(
     buffer: str, known: types.ModelState | None, max_wait_s: float
 ) -> Call[types.ModelState | None]:
-    """Wait for a session or version other than the known one; None: it did not change."""
+    """Wait for a session, version or weights other than the known; None: nothing changed."""
     request = wire.build(
         pb.WatchModelRequest,
         buffer=buffer,
         known_session_id=known.session_id if known else None,
         known_model_version=known.model_version if known else None,
+        known_weights=known.weights is not None if known else None,
         max_wait=wire.duration("max_wait_s", max_wait_s),
     )
     return Call(

@@ -343,6 +343,8 @@ class Client:
     ) -> types.ModelState | None:
         """Wait until another session or version is current than the known one.
 
+        Weights that are published for a version that was known without any are a change too.
+
         Args:
             known: What the caller has; None: nothing, so that a current session comes at once.
             max_wait_s: Seconds to wait for a change; 0: not at all.

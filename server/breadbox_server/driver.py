@@ -262,27 +262,42 @@ class Driver:
         *,
         session_id: SessionId,
         model_version: ModelVersion | None,
+        lacks_weights: bool,
         wait_s: float,
     ) -> tuple[bool, ModelState]:
-        """Wait until session or version differ from what the caller knows, at most `wait_s`.
+        """Wait until what is current differs from what the caller knows, at most `wait_s`.
+
+        Args:
+            buffer: Name of it.
+            session_id: What the caller knows; empty: none.
+            model_version: What the caller knows; None: none.
+            lacks_weights: Whether weights that come for that version are a difference too.
+            wait_s: Seconds; 0: not at all.
 
         Returns:
-            Whether they differ, and what is current.
+            Whether it differs, and what is current.
 
         Raises:
             BufferNotFoundError: No buffer has this name, or it was deleted meanwhile.
             WatchersFullError: Too many callers watch already.
             DrainingError: The server is shutting down.
         """
-        known = (session_id, model_version)
+
+        def differs(state: ModelState) -> bool:
+            return (state.session_id, state.model_version) != (session_id, model_version) or (
+                lacks_weights and state.weights is not None
+            )
+
+        until = self._clock.now() + wait_s
         state = self._buffers.model(buffer)
-        if (state.session_id, state.model_version) == known and wait_s > 0:
+        # Again after a change that is none to this caller.
+        while not differs(state) and (left_s := until - self._clock.now()) > 0:
             if self._draining:
                 raise DrainingError
-            await self._wait_for_change(buffer, wait_s)
+            await self._wait_for_change(buffer, left_s)
             state = self._buffers.model(buffer)
         await self.settled()
-        return (state.session_id, state.model_version) != known, state
+        return differs(state), state
 
     async def _wait_for_change(self, buffer: BufferName, wait_s: float) -> None:
         if self._watcher_count >= self._limits.watchers_max:

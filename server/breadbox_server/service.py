@@ -121,7 +121,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     async def WatchModel(
         self, request: pb.WatchModelRequest, context: Context
     ) -> pb.WatchModelResponse:
-        """Wait for a session or version that the caller does not know."""
+        """Wait for a session, version or weights that the caller does not know."""
         changed, state = await self._driver.watch(
             convert.buffer_name(request.buffer),
             session_id=SessionId(request.known_session_id),
@@ -130,6 +130,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
                 if request.HasField("known_model_version")
                 else None
             ),
+            lacks_weights=request.HasField("known_weights") and not request.known_weights,
             wait_s=_wait_s(request, context),
         )
         return pb.WatchModelResponse(

@@ -259,6 +259,19 @@ def test_a_watch_returns_what_is_new() -> None:
     assert new == world.run(operations.watch_model(world.context, "b", known, 5.0))
     (request,) = world.requests("WatchModel")
     assert ("s", 0) == (request.known_session_id, request.known_model_version)
+    assert request.HasField("known_weights")
+    assert not request.known_weights
+
+
+def test_a_watch_says_whether_weights_are_known() -> None:
+    world = OperationWorld()
+    world.will("WatchModel", ModelState("s", 1, None), ModelState("s", 1, None))
+    known = ModelState("s", 0, PayloadReference("0" * 32, 1))
+    for each in (known, None):
+        world.run(operations.watch_model(world.context, "b", each, 5.0))
+    first, second = world.requests("WatchModel")
+    assert first.known_weights
+    assert not second.HasField("known_weights")
 
 
 def test_a_watch_in_which_nothing_changed_returns_none_after_its_wait() -> None:

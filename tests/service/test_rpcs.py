@@ -10,7 +10,7 @@ from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.app import SERVICE_NAME
 from breadbox_server.core.config import BufferConfig, FullPolicy
 from support.eventually import eventually
-from support.served import CALL_S, reason_of, served, span
+from support.served import CALL_S, Served, reason_of, served, span
 
 ADMITTED = fragment_pb2.ADMISSION_OUTCOME_ADMITTED
 
@@ -126,6 +126,53 @@ async def test_a_watcher_returns_unchanged_when_its_wait_elapses():
         it.clock.advance(10.0)
         reply = await watching
     assert (False, "run", 0) == (reply.changed, reply.session_id, reply.model_version)
+
+
+async def publish_weights(it: Served, version: int) -> fragment_pb2.PayloadReference:
+    weights = it.custodian.write()
+    reference = fragment_pb2.PayloadReference(
+        payload_id=weights.payload_id, size_bytes=weights.size_bytes
+    )
+    await it.stub.PublishModel(
+        pb.PublishModelRequest(session_id="run", model_version=version, weights=reference),
+        timeout=CALL_S,
+    )
+    return reference
+
+
+def watch_of_version_0(**fields: object) -> pb.WatchModelRequest:
+    return pb.WatchModelRequest(
+        known_session_id="run", known_model_version=0, max_wait=span(10), **fields
+    )
+
+
+async def test_a_watcher_that_knows_of_no_weights_is_told_when_some_come_for_its_version():
+    async with served() as it:
+        await it.start()
+        watching = it.stub.WatchModel(watch_of_version_0(known_weights=False), timeout=CALL_S)
+        await eventually(lambda: it.server.driver.watcher_count == 1)
+        reference = await publish_weights(it, version=0)
+        woken = await watching
+        late = await it.stub.WatchModel(watch_of_version_0(known_weights=False), timeout=CALL_S)
+    assert [(True, 0, reference)] * 2 == [
+        (reply.changed, reply.model_version, reply.weights) for reply in (woken, late)
+    ]
+
+
+@pytest.mark.parametrize("fields", [{}, {"known_weights": True}])
+async def test_a_watcher_that_did_not_ask_about_weights_waits_on_when_some_come(
+    fields: dict[str, object],
+):
+    async with served() as it:
+        await it.start()
+        watching = it.stub.WatchModel(watch_of_version_0(**fields), timeout=CALL_S)
+        await eventually(lambda: it.server.driver.watcher_count == 1)
+        await publish_weights(it, version=0)
+        it.clock.advance(9.0)
+        await it.stub.GetBuffer(pb.GetBufferRequest(), timeout=CALL_S)
+        assert 1 == it.server.driver.watcher_count
+        it.clock.advance(1.0)
+        assert not (await watching).changed
 
 
 async def test_appended_fragments_are_admitted_and_their_payloads_confirmed():

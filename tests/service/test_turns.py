@@ -147,14 +147,14 @@ async def test_payloads_are_deleted_only_when_their_end_is_durable():
 async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable():
     async with journalled() as it:
         watching = it.group.create_task(
-            it.driver.watch(BUFFER, session_id=RUN, model_version=0, wait_s=60)
+            it.driver.watch(BUFFER, session_id=RUN, model_version=0, lacks_weights=False, wait_s=60)
         )
         await turn_the_loop()
         hold(it)
         it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
         await it.journal.writing.wait()
         reading = it.group.create_task(
-            it.driver.watch(BUFFER, session_id=RUN, model_version=0, wait_s=0)
+            it.driver.watch(BUFFER, session_id=RUN, model_version=0, lacks_weights=False, wait_s=0)
         )
         await turn_the_loop()
         assert (False, False) == (watching.done(), reading.done())

@@ -301,7 +301,11 @@ class Worker(Client):
     async def _watch(self, session: str, version: int | None) -> Any:
         async def watch(driver: Driver) -> Any:
             return await driver.watch(
-                DEFAULT_BUFFER, session_id=session, model_version=version, wait_s=0.3
+                DEFAULT_BUFFER,
+                session_id=session,
+                model_version=version,
+                lacks_weights=False,
+                wait_s=0.3,
             )
 
         _, state = await self.insist(watch, 0.3)

@@ -90,16 +90,18 @@ class PublishModelResponse(_message.Message):
     def __init__(self, model_version: _Optional[int] = ..., evicted_chunk_count: _Optional[int] = ...) -> None: ...
 
 class WatchModelRequest(_message.Message):
-    __slots__ = ("buffer", "known_session_id", "known_model_version", "max_wait")
+    __slots__ = ("buffer", "known_session_id", "known_model_version", "max_wait", "known_weights")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     KNOWN_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     KNOWN_MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     known_session_id: str
     known_model_version: int
     max_wait: _duration_pb2.Duration
-    def __init__(self, buffer: _Optional[str] = ..., known_session_id: _Optional[str] = ..., known_model_version: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    known_weights: bool
+    def __init__(self, buffer: _Optional[str] = ..., known_session_id: _Optional[str] = ..., known_model_version: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., known_weights: bool = ...) -> None: ...
 
 class WatchModelResponse(_message.Message):
     __slots__ = ("changed", "session_id", "model_version", "weights")

@@ -146,7 +146,8 @@ class ReplayBufferServiceServicer(object):
 
     def WatchModel(self, request, context):
         """Workers. Long poll: returns at once when the buffer's session or version differs from what the
-        caller knows, else when it changes, or with changed = false after max_wait.
+        caller knows, or weights have come for it, else when that happens, or with changed = false after
+        max_wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
