@@ -81,8 +81,10 @@ def unreachable(details: str, address: str, *, encrypted: bool) -> UnavailableEr
 
 
 def _cause(details: str) -> str:
-    """The end of gRPC's text, where OpenSSL says what it found."""
-    found = re.search(r"OPENSSL_internal:(.*)", details)
+    """The end of gRPC's text, which says what was found."""
+    found = re.search(r"OPENSSL_internal:(.*)", details) or re.search(
+        r"last error: \w+: (?:\S+:\d+: )?(.*)", details
+    )
     return (found.group(1) if found else details).removesuffix(": OK")
 
 

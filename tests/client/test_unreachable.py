@@ -45,6 +45,11 @@ def test_certificates_that_do_not_fit_are_named_with_the_remedy(details: str, wo
     assert words in str(error)
 
 
+def test_of_grpcs_words_only_the_cause_is_repeated() -> None:
+    error = unreachable(f"{HERE}Hostname Verification Check failed.", "host:1", encrypted=True)
+    assert str(error).endswith("(Hostname Verification Check failed.)")
+
+
 @pytest.mark.parametrize(
     ("details", "words"),
     [

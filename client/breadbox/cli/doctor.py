@@ -122,8 +122,8 @@ def _remedy(error: errors.ReplayBufferError) -> str:
             return "SECURITY.md says how the certificates of both sides belong together."
         case errors.UnavailableError() | errors.DeadlineExceededError():
             return (
-                "Is the server running, and is this its address as seen from here? In a container "
-                "use the service's name, not localhost; look at firewalls and, with TLS, at --tls."
+                "Start `breadbox serve`, or name its address with --server: in a container the "
+                "service's name, not localhost. Look at firewalls and, with TLS, at --tls-ca."
             )
         case errors.UnauthenticatedError():
             return "Give a token that the server knows: BREADBOX_TOKEN, or --token."
