@@ -257,20 +257,33 @@ class Appender:
     # The thread's side -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while batch := self._next_batch():
-            fragments = [fragment for fragment, _, _ in batch]
-            try:
-                results = self._client.append_many(
-                    fragments, buffer=self._buffer, codecs=self._codecs
-                )
-            except ReplayBufferError as error:
-                self._fail(error, fragments)
-                return
-            except BaseException as error:
-                # Not of this library: a bug, which must not leave callers waiting for ever.
-                self._fail(ReplayBufferError(f"appending failed: {error!r}"), fragments)
-                raise
-            self._settle(batch, results)
+        while self._send_next():
+            pass
+
+    def _send_next(self) -> bool:
+        """Send what is due next; False when there is nothing more to do.
+
+        A call of its own for each, so that nothing of it is held while the next one is awaited.
+        """
+        batch = self._next_batch()
+        if not batch:
+            return False
+        fragments = [fragment for fragment, _, _ in batch]
+        try:
+            results = self._client.append_many(fragments, buffer=self._buffer, codecs=self._codecs)
+        except ReplayBufferError as error:
+            self._fail(error, fragments)
+            return False
+        except BaseException as error:
+            # Not of this library: a bug, which must not leave callers waiting for ever.
+            self._fail(ReplayBufferError(f"appending failed: {error!r}"), fragments)
+            raise
+        # Let go before the producers hear that there is room.
+        fragments.clear()
+        size_bytes = sum(size_bytes for _, size_bytes, _ in batch)
+        batch.clear()
+        self._settle(results, size_bytes)
+        return True
 
     def _next_batch(self) -> list[tuple[Fragment, int, float]]:
         """Wait until a batch is due; empty when the appender is closing and nothing waits."""
@@ -294,14 +307,12 @@ class Appender:
             return 0.0
         return self._queue[0][2] + self._options.flush_after_s - self._clock()
 
-    def _settle(
-        self, batch: Sequence[tuple[Fragment, int, float]], results: Sequence[AppendResult]
-    ) -> None:
+    def _settle(self, results: Sequence[AppendResult], size_bytes: int) -> None:
         with self._changed:
             self._count(results)
-            self._answered += len(batch)
+            self._answered += self._sending_count
             self._sending_count = 0
-            self._held_bytes -= sum(size_bytes for _, size_bytes, _ in batch)
+            self._held_bytes -= size_bytes
             self._changed.notify_all()
 
     def _count(self, results: Sequence[AppendResult]) -> None:

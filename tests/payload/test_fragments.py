@@ -265,7 +265,7 @@ def test_payloads_that_hold_no_weights_are_corrupt(store: PayloadStore) -> None:
 
 
 @pytest.mark.parametrize("index", [0, 9, 10, 2**63 - 1])
-def test_a_payload_says_where_it_belongs(index: int) -> None:
+def test_every_index_is_said_by_raw_and_packed_payloads_alike(index: int) -> None:
     fragment = plain_fragment(index, model_version_min=7, model_version_max=8)
     for codec in ("raw", "zstd"):
         _, attributes = decode_tree(b"".join(encode_fragment(fragment, codecs=codec)))

@@ -42,33 +42,36 @@ def flatten_leaves(tree: Tree) -> tuple[Structure, list[Any]]:
         UnsupportedArrayError: A key is not a string, or the tree is too deep or too large.
     """
     leaves: list[Any] = []
-    node_count = 1
+    return _take_apart(tree, leaves, [1], 0), leaves
 
-    def visit(node: Tree, depth: int) -> Structure:
-        nonlocal node_count
-        if type(node) is np.ndarray:  # First, because most are.
-            leaves.append(node)
-            return len(leaves) - 1
-        if node is None:
-            return None
-        if not isinstance(node, (dict, list, tuple)):
-            leaves.append(node)
-            return len(leaves) - 1
-        node_count += len(node)
-        if depth >= TREE_DEPTH_MAX or node_count > NODES_MAX:
-            raise UnsupportedArrayError(
-                "", f"the tree is deeper than {TREE_DEPTH_MAX} or has more than {NODES_MAX} nodes"
-            )
-        depth += 1
-        if isinstance(node, dict):
-            for key in node:
-                if not isinstance(key, str):
-                    raise UnsupportedArrayError("", f"key {key!r} is not a string")
-            return {key: visit(child, depth) for key, child in node.items()}
-        items = [visit(child, depth) for child in node]
-        return tuple(items) if isinstance(node, tuple) else items
 
-    return visit(tree, 0), leaves
+def _take_apart(node: Tree, leaves: list[Any], node_count: list[int], depth: int) -> Structure:
+    """Return the structure of a part of a tree, and append its leaves.
+
+    No function within `flatten_leaves`: one that calls itself is a cycle, and would hold all arrays
+    until Python looks for cycles.
+    """
+    if type(node) is np.ndarray:  # First, because most are.
+        leaves.append(node)
+        return len(leaves) - 1
+    if node is None:
+        return None
+    if not isinstance(node, (dict, list, tuple)):
+        leaves.append(node)
+        return len(leaves) - 1
+    node_count[0] += len(node)
+    if depth >= TREE_DEPTH_MAX or node_count[0] > NODES_MAX:
+        raise UnsupportedArrayError(
+            "", f"the tree is deeper than {TREE_DEPTH_MAX} or has more than {NODES_MAX} nodes"
+        )
+    depth += 1
+    if isinstance(node, dict):
+        for key in node:
+            if not isinstance(key, str):
+                raise UnsupportedArrayError("", f"key {key!r} is not a string")
+        return {key: _take_apart(child, leaves, node_count, depth) for key, child in node.items()}
+    items = [_take_apart(child, leaves, node_count, depth) for child in node]
+    return tuple(items) if isinstance(node, tuple) else items
 
 
 def paths_of(structure: Structure) -> list[str]:
