@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import random
+import resource
 import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -51,6 +52,9 @@ FLUSH_S_MAX: Final = 5.0
 """Seconds that the last deletions may take; what is left is deleted at the next start."""
 CALLS_MAX: Final = 32_768
 """Calls in progress; above the sum of watchers and waiters that one server is meant to hold."""
+
+RESERVED_FILES: Final = 128
+"""Open files kept from connections: those to the store, the journal, readers of the metrics."""
 
 SERVER_OPTIONS: Final = (
     # Two servers must not share a port unseen, which gRPC allows by default.
@@ -228,7 +232,10 @@ def _build_server(
 ) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     server = grpc.aio.server(
         interceptors=[interceptor],
-        options=SERVER_OPTIONS,
+        options=(
+            *SERVER_OPTIONS,
+            ("grpc.max_allowed_incoming_connections", _connections_max(settings)),
+        ),
         maximum_concurrent_rpcs=CALLS_MAX,
     )
     service = ReplayBufferService(
@@ -249,6 +256,28 @@ def _build_server(
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
     return server, health_servicer
+
+
+def _connections_max(settings: Settings) -> int:
+    """What was asked for, less where the open files of this process do not suffice for it.
+
+    At the limit of open files the server could neither close a connection that is one too many
+    nor reach the store.
+    """
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files_max == resource.RLIM_INFINITY:
+        return settings.connections_max
+    address_count = 1 if settings.local_socket is None else 2
+    room = max(1, (files_max - RESERVED_FILES) // address_count)
+    if room < settings.connections_max:
+        log.warning(
+            "%d open files leave room for %d connections instead of %d (--connections-max); "
+            "raise the limit (ulimit -n, LimitNOFILE)",
+            files_max,
+            room,
+            settings.connections_max,
+        )
+    return min(room, settings.connections_max)
 
 
 async def _set_health(

@@ -238,6 +238,12 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     help="Named buffers there may be; one more is refused.",
 )
 @_option(
+    "--connections-max",
+    type=click.IntRange(1, 1_000_000),
+    default=16_384,
+    help="Connections there may be on an address; one more is closed at once.",
+)
+@_option(
     "--unannounced-s",
     type=click.FloatRange(1, 86_400),
     default=600.0,

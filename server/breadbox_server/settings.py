@@ -58,6 +58,9 @@ class Settings:
     """Limits of the buffer `default`, and of new buffers where nothing else is said."""
     buffers_max: int = 64
     """Buffers held at a time."""
+    connections_max: int = 16_384
+    """Connections that `listen` takes at a time, and as many a `local_socket`; the next is closed
+    at once. Fewer where the process may not open so many files."""
     unannounced_s: float = 600.0
     """Seconds that a payload lives before it is announced."""
     piece_size_bytes: int = 0
