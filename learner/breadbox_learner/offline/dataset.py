@@ -7,7 +7,11 @@ from pathlib import Path
 
 from breadbox_learner.offline.assembly import RowAssembler, map_rows
 from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.errors import OfflineDataError, UnsupportedDatasetError
+from breadbox_learner.offline.errors import (
+    OfflineDataError,
+    UnsupportedDatasetError,
+    ValidationError,
+)
 from breadbox_learner.offline.files import RowBatch, is_readable, read_file
 from breadbox_learner.offline.manifest import MANIFEST_NAME, read_manifest
 from breadbox_learner.offline.minari_dataset import MINARI_SCHEME, read_minari
@@ -67,7 +71,7 @@ class Dataset:
             for batch in read_file(file, batch_rows=self.batch_rows, limits=self.mapping.limits):
                 with _placed(batch):
                     yield self._map(batch, assembler)
-        self.report.file = None
+        self.report.file, self.report.row_offset = None, 0
         yield assembler.finish()
 
     def _files(self, path: Path) -> list[Path]:
@@ -80,6 +84,8 @@ class Dataset:
 
     def _map(self, batch: RowBatch, assembler: RowAssembler) -> list[Episode]:
         mode = detect_mode(batch.columns, self.mapping)
+        # The assembler numbers rows by itself: some of them wait for later batches.
+        self.report.row_offset = 0 if mode is InputMode.COLUMNS else batch.first_row
         if mode is InputMode.EPISODES:
             return map_serialized(batch.columns[ITEM], self.report, limits=self.mapping.limits)
         if mode is InputMode.SAMPLE_BATCHES:
@@ -93,6 +99,8 @@ class Dataset:
 def _placed(batch: RowBatch) -> Iterator[None]:
     try:
         yield
+    except ValidationError:
+        raise  # a finding, which says where it was
     except OfflineDataError as error:
         error.add_place(file=batch.file, row_offset=batch.first_row)
         raise

@@ -144,6 +144,8 @@ class ValidationReport:
     findings_max: int = 1000
     file: str | None = None
     """The file being read; stamped on findings."""
+    row_offset: int = 0
+    """Row of that file that readers call row 0; added to the rows of findings."""
     accepted_count: int = 0
     """Episodes that passed."""
     counts: Counter[FindingKind] = field(default_factory=Counter)
@@ -165,6 +167,7 @@ class ValidationReport:
         Raises:
             ValidationError: the policy for this kind is to raise.
         """
+        row = None if row is None else row + self.row_offset
         finding = Finding(
             kind=kind,
             why=why,
