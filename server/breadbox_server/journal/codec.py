@@ -246,6 +246,25 @@ def _make_fields_decoder(kind: Any) -> Decoder:
     return decode
 
 
+def _encode_taken(taken: core_entries.FragmentTaken) -> list[Any]:
+    """Write a fragment as `_make_fields_encoder` would, in a third of the time."""
+    fragment, payload = taken.fragment, taken.fragment.payload
+    return [
+        taken.buffer,
+        [
+            fragment.worker_id,
+            fragment.fragment_index,
+            fragment.session_id,
+            fragment.model_version_min,
+            fragment.model_version_max,
+            [payload.payload_id, payload.size_bytes, payload.piece_size_bytes],
+            fragment.step_count,
+            fragment.discontinuity,
+        ],
+        _OUTCOME_VALUES[taken.outcome],
+    ]
+
+
 def _decode_taken(values: Sequence[Any]) -> core_entries.FragmentTaken:
     """Read a fragment as `_make_fields_decoder` would, in a third of the time.
 
@@ -281,10 +300,11 @@ def _make_union_decoder(kind: Any) -> Decoder | None:
 
 
 _OUTCOMES: Final = {outcome.value: outcome for outcome in AdmissionOutcome}
+_OUTCOME_VALUES: Final = {outcome: outcome.value for outcome in AdmissionOutcome}
 _KINDS: Final[dict[str, type]] = {kind.__name__: kind for kind in get_args(core_entries.Entry)}
 _ENCODERS: Final[dict[type, Encoder]] = {
     kind: _make_fields_encoder(kind) for kind in _KINDS.values()
-}
+} | {core_entries.FragmentTaken: _encode_taken}
 _DECODERS: Final[dict[str, Decoder]] = {
     name: _make_fields_decoder(kind) for name, kind in _KINDS.items()
 } | {core_entries.FragmentTaken.__name__: _decode_taken}
