@@ -5,6 +5,7 @@ ends with 0 while the last beat is younger than BREADBOX_HEARTBEAT_S (default 12
 longest turn, such as an update of a large policy), else with 1 and a line that says how old it is.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -32,14 +33,12 @@ class Heartbeat:
         self._next_at = float("-inf")
 
     def beat(self) -> None:
-        """Say that the loop turns. A file that cannot be written makes an old beat, no failure."""
+        """Say that the loop turns. A file that cannot be written keeps its age; tried again."""
         if self._path is None or (now := self._clock()) < self._next_at:
             return
         self._next_at = now + PERIOD_S
-        try:
+        with contextlib.suppress(OSError):  # Whoever watches sees that the last beat grows old.
             self._path.touch()
-        except OSError:
-            self._path = None
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Heartbeat:

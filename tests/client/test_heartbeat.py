@@ -44,3 +44,16 @@ def test_beats_in_quick_succession_touch_the_file_once_a_second(tmp_path: Path) 
 def test_a_heartbeat_that_cannot_be_written_does_not_stop_the_loop(tmp_path: Path) -> None:
     Heartbeat(tmp_path / "missing" / "heartbeat").beat()
     Heartbeat(None).beat()
+
+
+def test_a_file_that_could_not_be_written_for_a_while_gets_its_beats_again(tmp_path: Path) -> None:
+    """A disk that was full for a moment must not end a worker that lives."""
+    path, clock = tmp_path / "away" / "heartbeat", ManualClock()
+    heartbeat = Heartbeat(path, clock)
+    heartbeat.beat()
+    assert not path.exists()
+
+    path.parent.mkdir()
+    clock.advance(1.0)
+    heartbeat.beat()
+    assert path.exists()
