@@ -133,6 +133,27 @@ async def test_a_client_whose_connection_breaks_is_no_longer_waited_for():
         await assert_nothing_is_held(it, chunk_count=0)
 
 
+async def test_callers_that_leave_take_their_timers_along():
+    """A client that watches again and again would leave one for five minutes each time."""
+    async with served() as it:
+        await it.start()
+        driver = it.server.driver
+        before = it.clock.live_count
+        for number in range(5):
+            watching = it.stub.WatchModel(
+                pb.WatchModelRequest(
+                    known_session_id="run", known_model_version=0, max_wait=span(60)
+                )
+            )
+            fetching = it.fetch(1, request_id=f"r{number}", wait_s=60)
+            await eventually(lambda: (driver.waiting_callers, driver.watcher_count) == (1, 1))
+            assert before + 2 == it.clock.live_count
+            watching.cancel()
+            fetching.cancel()
+            await eventually(lambda: (driver.waiting_callers, driver.watcher_count) == (0, 0))
+        assert before == it.clock.live_count
+
+
 async def test_a_stopping_server_tells_those_who_wait_and_watch():
     async with served() as it:
         await it.start()

@@ -30,6 +30,11 @@ class ManualTimers:
         self._timers.append(timer)
         return timer
 
+    @property
+    def live_count(self) -> int:
+        """Timers that would still run."""
+        return sum(not timer.is_cancelled for timer in self._timers)
+
     def advance_late(self, duration_s: float) -> None:
         """Let time pass while the loop is busy: what becomes due waits for the next `advance`."""
         self._now += duration_s
