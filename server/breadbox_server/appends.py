@@ -25,6 +25,14 @@ from breadbox_server.metrics import Metrics
 SLICE_FRAGMENTS: Final = 256
 """Fragments judged, confirmed and admitted without letting anybody else have the loop."""
 
+WAIT_S_MAX: Final = 3.0
+"""How long the queue may be, in time: well under the deadlines of callers (10 s unless they say
+otherwise), who would each send again what nobody waits for any more."""
+SLICE_S_ASSUMED: Final = 0.05
+"""How long a slice takes on a busy machine: before the first one, many may come at once."""
+_LATEST_WEIGHT: Final = 0.2
+"""Of the latest slice in the mean of how long slices take."""
+
 BYTES_FULL: Final = Appended(AdmissionOutcome.BYTES_FULL)
 
 
@@ -107,7 +115,10 @@ class AppendQueue:
         self._fragments_max = fragments_max
         self._unowned = unowned
         self._jobs: deque[_Job] = deque()
-        self._pending_count = 0
+        self.pending_count = 0
+        """Fragments whose appends have not been answered."""
+        self._slice_s = SLICE_S_ASSUMED
+        """How long a full slice takes, of late."""
         self._wake = asyncio.Event()
 
     async def append(self, buffer: BufferName, fragments: list[Fragment]) -> list[Appended | None]:
@@ -117,22 +128,25 @@ class AppendQueue:
         later leaves them decided, and its retry is answered DUPLICATE.
 
         Raises:
-            AppendsFullError: Too many fragments wait already; nothing was queued.
+            AppendsFullError: Too many fragments wait already, or so many that these would wait
+                for longer than `WAIT_S_MAX`; nothing was queued.
             StoreUnavailableError: The payloads could not be confirmed; fragments of earlier slices
                 may have been admitted, and are answered DUPLICATE when sent again.
         """
-        if self._pending_count + len(fragments) > self._fragments_max:
-            raise AppendsFullError(self._fragments_max)
+        expected_s = self._slice_s * self.pending_count / SLICE_FRAGMENTS
+        is_full = self.pending_count + len(fragments) > self._fragments_max
+        if is_full or expected_s > WAIT_S_MAX:
+            raise AppendsFullError(self.pending_count, expected_s)
         job = _Job(buffer, fragments, asyncio.get_running_loop().create_future())
         self._jobs.append(job)
-        self._pending_count += len(fragments)
-        self._metrics.pending_appends.set(self._pending_count)
+        self.pending_count += len(fragments)
+        self._metrics.pending_appends.set(self.pending_count)
         self._wake.set()
         try:
             return await job.done
         finally:
-            self._pending_count -= len(fragments)
-            self._metrics.pending_appends.set(self._pending_count)
+            self.pending_count -= len(fragments)
+            self._metrics.pending_appends.set(self.pending_count)
 
     async def run(self, admitter: Admitter) -> None:
         """Decide what is queued, for ever."""
@@ -144,6 +158,7 @@ class AppendQueue:
 
     async def _run_slice(self, admitter: Admitter) -> None:
         """Decide the next fragments, of one job or of several."""
+        started_at = self._clock.now()
         items = self._take_slice(admitter)
         try:
             await self._confirm(items)
@@ -160,6 +175,9 @@ class AppendQueue:
             admitter.when_settled(self._jobs.popleft().reply)
         # A slice of refusals made no trip to the store: let the others have the loop all the same.
         await asyncio.sleep(0)
+        if len(items) == SLICE_FRAGMENTS:
+            latest_s = self._clock.now() - started_at
+            self._slice_s += _LATEST_WEIGHT * (latest_s - self._slice_s)
 
     def _take_slice(self, admitter: Admitter) -> list[_Item]:
         items: list[_Item] = []

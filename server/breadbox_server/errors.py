@@ -8,9 +8,11 @@ class AppendsFullError(DomainError):
 
     reason = "APPENDS_FULL"
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} fragments wait for admission already, which is the limit")
-        self.limit = limit
+    def __init__(self, waiting: int, expected_s: float = 0.0) -> None:
+        super().__init__(
+            f"{waiting} fragments wait for admission already, which takes about {expected_s:.1f} s"
+        )
+        self.waiting = waiting
 
 
 class WatchersFullError(DomainError):

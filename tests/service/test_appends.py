@@ -8,10 +8,11 @@ from prometheus_client import CollectorRegistry
 
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.appends import SLICE_FRAGMENTS, AppendQueue
+from breadbox_server.appends import SLICE_FRAGMENTS, SLICE_S_ASSUMED, WAIT_S_MAX, AppendQueue
 from breadbox_server.core.config import BufferConfig, FullPolicy
 from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment, Payload
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
+from breadbox_server.errors import AppendsFullError
 from breadbox_server.metrics import Metrics
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
@@ -284,6 +285,123 @@ async def test_a_long_queue_of_refusals_lets_others_have_the_loop():
             await asyncio.sleep(0)
         running.cancel()
     assert turns_of_others >= slice_count
+
+
+class Taker(Refuser):
+    """A core that takes everything."""
+
+    def judge(self, buffer, fragment):
+        return None
+
+    def admit(self, buffer, fragment):
+        return Appended(AdmissionOutcome.ADMITTED)
+
+
+class SlowCustodian(FakeCustodian):
+    """Takes a second for a slice."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    async def confirm(self, references):
+        await self.may_confirm.wait()
+        self.clock.advance(1.0)
+        return [True] * len(references)
+
+
+def slice_of(worker_id):
+    return [
+        Fragment(
+            worker_id=worker_id,
+            fragment_index=index,
+            session_id="run",
+            model_version_min=0,
+            model_version_max=0,
+            payload=Payload("0" * 32, 1),
+        )
+        for index in range(SLICE_FRAGMENTS)
+    ]
+
+
+async def test_an_append_that_would_wait_longer_than_callers_do_is_refused_at_once():
+    """Many producers at once must be slowed down, not run into their deadlines one by one."""
+    clock = ManualTimers()
+    custodian = SlowCustodian(clock)
+    deletions, unowned = unowned_payloads(custodian)
+    queue = AppendQueue(
+        custodian,
+        deletions,
+        unowned,
+        clock=clock,
+        metrics=Metrics(CollectorRegistry()),
+        fragments_max=100_000,
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(queue.run(Taker()))
+        for number in range(40):
+            await queue.append("default", slice_of(f"earlier-{number}"))
+        custodian.may_confirm.clear()
+        # One after another takes a second: the last of four waits for three.
+        waiting = [
+            group.create_task(queue.append("default", slice_of(f"w-{number}")))
+            for number in range(4)
+        ]
+        await eventually(lambda: queue.pending_count == 4 * SLICE_FRAGMENTS)
+        with pytest.raises(AppendsFullError):
+            await queue.append("default", slice_of("one too many"))
+        custodian.may_confirm.set()
+        results = [await task for task in waiting]
+        later = await queue.append("default", slice_of("later"))
+        running.cancel()
+    assert 4 * [SLICE_FRAGMENTS] == [len(each) for each in results]
+    assert SLICE_FRAGMENTS == len(later)
+
+
+async def test_a_crowd_before_the_first_slice_is_not_all_let_in():
+    """Nothing is known then of how fast this machine is."""
+    custodian = FakeCustodian()
+    deletions, unowned = unowned_payloads(custodian)
+    queue = AppendQueue(
+        custodian,
+        deletions,
+        unowned,
+        clock=ManualTimers(),
+        metrics=Metrics(CollectorRegistry()),
+        fragments_max=100_000,
+    )
+    room = round(WAIT_S_MAX / SLICE_S_ASSUMED)
+    async with asyncio.TaskGroup() as group:
+        crowd = [
+            group.create_task(queue.append("default", slice_of(f"w-{number}")))
+            for number in range(room + 1)
+        ]
+        await eventually(lambda: queue.pending_count == (room + 1) * SLICE_FRAGMENTS)
+        with pytest.raises(AppendsFullError):
+            await queue.append("default", slice_of("one too many"))
+        for task in crowd:
+            task.cancel()
+
+
+async def test_an_append_to_an_empty_queue_is_taken_however_slow_the_server_is():
+    clock = ManualTimers()
+    custodian = SlowCustodian(clock)
+    deletions, unowned = unowned_payloads(custodian)
+    queue = AppendQueue(
+        custodian,
+        deletions,
+        unowned,
+        clock=clock,
+        metrics=Metrics(CollectorRegistry()),
+        fragments_max=100_000,
+    )
+    large = [fragment for number in range(16) for fragment in slice_of(f"w-{number}")]
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(queue.run(Taker()))
+        first = await queue.append("default", large)
+        second = await queue.append("default", large)
+        running.cancel()
+    assert [len(large)] * 2 == [len(first), len(second)]
 
 
 async def test_a_store_that_is_down_fails_the_append_and_a_retry_succeeds():
