@@ -393,6 +393,8 @@ async def _open_store(settings: Settings, custodian: PayloadCustodian | None) ->
         if custodian is None:
             custodian = open_custodian(settings.store, unannounced_s=settings.unannounced_s)
         await custodian.ping()
+        for concern in await custodian.concerns():
+            log.warning("--store %s: %s", settings.store_shown, concern)
     except StoreUrlError as error:
         raise StartError(f"--store cannot be used: {error}") from error
     except StoreError as error:
@@ -400,7 +402,7 @@ async def _open_store(settings: Settings, custodian: PayloadCustodian | None) ->
             await custodian.close()
         raise StartError(
             f"--store {settings.store_shown} does not answer: {error}; "
-            "start it, or give another URL"
+            "start it, or give another URL, with user and password where it asks for them"
         ) from error
     return custodian
 

@@ -113,6 +113,9 @@ class SimulatedCustodian:
         await self._trip()
         return 0
 
+    async def concerns(self) -> tuple[str, ...]:
+        return ()
+
     async def usage(self) -> StoreUsage:
         raise StoreUnavailableError("not simulated")
 

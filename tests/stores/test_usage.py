@@ -36,3 +36,28 @@ async def test_a_directory_tells_its_file_system(tmp_path: Path) -> None:
     usage = await open_custodian(f"file://{tmp_path}").usage()
 
     assert 0 < usage.used_bytes < usage.limit_bytes
+
+
+async def test_redis_that_may_lose_payloads_is_named_with_the_remedy() -> None:
+    with RedisServer(memory_bytes_max=LIMIT_BYTES) as server:
+        server.client().config_set("maxmemory-policy", "allkeys-lru")
+        custodian = open_custodian(server.url)
+        policy, durability = await custodian.concerns()
+        await custodian.close()
+
+    assert "allkeys-lru" in policy
+    assert "noeviction" in policy
+    assert "appendonly" in durability
+
+
+async def test_redis_that_keeps_what_it_has_is_no_concern() -> None:
+    with RedisServer(memory_bytes_max=LIMIT_BYTES, is_durable=True) as server:
+        custodian = open_custodian(server.url)
+        assert () == await custodian.concerns()
+        await custodian.close()
+
+
+async def test_a_policy_without_a_limit_evicts_nothing(redis_url: str) -> None:
+    custodian = open_custodian(redis_url)
+    assert not [each for each in await custodian.concerns() if "noeviction" in each]
+    await custodian.close()

@@ -88,6 +88,9 @@ class FakeCustodian:
         self._check_up()
         return 0
 
+    async def concerns(self) -> tuple[str, ...]:
+        return ()
+
     async def usage(self) -> StoreUsage:
         self._check_up()
         return StoreUsage(used_bytes=100 * len(self.kept | self.unannounced), limit_bytes=10_000)

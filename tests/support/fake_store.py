@@ -148,6 +148,9 @@ class FakeCustodian:
         self.payloads.require_up()
         return 0
 
+    async def concerns(self) -> tuple[str, ...]:
+        return ()
+
     async def usage(self) -> StoreUsage:
         self.payloads.require_up()
         return StoreUsage(used_bytes=self.payloads.held_bytes(), limit_bytes=0)

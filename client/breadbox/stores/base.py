@@ -153,5 +153,8 @@ class PayloadCustodian(Protocol):
     async def usage(self) -> StoreUsage:
         """How full the store is; of several nodes, the sums."""
 
+    async def concerns(self) -> tuple[str, ...]:
+        """Settings of the store under which it may lose payloads: what, and the remedy, each."""
+
     async def close(self) -> None:
         """Close connections. Idempotent."""

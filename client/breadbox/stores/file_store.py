@@ -237,6 +237,10 @@ class FileCustodian:
         """See PayloadCustodian: of the file system that the directory is on."""
         return await asyncio.to_thread(self._usage)
 
+    async def concerns(self) -> tuple[str, ...]:
+        """See PayloadCustodian: a directory has no such settings."""
+        return ()
+
     async def close(self) -> None:
         """See PayloadCustodian. The files stay."""
 

@@ -1,6 +1,6 @@
 """Payloads in Redis, as the server sees them: confirm, delete and count, on the event loop."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
@@ -102,18 +102,42 @@ class RedisCustodian:
 
     async def usage(self) -> StoreUsage:
         """See PayloadCustodian. Of a cluster the primaries count; without a limit on all, none."""
-        with translated_errors():
-            if not self._is_cluster:
-                nodes = [await self._client.info("memory")]
-            else:
-                found = await self._client.info("memory", target_nodes="primaries")
-                # With a single primary the client gives its answer as it is.
-                nodes = [found] if "used_memory" in found else list(found.values())
+        nodes = await self._info("memory")
         limits = [int(node["maxmemory"]) for node in nodes]
         return StoreUsage(
             used_bytes=sum(int(node["used_memory"]) for node in nodes),
             limit_bytes=sum(limits) if all(limits) else 0,
         )
+
+    async def concerns(self) -> tuple[str, ...]:
+        """See PayloadCustodian. Of a cluster the primaries count."""
+        found = []
+        policies = {
+            str(node.get("maxmemory_policy"))
+            for node in await self._info("memory")
+            if int(node["maxmemory"])
+        }
+        if others := sorted(policies - {"noeviction"}):
+            found.append(
+                f"Redis evicts what it pleases at its maxmemory, since maxmemory-policy is "
+                f"{', '.join(others)}; set it to noeviction"
+            )
+        if any(not int(node.get("aof_enabled", 0)) for node in await self._info("persistence")):
+            found.append(
+                "Redis forgets its newest writes when it restarts, since appendonly is no; set it "
+                "to yes where payloads, and the journal beside them, have to survive that"
+            )
+        return tuple(found)
+
+    async def _info(self, section: str) -> list[Mapping[str, Any]]:
+        """A section of INFO, of each primary."""
+        with translated_errors():
+            if not self._is_cluster:
+                return [await self._client.info(section)]
+            found = await self._client.info(section, target_nodes="primaries")
+        # With a single primary the client gives its answer as it is.
+        has_nodes = all(isinstance(each, Mapping) for each in found.values())
+        return list(found.values()) if has_nodes else [found]
 
     async def close(self) -> None:
         """See PayloadCustodian."""
