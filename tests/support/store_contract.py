@@ -4,6 +4,7 @@ A subclass offers the fixture `faces`: a writer's store and the custodian of the
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -237,6 +238,10 @@ class StoreContract:
         assert wanted == await faces.custodian.present(references)
         assert lacking == await faces.custodian.missing(references)
         assert lacking * 100 == await faces.custodian.missing(references * 100)
+        small = self.write(faces, *[payload_of(100) for _ in range(3)])
+        faces.store.delete_many([small[1]])
+        mixed = await faces.custodian.missing([*small, *references] * 400)
+        assert Counter([small[1], *lacking] * 400) == Counter(mixed)
         assert wanted == await faces.custodian.confirm(references)
         assert lacking * 100 == await faces.custodian.missing(references * 100)
         assert wanted == await faces.custodian.confirm(references)

@@ -131,7 +131,7 @@ class PayloadCustodian(Protocol):
         """Whether each payload is completely there."""
 
     async def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
-        """Those of many payloads that are not there, or not completely.
+        """Those of many payloads that are not there, or not completely, in no order.
 
         The cheapest way that the store has to look for very many; a payload of another size than
         its reference says may pass for present.
