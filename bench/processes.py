@@ -77,7 +77,7 @@ def breadbox_server(store_url: str, *options: str) -> Iterator[Server]:
     }
     command = [sys.executable, "-m", "breadbox.cli.main", "serve", "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(
-        [*command, "--store", store_url, "--log-level", "warning", *options],
+        [*command, "--store", store_url, "--log-level", "error", *options],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
