@@ -175,8 +175,18 @@ class AppendQueue:
             admitter.when_settled(self._jobs.popleft().reply)
         # A slice of refusals made no trip to the store: let the others have the loop all the same.
         await asyncio.sleep(0)
-        if len(items) == SLICE_FRAGMENTS:
-            latest_s = self._clock.now() - started_at
+        if items:
+            self._learn_pace(len(items), self._clock.now() - started_at)
+
+    def _learn_pace(self, fragment_count: int, took_s: float) -> None:
+        """Learn from a slice how long full ones take.
+
+        From a part of one only that they are faster than thought: in proportion it takes longer
+        than a full one. Else a queue that was slow once would be held too short for full slices,
+        and never learn better.
+        """
+        latest_s = took_s * SLICE_FRAGMENTS / fragment_count
+        if fragment_count == SLICE_FRAGMENTS or latest_s < self._slice_s:
             self._slice_s += _LATEST_WEIGHT * (latest_s - self._slice_s)
 
     def _take_slice(self, admitter: Admitter) -> list[_Item]:

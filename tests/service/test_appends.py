@@ -1,6 +1,7 @@
 """Appends: confirmed before admission, in order, in batches; what nobody owns is deleted."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -298,15 +299,16 @@ class Taker(Refuser):
 
 
 class SlowCustodian(FakeCustodian):
-    """Takes a second for a slice."""
+    """Takes a second for a slice, or as long as it is told."""
 
     def __init__(self, clock):
         super().__init__()
         self.clock = clock
+        self.slice_s = 1.0
 
     async def confirm(self, references):
         await self.may_confirm.wait()
-        self.clock.advance(1.0)
+        self.clock.advance(self.slice_s)
         return [True] * len(references)
 
 
@@ -381,6 +383,52 @@ async def test_a_crowd_before_the_first_slice_is_not_all_let_in():
             await queue.append("default", slice_of("one too many"))
         for task in crowd:
             task.cancel()
+
+
+async def test_a_queue_that_was_slow_once_is_not_held_short_for_ever():
+    """After an outage the appends may be small, and then no slice is a full one."""
+    clock = ManualTimers()
+    custodian = SlowCustodian(clock)
+    deletions, unowned = unowned_payloads(custodian)
+    queue = AppendQueue(
+        custodian,
+        deletions,
+        unowned,
+        clock=clock,
+        metrics=Metrics(CollectorRegistry()),
+        fragments_max=100_000,
+    )
+
+    async def refused_count() -> int:
+        """Many workers at once, one fragment each; how many of them are told to come back."""
+        first = slice_of("small")[0]
+        custodian.may_confirm.clear()
+        refused = 0
+
+        async def append(number: int) -> None:
+            nonlocal refused
+            try:
+                await queue.append("default", [replace(first, worker_id=f"small-{number}")])
+            except AppendsFullError:
+                refused += 1
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(SLICE_FRAGMENTS - 1):
+                group.create_task(append(number))
+            await asyncio.sleep(0)
+            custodian.may_confirm.set()
+        return refused
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(queue.run(Taker()))
+        custodian.slice_s = 60.0
+        for number in range(5):
+            await queue.append("default", slice_of(f"outage-{number}"))
+        custodian.slice_s = 0.001
+        counts = [await refused_count() for _ in range(40)]
+        running.cancel()
+    assert counts[0] > 0
+    assert 0 == counts[-1]
 
 
 async def test_an_append_to_an_empty_queue_is_taken_however_slow_the_server_is():
