@@ -12,7 +12,7 @@ import yaml
 
 import breadbox
 from breadbox import Client
-from breadbox.errors import InvalidRequestError
+from breadbox.errors import InvalidRequestError, TlsError, UnavailableError
 from breadbox.policies import PolicyModule, WeightsMismatchError, make_policy, set_policy_weights
 from breadbox_learner import checkpoint
 from breadbox_learner.checkpoint import CheckpointError, SessionState
@@ -112,6 +112,23 @@ def connect(settings: LearnSettings) -> Client:
     )
 
 
+def say_if_away(settings: LearnSettings) -> None:
+    """Ask the server once, and log what is wrong if nobody answers: the run waits for it then.
+
+    Raises:
+        ReplayBufferError: It answers, and refuses; or certificates do not fit.
+    """
+    if settings.reconnect_s <= 0:
+        return  # Nothing is waited for, so the run ends with the same words at once.
+    with connect(settings.model_copy(update={"reconnect_s": 0.0})) as client:
+        try:
+            client.get_buffer()
+        except TlsError:
+            raise
+        except UnavailableError as error:
+            _log.warning("trying for %g s: %s", settings.reconnect_s, error)
+
+
 def dry_run_text(settings: LearnSettings) -> str:
     """Build everything that needs no server, and tell the settings as YAML.
 
@@ -144,6 +161,8 @@ def run(settings: LearnSettings, stopped: Callable[[], bool]) -> Outcome:
     policy = build_policy(settings)
     reference = build_reference(settings)
     device = torch.device(settings.device)
+    if place.is_main:
+        say_if_away(settings)
     with (
         joined(place, device=device, limit_s=settings.rank_limit_s) as ranks,
         connect(settings) as client,

@@ -11,9 +11,10 @@ from click.testing import CliRunner, Result
 from safetensors.numpy import save_file
 from safetensors.torch import load, save
 
+from breadbox.errors import UnavailableError
 from breadbox.policies import PolicyModule, policy_weights
 from breadbox_learner import checkpoint
-from breadbox_learner.app import build_policy, build_reference
+from breadbox_learner.app import build_policy, build_reference, run
 from breadbox_learner.checkpoint import SessionState
 from breadbox_learner.main import learn
 from breadbox_learner.ppo import PpoUpdater
@@ -176,3 +177,12 @@ def test_a_reference_policy_that_is_not_there_is_named(tmp_path: Path) -> None:
     result = dry_run("--kl-coefficient", "0.1", "--reference-policy", str(path))
     assert 2 == result.exit_code
     assert f"reference_policy {path}: cannot be read: No such file" in result.stderr
+
+
+def test_a_learner_whose_server_is_away_says_at_once_that_it_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = LearnSettings(server="127.0.0.1:1", reconnect_s=0.2, run_dir=tmp_path)
+    with pytest.raises(UnavailableError):
+        run(settings, lambda: False)
+    assert "trying for 0.2 s: no answer from 127.0.0.1:1" in caplog.text
