@@ -3,6 +3,7 @@
 Loaded when a URL names a Redis, since redis-py takes long to load.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import redis
@@ -36,7 +37,11 @@ def open_redis_store(
     piece_size_bytes = piece_size_bytes or PIECE_SIZE_BYTES_DEFAULT
     if parsed.kind == "cluster":
         return _open_cluster_store(parsed, unannounced_s, piece_size_bytes)
-    client = _sentinel_client(redis, parsed) if parsed.kind == "sentinel" else _client(parsed)
+    client = (
+        _sentinel_client(redis, parsed, _options(parsed))
+        if parsed.kind == "sentinel"
+        else _client(parsed)
+    )
     pool = client.connection_pool
     return RedisStore(
         client, lambda _: pool, unannounced_s=unannounced_s, piece_size_bytes=piece_size_bytes
@@ -60,7 +65,11 @@ def open_redis(url: str) -> Any:
     if parsed.kind == "cluster":
         with _url_errors(parsed):
             return _cluster_client(redis, parsed, _options(parsed))
-    return _sentinel_client(redis, parsed) if parsed.kind == "sentinel" else _client(parsed)
+    return (
+        _sentinel_client(redis, parsed, _options(parsed))
+        if parsed.kind == "sentinel"
+        else _client(parsed)
+    )
 
 
 def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
@@ -85,7 +94,7 @@ def _async_client(parsed: StoreUrl, answer_s: float) -> Any:
         backoff = ExponentialBackoff(cap=0.2, base=0.02)
         options["retry"] = redis.asyncio.retry.Retry(backoff, _CONNECT_RETRIES)
         if parsed.kind == "sentinel":
-            return _sentinel_client(redis.asyncio, parsed)
+            return _sentinel_client(redis.asyncio, parsed, options)
         client = redis.asyncio.Redis.from_url(parsed.url, **options)
         _require_known_options(client.connection_pool)
         return client
@@ -126,6 +135,12 @@ def _options(parsed: StoreUrl) -> dict[str, Any]:
         "max_connections": _CONNECTIONS_MAX,
         "client_name": "breadbox",
     }
+
+
+def _blocking_client(parsed: StoreUrl) -> Any:
+    if parsed.kind == "sentinel":
+        return _sentinel_client(redis, parsed, _options(parsed))
+    return _client(parsed)
 
 
 def _client(parsed: StoreUrl) -> Any:
@@ -176,10 +191,9 @@ def _cluster_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> A
     return module.RedisCluster.from_url(parsed.url, startup_nodes=others, **options)
 
 
-def _sentinel_client(module: Any, parsed: StoreUrl) -> Any:
+def _sentinel_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> Any:
     """Make a client of the primary, found anew through the Sentinels on each connection."""
     with _url_errors(parsed):
-        options = _options(parsed)
         address = redis.connection.parse_url(parsed.url)  # type: ignore[no-untyped-call]
         for name in ("username", "password", "db"):
             if name in address:
@@ -189,4 +203,25 @@ def _sentinel_client(module: Any, parsed: StoreUrl) -> Any:
         sentinel = module.sentinel.Sentinel(
             list(parsed.addresses), sentinel_kwargs={"socket_timeout": _CONNECT_TIMEOUT_S}
         )
-        return sentinel.master_for(parsed.service_name, **options)
+        client = sentinel.master_for(parsed.service_name, **options)
+    _close_together(client, sentinel.sentinels)
+    return client
+
+
+def _close_together(client: Any, others: Sequence[Any]) -> None:
+    """Let the client's close take other clients with it, which redis-py forgets."""
+    is_async = hasattr(client, "aclose")
+    name = "aclose" if is_async else "close"
+    close_client = getattr(client, name)
+
+    def close() -> None:
+        close_client()
+        for other in others:
+            other.close()
+
+    async def aclose(*arguments: Any) -> None:
+        await close_client(*arguments)
+        for other in others:
+            await other.aclose()
+
+    setattr(client, name, aclose if is_async else close)
