@@ -6,7 +6,7 @@ confirmed, and whose fragment was then not admitted after all, is this module's 
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -114,7 +114,8 @@ class AppendQueue:
         self._metrics = metrics
         self._fragments_max = fragments_max
         self._unowned = unowned
-        self._jobs: deque[_Job] = deque()
+        self._jobs: OrderedDict[_Job, None] = OrderedDict()
+        """In order of arrival."""
         self.pending_count = 0
         """Fragments whose appends have not been answered."""
         self._slice_s = SLICE_S_ASSUMED
@@ -138,13 +139,15 @@ class AppendQueue:
         if is_full or expected_s > WAIT_S_MAX:
             raise AppendsFullError(self.pending_count, expected_s)
         job = _Job(buffer, fragments, asyncio.get_running_loop().create_future())
-        self._jobs.append(job)
+        self._jobs[job] = None
         self.pending_count += len(fragments)
         self._metrics.pending_appends.set(self.pending_count)
         self._wake.set()
         try:
             return await job.done
         finally:
+            # Of a caller that went away: while the store hangs nothing else would take it out.
+            self._jobs.pop(job, None)
             self.pending_count -= len(fragments)
             self._metrics.pending_appends.set(self.pending_count)
 
@@ -170,9 +173,10 @@ class AppendQueue:
                     item.job.error = error
         self._admit(items, admitter)
         admitter.pump()
-        while self._jobs and self._jobs[0].is_decided:
+        while self._jobs and (oldest := next(iter(self._jobs))).is_decided:
+            del self._jobs[oldest]
             # The reply waits until the slice is durable; the next slice does not.
-            admitter.when_settled(self._jobs.popleft().reply)
+            admitter.when_settled(oldest.reply)
         # A slice of refusals made no trip to the store: let the others have the loop all the same.
         await asyncio.sleep(0)
         if items:

@@ -486,6 +486,37 @@ async def test_a_caller_that_goes_before_its_turn_takes_its_fragments_with_it():
     assert 1 == len(it.custodian.unannounced)
 
 
+async def test_callers_that_went_away_leave_nothing_in_the_queue_while_the_store_hangs():
+    """They no longer count as pending, so that their number is not bounded by anything else."""
+    custodian = SlowCustodian(ManualTimers())
+    custodian.may_confirm.clear()
+    deletions, unowned = unowned_payloads(custodian)
+    queue = AppendQueue(
+        custodian,
+        deletions,
+        unowned,
+        clock=custodian.clock,
+        metrics=Metrics(CollectorRegistry()),
+        fragments_max=3 * SLICE_FRAGMENTS,
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(queue.run(Taker()))
+        first = group.create_task(queue.append("default", slice_of("first")))
+        await eventually(lambda: queue.pending_count == SLICE_FRAGMENTS)
+        for number in range(10):
+            gone = group.create_task(queue.append("default", slice_of(f"gone-{number}")))
+            await eventually(lambda: queue.pending_count == 2 * SLICE_FRAGMENTS)
+            gone.cancel()
+            await eventually(lambda: queue.pending_count == SLICE_FRAGMENTS)
+        waiting = len(queue._jobs)
+        custodian.may_confirm.set()
+        results = await first
+        last = await queue.append("default", slice_of("last"))
+        running.cancel()
+    assert 1 == waiting
+    assert [SLICE_FRAGMENTS] * 2 == [len(results), len(last)]
+
+
 async def test_a_draining_server_answers_appends_that_were_under_way():
     async with served() as it:
         await it.start()
