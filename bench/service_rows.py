@@ -79,7 +79,10 @@ def _append(client: breadbox.Client, fragments: list[breadbox.Fragment]) -> None
 
 
 def _fetch_rows(*, chunk_count: int, fetch_count: int) -> Iterator[Figure]:
-    """Fetch and release from a large buffer, and what each fragment in it costs the server."""
+    """Fetch from a large buffer, and what each fragment in it costs the server.
+
+    Between two fetches the lease is released; that is not in the figure.
+    """
     fragment = vector_fragment()
     with (
         redis_server() as path,
