@@ -14,7 +14,7 @@ from breadbox_server.metrics import Metrics
 log = logging.getLogger(__name__)
 
 ENTRIES_DEFAULT: Final = 30_000
-"""Entries after which a new snapshot is made: they replay in about half a second."""
+"""Entries after which a new snapshot is made: they replay in a quarter of a second."""
 SIZE_BYTES_MAX: Final = 32 * 2**20
 """Bytes of turns after which one is made, however few the entries."""
 REST_FACTOR: Final = 4.0
