@@ -21,6 +21,8 @@ FRAGMENTS_PER_READ = 8
 """Fragments that `fragments()` loads, and holds, at a time."""
 RENEW_AT = 1 / 3
 """A lease is renewed when this part of it has passed: two renewals may fail before it expires."""
+RENEWALS_MAX = 16
+"""Renewals under way at a time, each for at most a few seconds."""
 DUE_COUNT_MIN = 64
 """Renewals to come among which it is not worth looking for leases that were released."""
 
@@ -63,7 +65,11 @@ class LeaseClient(Protocol):
 
 
 class LeaseKeeper:
-    """Renews open leases from one daemon thread, which starts with the first. Thread-safe.
+    """Renews open leases from daemon threads, started with the first lease. Thread-safe.
+
+    One thread waits for the next lease to be due. Before it renews that one it leaves another in
+    its place, so that a server that is slow to answer holds up no other lease; at most
+    `RENEWALS_MAX` renewals are under way.
 
     A renewal that fails because the server is away is tried again soon; one that fails because
     the lease is gone marks the lease as expired and stops.
@@ -75,7 +81,9 @@ class LeaseKeeper:
         self._due: list[tuple[float, int, Lease]] = []
         self._full_at = DUE_COUNT_MIN
         self._serial = 0
-        self._thread: threading.Thread | None = None
+        self._threads: set[threading.Thread] = set()
+        self._is_watched = False
+        """Whether a thread waits for the next lease to be due, or is about to."""
         self._closed = False
 
     def keep(self, lease: "Lease", remaining_s: float) -> None:
@@ -84,21 +92,16 @@ class LeaseKeeper:
             if self._closed:
                 return
             self._push(lease, remaining_s * RENEW_AT)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="breadbox-leases", daemon=True
-                )
-                self._thread.start()
-            self._wake.notify()
+            self._watch()
 
     def close(self) -> None:
-        """Stop renewing; open leases expire by themselves. Idempotent; waits for the thread."""
+        """Stop renewing; open leases expire by themselves. Idempotent; waits for the threads."""
         with self._wake:
             self._closed = True
             self._due.clear()
-            self._wake.notify()
-            thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
+            self._wake.notify_all()
+            threads = self._threads - {threading.current_thread()}
+        for thread in threads:
             thread.join()
 
     def _push(self, lease: "Lease", delay_s: float) -> None:
@@ -109,14 +112,31 @@ class LeaseKeeper:
             self._full_at = max(DUE_COUNT_MIN, 2 * len(self._due))
         self._serial += 1
         heapq.heappush(self._due, (self._clock() + delay_s, self._serial, lease))
+        self._wake.notify()
+
+    def _watch(self) -> None:
+        """See to it that a thread waits for what is due, unless so many renew already."""
+        if self._due and not self._is_watched and len(self._threads) < RENEWALS_MAX:
+            thread = threading.Thread(target=self._run, name="breadbox-leases", daemon=True)
+            thread.start()
+            self._threads.add(thread)
+            self._is_watched = True
 
     def _run(self) -> None:
-        while (lease := self._next_due()) is not None:
-            delay_s = lease.renew_quietly()
-            if delay_s is not None:
+        try:
+            lease = self._next_due()
+            while lease is not None:
+                delay_s = lease.renew_quietly()
                 with self._wake:
-                    if not self._closed:
+                    if delay_s is not None and not self._closed:
                         self._push(lease, delay_s)
+                    if self._is_watched:
+                        return
+                    self._is_watched = True
+                lease = self._next_due()
+        finally:
+            with self._wake:
+                self._threads.discard(threading.current_thread())
 
     def _next_due(self) -> "Lease | None":
         """Wait for the next lease to renew; None when the keeper is closed."""
@@ -129,7 +149,10 @@ class LeaseKeeper:
                     continue
                 wait_s = self._due[0][0] - self._clock()
                 if wait_s <= 0:
-                    return heapq.heappop(self._due)[2]
+                    lease = heapq.heappop(self._due)[2]
+                    self._is_watched = False
+                    self._watch()
+                    return lease
                 self._wake.wait(wait_s)
             return None
 

@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 
 import breadbox
 from breadbox import aio, batches, errors, loader, operations, payload, stores, wire
-from breadbox.lease import DUE_COUNT_MIN, Lease, LeaseKeeper
+from breadbox.lease import DUE_COUNT_MIN, RENEWALS_MAX, Lease, LeaseKeeper
 from breadbox.loader import LoaderKeywords, LoadOrder
 from breadbox.options import ClientOptions
 from breadbox.stores.base import PayloadStore
@@ -382,7 +382,7 @@ def test_a_lease_found_gone_refuses_to_load(
 def test_a_forgotten_lease_is_not_renewed(client: breadbox.Client, fake: FakeService) -> None:
     """It expires, as a lease of a dead learner does."""
     client.fetch(FRAGMENT_COUNT)
-    assert client._keeper._thread is None
+    assert set() == client._keeper._threads
 
 
 class CountingLease:
@@ -434,6 +434,67 @@ def test_leases_that_were_released_are_not_held_until_their_renewal_would_have_b
         held.append(weakref.ref(lease))
     del lease
     assert sum(reference() is not None for reference in held) <= 2 * DUE_COUNT_MIN
+    keeper.close()
+
+
+class SlowLease:
+    """Stands for a lease whose renewal takes until it is let go; counts those under way."""
+
+    under_way = 0
+    under_way_max = 0
+    lock = threading.Lock()
+
+    def __init__(self, may_answer: threading.Event, answered: threading.Semaphore) -> None:
+        self.released = False
+        self._may_answer = may_answer
+        self._answered = answered
+
+    def renew_quietly(self) -> float | None:
+        with self.lock:
+            SlowLease.under_way += 1
+            SlowLease.under_way_max = max(SlowLease.under_way_max, SlowLease.under_way)
+        assert self._may_answer.wait(10)
+        with self.lock:
+            SlowLease.under_way -= 1
+        self._answered.release()
+        return None
+
+
+def test_a_slow_renewal_holds_up_no_other_until_many_are_under_way() -> None:
+    """One after another, twenty that take three seconds each would outlast a lease."""
+    keeper = LeaseKeeper(ManualClock())
+    may_answer, answered = threading.Event(), threading.Semaphore(0)
+    lease_count = RENEWALS_MAX + 4
+    for _ in range(lease_count):
+        keeper.keep(SlowLease(may_answer, answered), 0.0)  # type: ignore[arg-type]
+    eventually_sync(lambda: SlowLease.under_way == RENEWALS_MAX, "many renewals are under way")
+    may_answer.set()
+    assert all(answered.acquire(timeout=10) for _ in range(lease_count))
+    assert RENEWALS_MAX == SlowLease.under_way_max
+    eventually_sync(lambda: len(keeper._threads) == 1, "one thread is left to wait")
+    keeper.close()
+    assert set() == keeper._threads
+
+
+def test_a_lease_that_comes_while_another_is_renewed_is_renewed_meanwhile() -> None:
+    keeper = LeaseKeeper()
+    may_answer, answered = threading.Event(), threading.Semaphore(0)
+    keeper.keep(SlowLease(may_answer, answered), 0.0)  # type: ignore[arg-type]
+    eventually_sync(lambda: SlowLease.under_way == 1, "the first is being renewed")
+    done = threading.Event()
+    keeper.keep(CountingLease([None], done), 0.0)  # type: ignore[arg-type]
+    assert done.wait(10)
+    may_answer.set()
+    assert answered.acquire(timeout=10)
+    keeper.close()
+
+
+def test_a_renewal_to_be_tried_again_soon_does_not_wait_behind_later_ones() -> None:
+    keeper = LeaseKeeper()
+    done = threading.Event()
+    keeper.keep(CountingLease([], threading.Event()), 3600.0)  # type: ignore[arg-type]
+    keeper.keep(CountingLease([0.01, None], done), 0.0)  # type: ignore[arg-type]
+    assert done.wait(10)
     keeper.close()
 
 
