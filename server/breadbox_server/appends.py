@@ -235,14 +235,24 @@ class AppendQueue:
         return _Item(job, fragment, judged, wants)
 
     async def _confirm(self, items: list[_Item]) -> None:
-        wanted = [item for item in items if item.wants_confirmation]
+        is_leaving = self._deletions.is_leaving
+        # What is on its way out is as good as not there: its sender writes it once more.
+        wanted = [
+            item
+            for item in items
+            if item.wants_confirmation and not is_leaving(item.fragment.payload.payload_id)
+        ]
         if not wanted:
             return
+        payload_ids = [item.fragment.payload.payload_id for item in wanted]
+        for payload_id in payload_ids:
+            # Sent again in time; `_admit` keeps it for a while once more if it is refused again.
+            self._unowned.discard(payload_id)
         references = [payload_reference(item.fragment.payload) for item in wanted]
-        with self._metrics.store_trip("confirm"):
+        with self._deletions.confirming(payload_ids), self._metrics.store_trip("confirm"):
             answers = await self._custodian.confirm(references)
-        for item, is_there in zip(wanted, answers, strict=True):
-            item.is_there = is_there
+        for item, payload_id, is_there in zip(wanted, payload_ids, answers, strict=True):
+            item.is_there = is_there and not is_leaving(payload_id)
 
     def _admit(self, items: list[_Item], admitter: Admitter) -> None:
         for item in items:

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from breadbox.errors import StoreError
@@ -26,6 +27,9 @@ class DeletionQueue:
 
     At `limit` payloads `is_full` tells the appends to refuse fragments until the store has caught
     up, so the queue never holds more than `limit` and what the buffers held at that moment.
+
+    A payload that is on its way out must not be confirmed for somebody, nor one be sent on its way
+    out while it is being confirmed: it would be lost. Both sides tell each other here.
     """
 
     def __init__(self, custodian: PayloadCustodian, *, metrics: Metrics, limit: int) -> None:
@@ -33,6 +37,8 @@ class DeletionQueue:
         self._metrics = metrics
         self._limit = limit
         self._payloads: deque[Payload] = deque()
+        self._leaving: set[PayloadId] = set()
+        self._confirming: set[PayloadId] = set()
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -47,11 +53,46 @@ class DeletionQueue:
 
     def put(self, payloads: Iterable[Payload]) -> None:
         """Queue payloads that nothing refers to any more."""
+        payloads = list(payloads)
         self._payloads.extend(payloads)
+        self._leaving.update([each.payload_id for each in payloads])
         if self._payloads:
             self._empty.clear()
             self._wake.set()
             self._metrics.pending_deletions.set(len(self._payloads))
+
+    def is_leaving(self, payload_id: PayloadId) -> bool:
+        """Whether a payload waits for its deletion, or is being deleted."""
+        return payload_id in self._leaving
+
+    @contextmanager
+    def confirming(self, payload_ids: Iterable[PayloadId]) -> Iterator[None]:
+        """Keep payloads from being taken for orphans while they are confirmed."""
+        payload_ids = list(payload_ids)
+        self._confirming.update(payload_ids)
+        try:
+            yield
+        finally:
+            self._confirming.difference_update(payload_ids)
+
+    async def delete_orphans(self, payload_ids: Iterable[PayloadId]) -> int:
+        """Delete payloads that no book knows, but for those that are being confirmed right now.
+
+        Returns:
+            How many were deleted.
+
+        Raises:
+            StoreUnavailableError: The store cannot be reached; some may be deleted.
+        """
+        payload_ids = [each for each in payload_ids if each not in self._confirming]
+        self._leaving.update(payload_ids)
+        try:
+            with self._metrics.store_trip("delete"):
+                await self._custodian.delete_ids(payload_ids)
+        finally:
+            self._leaving.difference_update(payload_ids)
+        self._metrics.deleted.inc(len(payload_ids))
+        return len(payload_ids)
 
     async def wait_empty(self) -> None:
         """Return when everything that was queued has been deleted."""
@@ -78,7 +119,7 @@ class DeletionQueue:
             return
         # Only now: a batch whose deletion failed stays at the head, and is tried again whole.
         for _ in range(count):
-            self._payloads.popleft()
+            self._leaving.discard(self._payloads.popleft().payload_id)
         self._metrics.deleted.inc(count)
         self._metrics.pending_deletions.set(len(self._payloads))
 

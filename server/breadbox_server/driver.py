@@ -164,11 +164,8 @@ class Driver:
         weights = command.weights
         taken = False
         try:
-            if weights is not None:
-                with self._metrics.store_trip("confirm"):
-                    (is_there,) = await self._custodian.confirm([payload_reference(weights)])
-                if not is_there:
-                    raise PayloadMissingError(weights.payload_id)
+            if weights is not None and not await self._confirm_weights(weights):
+                raise PayloadMissingError(weights.payload_id)
             published: Published = self._apply_now(command)
             taken = published.weights_taken
         finally:
@@ -178,6 +175,18 @@ class Driver:
                 self._unowned.add(weights, command.buffer, self._clock.now())
         await self.settled()
         return published
+
+    async def _confirm_weights(self, weights: Payload) -> bool:
+        """Confirm one payload; whether it is there, and not on its way out."""
+        if self.deletions.is_leaving(weights.payload_id):
+            return False
+        self._unowned.discard(weights.payload_id)
+        with (
+            self.deletions.confirming([weights.payload_id]),
+            self._metrics.store_trip("confirm"),
+        ):
+            (is_there,) = await self._custodian.confirm([payload_reference(weights)])
+        return is_there and not self.deletions.is_leaving(weights.payload_id)
 
     async def delete_buffer(self, command: DeleteBuffer) -> None:
         """Delete a buffer; those who watch its model are told, and its series are dropped.

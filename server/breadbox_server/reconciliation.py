@@ -166,7 +166,5 @@ class Reconciler:
             for payload_id in batch
             if not any(self._driver.refers_to(name, payload_id) for name in names)
         ]
-        with self._metrics.store_trip("delete"):
-            await self._custodian.delete_ids(unknown)
-        self._metrics.deleted.inc(len(unknown))
+        await self._driver.deletions.delete_orphans(unknown)
         self._orphans.difference_update(batch)

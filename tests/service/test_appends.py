@@ -207,6 +207,66 @@ async def test_payloads_confirmed_for_a_buffer_that_went_are_deleted_after_a_whi
     assert 2 == len(confirmed)
 
 
+class SlowToDelete(FakeCustodian):
+    """A store whose deletions can be held up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deleting = asyncio.Event()
+        self.may_delete = asyncio.Event()
+
+    async def delete_ids(self, payload_ids) -> None:
+        ids = list(payload_ids)
+        self.deleting.set()
+        await self.may_delete.wait()
+        await super().delete_ids(ids)
+
+
+async def test_a_payload_sent_again_while_it_is_being_deleted_is_missing_and_not_lost():
+    """Admitted, it would be a fragment in the books whose payload goes at the next moment."""
+    custodian = SlowToDelete()
+    async with served(
+        BufferConfig(staleness_max=0), custodian=custodian, unannounced_s=100.0
+    ) as it:
+        await it.start()
+        custodian.loses_answers = True
+        fragment = it.metadata(0)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await it.append(fragment)
+        custodian.loses_answers = False
+        it.clock.advance(101.0)
+        await custodian.deleting.wait()
+        reply = await it.append(fragment, it.metadata(0, worker_id="other"))
+        custodian.may_delete.set()
+        await eventually(lambda: fragment.payload.payload_id in custodian.deleted)
+        again = await it.append(it.metadata(0))
+        buffer = await it.buffer()
+    assert [MISSING, ADMITTED] == outcomes(reply)
+    assert [ADMITTED] == outcomes(again)
+    assert 2 == buffer.state.chunk_count == len(custodian.kept)
+
+
+async def test_a_payload_that_is_being_confirmed_again_is_not_deleted_as_overdue():
+    async with served(unannounced_s=100.0) as it:
+        await it.start()
+        fragment = it.metadata(0)
+        it.custodian.loses_answers = True
+        with pytest.raises(grpc.aio.AioRpcError):
+            await it.append(fragment)
+        it.custodian.loses_answers = False
+        it.custodian.may_confirm.clear()
+        it.custodian.confirming.clear()
+        async with asyncio.TaskGroup() as group:
+            appending = group.create_task(it.append(fragment))
+            await it.custodian.confirming.wait()
+            it.clock.advance(101.0)
+            it.server.driver._unowned.delete_overdue(it.clock.now())
+            it.custodian.may_confirm.set()
+        await it.server.driver.flush()
+    assert [ADMITTED] == outcomes(appending.result())
+    assert {fragment.payload.payload_id} == it.custodian.kept
+
+
 def unowned_payloads(custodian: FakeCustodian) -> tuple[DeletionQueue, UnownedPayloads]:
     deletions = DeletionQueue(custodian, metrics=Metrics(CollectorRegistry()), limit=10)
     return deletions, UnownedPayloads(deletions, keep_s=10.0, is_referenced=lambda *_: False)

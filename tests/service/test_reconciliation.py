@@ -9,7 +9,13 @@ from prometheus_client import CollectorRegistry
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.ids import BufferName, SessionId
-from breadbox_server.core.inputs import EndSession, Fragment, Payload, StartSession
+from breadbox_server.core.inputs import (
+    AdmissionOutcome,
+    EndSession,
+    Fragment,
+    Payload,
+    StartSession,
+)
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.metrics import Metrics
 from breadbox_server.reconciliation import Reconciler
@@ -73,3 +79,44 @@ async def test_what_is_let_go_while_the_store_is_listed_is_neither_lost_nor_left
         running.cancel()
     lost = metrics.registry.get_sample_value("breadbox_payloads_lost_total", {"buffer": BUFFER})
     assert (None, set()) == (lost, reconciler._orphans)
+
+
+class SlowlyConfirmed(FakeCustodian):
+    """A store that has confirmed before its answer is heard of."""
+
+    async def confirm(self, references):
+        self.kept.update(each.payload_id for each in references)
+        self.unannounced.difference_update(each.payload_id for each in references)
+        return await super().confirm(references)
+
+
+async def test_an_orphan_that_is_being_confirmed_is_not_deleted():
+    custodian, clock, metrics = SlowlyConfirmed(), ManualTimers(), Metrics(CollectorRegistry())
+    driver = Driver(
+        BufferSet(random.Random(1), BufferConfig()),
+        custodian,
+        clock=clock,
+        metrics=metrics,
+        limits=DriverLimits(),
+    )
+    reconciler = Reconciler(
+        driver, custodian, clock=clock, metrics=metrics, orphan_s=10.0, deletes_orphans=True
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(driver.run())
+        await driver.apply(StartSession(BUFFER, RUN))
+        wanted, left_over = fragment(custodian, 0), custodian.write()
+        custodian.kept = set(custodian.unannounced)
+        custodian.unannounced.clear()
+        await reconciler.reconcile()
+        clock.advance(11.0)
+        custodian.may_confirm.clear()
+        appending = group.create_task(driver.append(BUFFER, [wanted]))
+        await custodian.confirming.wait()
+        await reconciler._delete_orphans()
+        custodian.may_confirm.set()
+        (result,) = await appending
+        running.cancel()
+    assert AdmissionOutcome.ADMITTED is result.outcome
+    assert [left_over.payload_id] == custodian.deleted
+    assert {wanted.payload.payload_id} == custodian.kept
