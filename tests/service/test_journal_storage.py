@@ -1,12 +1,21 @@
 """Places for a journal: one contract for both, and what only one of them can meet."""
 
+import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from breadbox_server.journal.redis_stream import OWNER, TURNS, RedisArchive, RedisWriter
+from breadbox_server.journal.redis_stream import (
+    HALF,
+    OWNER,
+    PIECE_SIZE_BYTES,
+    TURNS,
+    RedisArchive,
+    RedisWriter,
+)
 from breadbox_server.journal.sqlite import SqliteArchive, SqliteWriter
 from breadbox_server.journal.storage import (
     BEGINNING,
@@ -15,6 +24,7 @@ from breadbox_server.journal.storage import (
     JournalTakenError,
     JournalUnavailableError,
 )
+from support.eventually import eventually
 from support.redis_server import RedisServer
 
 FIRST = BEGINNING + 1
@@ -237,6 +247,58 @@ async def test_the_server_that_wrote_before_is_refused_when_another_takes_over()
         archive.close()
 
 
+class KilledError(Exception):
+    """Stands for the end of a process."""
+
+
+class KilledAfter:
+    """A client whose process ends after some commands."""
+
+    def __init__(self, client, commands: int) -> None:
+        self._client = client
+        self._left = commands
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def eval(self, *arguments):
+        self._left -= 1
+        if self._left < 0:
+            raise KilledError
+        return self._client.eval(*arguments)
+
+
+@pytest.mark.parametrize("begins_again", [False, True])
+async def test_what_a_killed_writer_left_of_a_snapshot_goes_with_the_next(begins_again):
+    """Of a large buffer it may be hundreds of megabytes, and nothing else ever deletes it."""
+    large = b"x" * (3 * PIECE_SIZE_BYTES)
+    with RedisServer() as server, server.client() as client:
+        archive = RedisArchive(server.url)
+        writer = RedisWriter(server.url, archive.take())
+        archive.begin(b"nothing")
+        await write(writer, FIRST, FIRST + 1, FIRST + 2)
+        killed = RedisArchive(server.url)
+        for sequence in (FIRST, FIRST + 2):
+            alive, killed._client = killed._client, KilledAfter(killed._client, 3)
+            with pytest.raises(KilledError):
+                killed.write_snapshot(sequence, large)
+            killed._client = alive
+        left = len(client.keys("breadbox:{journal}:piece:*"))
+        if begins_again:
+            await writer.begin_again(FIRST + 2, b"state")
+        else:
+            archive.write_snapshot(FIRST + 2, b"state")
+        assert (FIRST + 2, b"state") == archive.read_snapshot()
+        assert 5 == left
+        assert [b"breadbox:{journal}:piece:%d:0" % (FIRST + 2)] == client.keys(
+            "breadbox:{journal}:piece:*"
+        )
+        assert not client.exists(HALF)
+        await writer.close()
+        killed.close()
+        archive.close()
+
+
 async def test_a_full_redis_still_takes_turns_and_snapshots():
     """Otherwise nothing could be released, and so nothing be freed."""
     with RedisServer(memory_bytes_max=4 * 2**20) as server, server.client() as client:
@@ -273,6 +335,53 @@ async def test_a_deleted_sqlite_journal_is_noticed(tmp_path):
     archive = SqliteArchive(tmp_path)
     assert (FIRST, b"state") == archive.read_snapshot()
     assert expected(FIRST + 1) == list(archive.read_turns(FIRST))
+    archive.close()
+
+
+class HeldConnection:
+    """A connection that is held up in the middle of a trim."""
+
+    def __init__(self, connection) -> None:
+        self._connection = connection
+        self.trims = threading.Event()
+        self.may_trim = threading.Event()
+
+    def __enter__(self):
+        return self._connection.__enter__()
+
+    def __exit__(self, *error):
+        return self._connection.__exit__(*error)
+
+    def execute(self, statement, *arguments):
+        if statement.startswith("DELETE"):
+            self.trims.set()
+            assert self.may_trim.wait(60.0)
+        return self._connection.execute(statement, *arguments)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+async def test_a_sqlite_journal_is_not_begun_again_under_a_trim(tmp_path):
+    """The trim would find its connection closed, and that would end the server."""
+    archive = SqliteArchive(tmp_path)
+    archive.begin(b"nothing")
+    archive.close()
+    writer = SqliteWriter(tmp_path, sync=True)
+    await write(writer, FIRST, FIRST + 1)
+    held = writer._connection = HeldConnection(writer._connection)
+    async with asyncio.TaskGroup() as group:
+        trimming = group.create_task(writer.trim(FIRST))
+        await eventually(held.trims.is_set)
+        beginning = group.create_task(writer.begin_again(FIRST + 1, b"state"))
+        await eventually(lambda: beginning.done() or writer._thread._work_queue.qsize() == 1)
+        held.may_trim.set()
+    assert trimming.result() is False
+    await write(writer, FIRST + 2)
+    await writer.close()
+    archive = SqliteArchive(tmp_path)
+    assert (FIRST + 1, b"state") == archive.read_snapshot()
+    assert expected(FIRST + 2) == list(archive.read_turns(FIRST + 1))
     archive.close()
 
 

@@ -3,6 +3,7 @@
     breadbox:{journal}:turns            stream; the entry of turn n has the id n-0
     breadbox:{journal}:snapshot         hash: sequence, piece count
     breadbox:{journal}:piece:<n>:<k>    piece k of the snapshot of sequence n
+    breadbox:{journal}:half             hash: sequence to piece count, of snapshots being written
     breadbox:{journal}:owner            the server that may write
     breadbox:{journal}:notes            hash: what is noted beside the journal
 
@@ -30,6 +31,7 @@ from breadbox_server.journal.storage import (
 _PREFIX: Final = "breadbox:{journal}:"
 TURNS: Final = _PREFIX + "turns"
 SNAPSHOT: Final = _PREFIX + "snapshot"
+HALF: Final = _PREFIX + "half"
 OWNER: Final = _PREFIX + "owner"
 NOTES: Final = _PREFIX + "notes"
 _TOUCH: Final = _PREFIX + "touch"
@@ -149,14 +151,19 @@ class RedisArchive:
             old = self._client.hgetall(SNAPSHOT)
             if old and int(old[b"sequence"]) > sequence:
                 return
+            halves = self._client.hgetall(HALF)
             pieces = _cut(data)
+            self._client.eval(*_anyway("HSET", HALF, sequence, len(pieces)))
             for k, piece in enumerate(pieces):
                 self._client.eval(*_anyway("SET", _piece(sequence, k), piece))
-            # From here on the newer one counts; what is left of the other is of no use.
-            if not self._client.eval(*_head(sequence, len(pieces))):
-                self._client.unlink(*_pieces(sequence, len(pieces)))
-            elif old and int(old[b"sequence"]) != sequence:
-                self._client.unlink(*_pieces(int(old[b"sequence"]), int(old[b"piece_count"])))
+            if self._client.eval(*_head(sequence, len(pieces))):
+                # From here on the newer one counts; what is left of others is of no use.
+                useless = _useless(sequence, len(pieces), old, halves)
+            else:
+                useless = _pieces(sequence, len(pieces))
+            if useless:
+                self._client.unlink(*useless)
+            self._client.hdel(HALF, *_done(sequence, halves))
 
     def read_note(self, name: str) -> str:
         """See JournalArchive."""
@@ -208,12 +215,18 @@ class RedisWriter:
             if owner not in (None, self._token.encode()):
                 raise JournalTakenError("another server writes this journal")
             await self._client.eval(*_anyway("SET", OWNER, self._token))
+            old = await self._client.hgetall(SNAPSHOT)
+            halves = await self._client.hgetall(HALF)
             pieces = _cut(snapshot)
+            await self._client.eval(*_anyway("HSET", HALF, sequence, len(pieces)))
             for k, piece in enumerate(pieces):
                 await self._client.eval(*_anyway("SET", _piece(sequence, k), piece))
             await self._client.eval(*_head(sequence, len(pieces)))
-            # Last: until the snapshot counts, the turns that are left are all there is.
+            # Only now: until the snapshot counts, the turns that are left are all there is.
             await self._client.eval(_ONLY_TURN, 2, TURNS, _TOUCH, sequence)
+            if useless := _useless(sequence, len(pieces), old, halves):
+                await self._client.unlink(*useless)
+            await self._client.hdel(HALF, *_done(sequence, halves))
 
     async def trim(self, up_to: int) -> bool:
         """See JournalWriter."""
@@ -255,6 +268,34 @@ def _cut(data: bytes) -> list[bytes]:
 
 def _pieces(sequence: int, piece_count: int) -> list[str]:
     return [_piece(sequence, k) for k in range(piece_count)]
+
+
+def _useless(
+    sequence: int, piece_count: int, old: dict[bytes, bytes], halves: dict[bytes, bytes]
+) -> list[str]:
+    """Pieces that a snapshot makes useless: of the one before, and of those never finished.
+
+    Args:
+        sequence: Of the snapshot that counts now.
+        piece_count: Of it.
+        old: The head of the one before; empty: there was none.
+        halves: Those that were being written when this one was begun; most writers were killed.
+    """
+    counts = {int(each): int(count) for each, count in halves.items()}
+    if old:
+        before = int(old[b"sequence"])
+        counts[before] = max(counts.get(before, 0), int(old[b"piece_count"]))
+    return [
+        _piece(each, k)
+        for each, count in counts.items()
+        if each <= sequence
+        for k in range(piece_count if each == sequence else 0, count)
+    ]
+
+
+def _done(sequence: int, halves: dict[bytes, bytes]) -> list[int]:
+    """Snapshots of which nothing is being written any more; a newer one may be."""
+    return [sequence, *(int(each) for each in halves if int(each) < sequence)]
 
 
 def _piece(sequence: int, k: int) -> str:

@@ -165,6 +165,14 @@ class SqliteWriter:
 
     async def begin_again(self, sequence: int, snapshot: bytes) -> None:
         """See JournalWriter."""
+        if self._thread is None:
+            self._begin_again(sequence, snapshot)
+            return
+        # In the thread, so that the connection is not closed under a trim.
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._begin_again, sequence, snapshot)
+
+    def _begin_again(self, sequence: int, snapshot: bytes) -> None:
         self._connection.close()
         with _translated_errors():
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
