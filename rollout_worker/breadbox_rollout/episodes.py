@@ -100,6 +100,8 @@ class EpisodeReporter:
         self._lost_in_a_row = 0
         """Since a call was last answered. Of the thread alone."""
         self._closing = False
+        self._error: Exception | None = None
+        """What ended the thread, which is a bug."""
         self._thread = threading.Thread(target=self._run, name="episode-reporter", daemon=True)
 
     def start(self) -> None:
@@ -107,8 +109,14 @@ class EpisodeReporter:
         self._thread.start()
 
     def put(self, report: EpisodeReport) -> None:
-        """Queue a report. Does not block."""
+        """Queue a report. Does not block.
+
+        Raises:
+            Exception: What ended the reporter's thread, which is a bug; nothing was queued.
+        """
         with self._lock:
+            if self._error is not None:
+                raise self._error
             if len(self._waiting) >= self._reports_max:
                 self._lost += 1
                 return
@@ -129,17 +137,33 @@ class EpisodeReporter:
             self._thread.join(grace_s)
 
     def _run(self) -> None:
-        while True:
+        try:
+            while self._send_some():
+                pass
+        except Exception as error:
+            # Said here too: a worker that ends by itself may never put another report.
+            logger.exception("episodes are not reported any more")
             with self._lock:
-                self._changed.wait_for(lambda: bool(self._waiting) or self._closing)
-                if not self._waiting:
-                    return
-                count = min(len(self._waiting), _REPORTS_PER_CALL_MAX)
-                batch = [self._waiting.popleft() for _ in range(count)]
+                self._error = error
+                self._lost += len(self._waiting)
+                self._waiting.clear()
+
+    def _send_some(self) -> bool:
+        """Wait for reports and send the first of them; False: all is sent."""
+        with self._lock:
+            self._changed.wait_for(lambda: bool(self._waiting) or self._closing)
+            if not self._waiting:
+                return False
+            count = min(len(self._waiting), _REPORTS_PER_CALL_MAX)
+            batch = [self._waiting.popleft() for _ in range(count)]
+        sent = False
+        try:
             sent = self._report(batch)
+        finally:
             with self._lock:
                 self._reported += len(batch) * sent
                 self._lost += len(batch) * (not sent)
+        return True
 
     def _report(self, batch: list[EpisodeReport]) -> bool:
         try:

@@ -152,8 +152,8 @@ class RolloutWorker:
             EnvironmentStartError: No environment starts, or none is left.
             WeightsMismatchError: Published weights are not those of this policy.
             PolicyOutputError: They have diverged.
-            Exception: What ended the thread of the watcher or the sender: a bug, told here so that
-                it does not leave environments that wait for ever.
+            Exception: What ended the thread of the watcher, the sender or the reporter: a bug, told
+                here so that it leaves no environments that wait, or report, in vain.
         """
         try:
             with self._pool:

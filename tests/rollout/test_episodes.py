@@ -123,3 +123,24 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(
     assert ["episode reports are lost for now: away", "5 episode reports were lost"] == [
         record.getMessage() for record in caplog.records
     ]
+
+
+def test_a_bug_that_ends_the_reporter_is_said_once_and_ends_the_worker_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(FakeService):
+        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+            raise TypeError("a bug")
+
+    reporter = EpisodeReporter(Broken())
+    for _ in range(3):
+        reporter.put(report_of())
+    reporter.start()
+    reporter.close(60.0)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="a bug"):
+            reporter.put(report_of())
+    assert ReporterCounts(reported=0, lost=3) == reporter.counts()
+    assert ["episodes are not reported any more"] == [
+        record.getMessage() for record in caplog.records
+    ]
