@@ -78,6 +78,29 @@ async def test_confirming_takes_the_expiry_from_every_piece(redis_server: RedisS
     await custodian.close()
 
 
+async def test_of_a_payload_whose_pieces_are_partly_gone_the_rest_goes_on_to_expire(
+    redis_server: RedisServer,
+) -> None:
+    """Kept, the rest would belong to nobody and stay for ever."""
+    store = open_store(redis_server.url, piece_size_bytes=PIECE_BYTES)
+    custodian = open_custodian(redis_server.url)
+    references = store.write_many(
+        [in_buffers(payload_of(size)) for size in (100, 3 * PIECE_BYTES, 2 * PIECE_BYTES, 100)]
+    )
+    with redis_server.client() as client:
+        client.delete(
+            piece_key(references[1].payload_id, 2), piece_key(references[3].payload_id, 0)
+        )
+        assert [True, False, True, False] == await custodian.confirm(references)
+        left = [piece_key(references[1].payload_id, piece) for piece in range(2)]
+        assert all(client.pttl(key) > 0 for key in left)
+        kept = [piece_key(references[2].payload_id, piece) for piece in range(2)]
+        kept.append(piece_key(references[0].payload_id, 0))
+        assert [-1] * 3 == [client.pttl(key) for key in kept]
+    store.close()
+    await custodian.close()
+
+
 async def test_thousands_of_pieces_are_confirmed_in_one_call(redis_server: RedisServer) -> None:
     store, custodian = open_store(redis_server.url), open_custodian(redis_server.url)
     references = store.write_many([[memoryview(payload_of(100))] for _ in range(2500)])

@@ -29,6 +29,15 @@ return table.concat(flags)
 """
 _THERE: Final = ord("1")
 _CONFIRM: Final = _LOOP % "math.max(redis.call('PERSIST', key), redis.call('EXISTS', key))"
+_CONFIRM_WHOLE: Final = """
+for _, key in ipairs(KEYS) do
+  if redis.call('EXISTS', key) == 0 then return '0' end
+end
+for _, key in ipairs(KEYS) do redis.call('PERSIST', key) end
+return '1'
+"""
+"""For the pieces of one payload: were some of them kept and others not, nobody would ever delete
+them."""
 _EXISTS: Final = _LOOP % "redis.call('EXISTS', key)"
 _UNLINK: Final = _LOOP % "redis.call('UNLINK', key)"
 """A "1" or "0" per key in one reply: parsing a reply per key would cost the server's loop most."""
@@ -64,7 +73,17 @@ class RedisCustodian:
 
     async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
         """See PayloadCustodian."""
-        return await self._are_all(_CONFIRM, references)
+        groups = [piece_keys(each) if is_sound(each) else [] for each in references]
+        flags = [b""] * len(groups)
+        with translated_errors():
+            if any(len(keys) > 1 for keys in groups):
+                several = [keys if len(keys) > 1 else [] for keys in groups]
+                flags = await self._ask_each(_CONFIRM_WHOLE, several)
+                groups = [keys if len(keys) == 1 else [] for keys in groups]
+            if any(groups):
+                single = await self._ask(_CONFIRM, groups)
+                flags = [one or other for one, other in zip(single, flags, strict=True)]
+        return [each == b"1" for each in flags]
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadCustodian."""
@@ -181,12 +200,7 @@ class RedisCustodian:
     async def _ask(self, script: str, groups: Sequence[Sequence[bytes]]) -> list[bytes]:
         """Run a script on groups of keys, each of one payload; a flag per key, by group."""
         if self._is_cluster:
-            # The client sorts the calls by node, and asks all nodes at once.
-            pipeline = self._client.pipeline()
-            for keys in filter(None, groups):
-                pipeline.eval(script, len(keys), *keys)
-            answers = iter(await pipeline.execute() if any(groups) else [])
-            return [next(answers) if keys else b"" for keys in groups]
+            return await self._ask_each(script, groups)
         keys = [key for group in groups for key in group]
         calls = [keys[at : at + _KEYS_PER_SCRIPT] for at in range(0, len(keys), _KEYS_PER_SCRIPT)]
         if len(calls) <= 1:
@@ -198,6 +212,19 @@ class RedisCustodian:
             flags = b"".join(await pipeline.execute())
         ends = list(accumulate(len(group) for group in groups))
         return [flags[end - len(group) : end] for group, end in zip(groups, ends, strict=True)]
+
+    async def _ask_each(self, script: str, groups: Sequence[Sequence[bytes]]) -> list[bytes]:
+        """Run a script once for each group of keys; the answers, of an empty group an empty one."""
+        # The client of a cluster sorts the calls by node, and asks all nodes at once.
+        pipeline = (
+            self._client.pipeline()
+            if self._is_cluster
+            else self._client.pipeline(transaction=False)
+        )
+        for keys in filter(None, groups):
+            pipeline.eval(script, len(keys), *keys)
+        answers = iter(await pipeline.execute() if any(groups) else [])
+        return [next(answers) if keys else b"" for keys in groups]
 
     async def _without_expiry(self, keys: Sequence[bytes]) -> list[str]:
         pipeline = self._client.pipeline(transaction=False)
