@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from breadbox.stores import open_custodian
 from breadbox.stores.base import PayloadCustodian
@@ -17,12 +18,14 @@ from breadbox_server.convert import payload_reference
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.errors import StartError
 from breadbox_server.journal.place import JournalPlace
-from breadbox_server.journal.recovery import recover
+from breadbox_server.journal.recovery import Recovered, recover
 from breadbox_server.journal.storage import JournalArchive, JournalError
 
 __all__ = ["Findings", "JournalError", "StartError", "delete", "examine"]
 
 DELETE_BATCH = 256
+READS = 3
+"""Attempts at a journal that a server may be trimming meanwhile."""
 
 
 @dataclass(slots=True)
@@ -132,7 +135,21 @@ async def _compare(custodian: PayloadCustodian, archive: JournalArchive) -> Find
 
 
 def _references(archive: JournalArchive) -> Iterable[PayloadReference]:
-    found = recover(archive, lambda state: BufferSet.restore(state, random.Random(0)))
+    found = _recover(archive)
     for name in found.buffers.names():
         for payload in found.buffers.payloads(name):
             yield payload_reference(payload)
+
+
+def _recover(archive: JournalArchive) -> Recovered:
+    """Read the books; again if that fails, which a newer snapshot between two reads explains."""
+    for _ in range(READS - 1):
+        try:
+            return recover(archive, _restore)
+        except JournalError:
+            continue
+    return recover(archive, _restore)
+
+
+def _restore(state: Any) -> BufferSet:
+    return BufferSet.restore(state, random.Random(0))

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import zstandard
 
+from breadbox_server import fsck
 from breadbox_server.core import entries as core_entries
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import (
@@ -122,6 +124,18 @@ def test_what_is_no_snapshot_is_refused():
             decode_snapshot(data)
 
 
+@pytest.mark.parametrize("says_its_size", [True, False])
+def test_a_snapshot_that_would_unpack_to_more_than_the_limit_is_refused(monkeypatch, says_its_size):
+    snapshot = Snapshot(1, 1.0, {"zeros": "0" * 100_000})
+    text = zstandard.ZstdDecompressor().decompress(encode_snapshot(snapshot))
+    packer = zstandard.ZstdCompressor(write_content_size=says_its_size)
+    monkeypatch.setattr(codec, "SNAPSHOT_SIZE_BYTES_MAX", len(text))
+    assert snapshot == decode_snapshot(packer.compress(text))
+    monkeypatch.setattr(codec, "SNAPSHOT_SIZE_BYTES_MAX", len(text) - 1)
+    with pytest.raises(JournalFormatError, match="damaged"):
+        decode_snapshot(packer.compress(text))
+
+
 def test_every_change_of_an_entry_grows_the_version():
     """Fields are written by position: change this list and `codec.VERSION` together."""
     assert 1 == codec.VERSION
@@ -141,6 +155,44 @@ def test_a_journal_cut_anywhere_is_compacted_into_the_same_core(tmp_path):
         found = recover(archive, lambda state: BufferSet.restore(state, random.Random(0)))
         assert wanted == found.buffers.snapshot()
     assert 0 == found.turn_count
+    archive.close()
+
+
+class TrimmedMeanwhile:
+    """An archive that a server compacts and trims between two reads of somebody else."""
+
+    def __init__(self, archive, directory: Path) -> None:
+        self._archive = archive
+        self._directory = directory
+        self.reads = 0
+
+    def __getattr__(self, name):
+        return getattr(self._archive, name)
+
+    def read_turns(self, after: int):
+        self.reads += 1
+        if self.reads == 1:
+            sequence = compact(self._archive)
+            writer = SqliteWriter(self._directory, sync=False)
+            _run_at_once(writer.trim(sequence - 5))
+            _run_at_once(writer.close())
+        return self._archive.read_turns(after)
+
+
+def test_fsck_reads_a_journal_again_that_was_trimmed_between_its_reads(tmp_path):
+    place = JournalPlace("sqlite", str(tmp_path))
+    archive = place.open_archive()
+    live = BufferSet(random.Random(3), BufferConfig(), is_recording=True)
+    begin(archive, live, 0.0)
+    _write_history(tmp_path, live)
+    meanwhile = TrimmedMeanwhile(archive, tmp_path)
+    assert live.snapshot() == fsck._recover(meanwhile).buffers.snapshot()
+    assert 2 == meanwhile.reads
+    with archive._connection as connection:
+        connection.execute("DELETE FROM turns")
+        connection.execute("INSERT INTO turns VALUES (?, ?)", (BEGINNING + 99, encode_turn([])))
+    with pytest.raises(JournalDamagedError, match="lacks turns"):
+        fsck._recover(archive)
     archive.close()
 
 
@@ -186,8 +238,11 @@ def _write_history(directory, live: BufferSet) -> None:
         else:
             live.apply(PublishModel("default", f"run{step // 10 * 10}", step), now=now)
         live.take_events()
-        # Nothing here waits for the loop, so the coroutine runs to its end when it is sent to.
-        with pytest.raises(StopIteration):
-            journal.append(live.take_entries()).send(None)
+        _run_at_once(journal.append(live.take_entries()))
+    _run_at_once(writer.close())
+
+
+def _run_at_once(coroutine) -> None:
+    """Nothing here waits for the loop, so a coroutine runs to its end when it is sent to."""
     with pytest.raises(StopIteration):
-        writer.close().send(None)
+        coroutine.send(None)

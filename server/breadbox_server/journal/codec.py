@@ -24,8 +24,8 @@ VERSION: Final = 1
 """Of turns and snapshots. A reader refuses any other."""
 COMPRESSION_LEVEL: Final = 1
 """Snapshots are written in the background but read while everybody waits for the server."""
-TURN_SIZE_BYTES_MAX: Final = 2**30
-"""Declared size of a decompressed record beyond which it is taken for damage."""
+SNAPSHOT_SIZE_BYTES_MAX: Final = 2**30
+"""Size of a decompressed snapshot beyond which it is taken for damage, declared or not."""
 
 Entry = Any
 """Any of `breadbox_server.core.entries.Entry`."""
@@ -99,7 +99,12 @@ def decode_snapshot(data: bytes) -> Snapshot:
         JournalFormatError: It is damaged, or of another version.
     """
     try:
-        text = zstandard.ZstdDecompressor().decompress(data, max_output_size=TURN_SIZE_BYTES_MAX)
+        # zstandard heeds `max_output_size` only where the frame does not say its size.
+        if zstandard.frame_content_size(data) > SNAPSHOT_SIZE_BYTES_MAX:
+            raise JournalFormatError("a snapshot is damaged: it claims to be too large")
+        text = zstandard.ZstdDecompressor().decompress(
+            data, max_output_size=SNAPSHOT_SIZE_BYTES_MAX
+        )
     except zstandard.ZstdError as error:
         raise JournalFormatError(f"a snapshot is damaged: {error}") from error
     record = _loads(text)
