@@ -113,6 +113,8 @@ class Driver:
         self._timer: TimerHandle | None = None
         self._timer_at: float | None = None
         self._draining = False
+        self._model_changes = 0
+        """Changes of models that are not durable yet."""
         self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
         self.deletions = DeletionQueue(custodian, metrics=metrics, limit=limits.deletions_max)
         self._unowned = UnownedPayloads(
@@ -331,6 +333,13 @@ class Driver:
         """The current session, version and weights; see `BufferSet.model`."""
         return self._buffers.model(buffer)
 
+    async def durable_model(self, buffer: BufferName) -> ModelState:
+        """As `model`, once it is durable; it waits only right after a change of a model."""
+        state = self._buffers.model(buffer)
+        if self._model_changes:
+            await self.settled()
+        return state
+
     def describe(self, buffer: BufferName) -> BufferDescription:
         """Limits, gauges and counters of a buffer; see `BufferSet.describe`."""
         return self._buffers.describe(buffer, now=self._clock.now())
@@ -428,6 +437,7 @@ class Driver:
                 if type(event) is PayloadsDisposable:
                     disposable += event.payloads
                 elif type(event) in _EFFECTFUL:
+                    self._model_changes += type(event) is ModelChanged
                     self.turns.when_settled(partial(self._carry_out, event))
             if disposable:
                 self.turns.when_settled(partial(self.deletions.put, disposable))
@@ -455,6 +465,7 @@ class Driver:
                 if future is not None and not future.done():
                     future.set_exception(error)
             case ModelChanged(buffer=buffer):
+                self._model_changes -= 1
                 for watcher in self._watchers.get(buffer, ()):
                     _wake(watcher)
 

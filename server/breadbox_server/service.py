@@ -146,7 +146,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         """Admit fragments, one result each."""
         buffer = convert.buffer_name(request.buffer)
         results = await self._driver.append(buffer, convert.fragments(request.fragments))
-        state = self._driver.model(buffer)
+        state = await self._driver.durable_model(buffer)
         credit = self._driver.append_credit(buffer)
         retry_delay = None
         if any(result is not None and result.outcome.asks_to_wait for result in results):

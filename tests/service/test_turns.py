@@ -103,6 +103,34 @@ async def test_an_append_is_answered_only_when_it_is_durable():
         assert 1 == len(it.journal.turns[-1])
 
 
+async def test_a_model_is_told_only_when_it_is_durable():
+    """Else a worker would know a version that a crash makes unknown to everybody else."""
+    async with journalled() as it:
+        await it.driver.append(BUFFER, [fragment(it, 0)])
+        hold(it)
+        publishing = it.group.create_task(it.driver.publish(PublishModel(BUFFER, RUN, 7)))
+        await it.journal.writing.wait()
+        asking = it.group.create_task(it.driver.durable_model(BUFFER))
+        await turn_the_loop()
+        assert not asking.done()
+        it.journal.may_write.set()
+        await publishing
+        assert 7 == (await asking).model_version
+
+
+async def test_a_model_that_is_durable_is_told_at_once_whatever_else_is_written():
+    async with journalled() as it:
+        await it.driver.publish(PublishModel(BUFFER, RUN, 7))
+        hold(it)
+        appending = it.group.create_task(it.driver.append(BUFFER, [fragment(it, 0)]))
+        await it.journal.writing.wait()
+        asking = it.group.create_task(it.driver.durable_model(BUFFER))
+        await turn_the_loop()
+        assert asking.done()
+        it.journal.may_write.set()
+        await appending
+
+
 async def test_a_grant_is_told_only_when_it_is_durable():
     async with journalled() as it:
         await it.driver.append(BUFFER, [fragment(it, 0)])
