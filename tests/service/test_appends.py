@@ -88,10 +88,12 @@ async def test_fragments_after_one_that_asks_to_wait_carry_its_outcome_unconfirm
     async with served(config) as it:
         await it.start()
         await it.fill(2)
-        reply = await it.append(it.metadata(2), it.metadata(0, worker_id="other"))
-        kept = len(it.custodian.kept)
-    assert [BUFFER_FULL, BUFFER_FULL] == outcomes(reply)
-    assert 2 == kept
+        alone = await it.append(it.metadata(0))
+        behind = await it.append(it.metadata(2), it.metadata(0), it.metadata(0, worker_id="other"))
+    assert [DUPLICATE] == outcomes(alone)
+    assert [BUFFER_FULL] * 3 == outcomes(behind)
+    assert [2] == it.custodian.confirm_trips
+    assert (2, 4) == (len(it.custodian.kept), len(it.custodian.unannounced))
 
 
 async def test_what_stands_behind_a_fragment_that_has_to_wait_is_not_confirmed():
@@ -154,12 +156,17 @@ async def test_a_payload_that_two_fragments_claim_stays_with_the_first():
         claims = [it.metadata(0, worker_id=name, payload=payload) for name in ("a", "b")]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await it.append(*claims)
+        driver = it.server.driver
+        unowned_before = len(driver._unowned)
         it.clock.advance(200.0)
-        await it.append(it.metadata(0, worker_id="c"))
+        driver._unowned.delete_overdue(it.clock.now())
+        await driver.flush()
         buffer = await it.buffer()
     assert "ARGUMENT_INVALID" == reason_of(caught.value)
-    assert 2 == buffer.state.chunk_count
-    assert payload.payload_id not in it.custodian.deleted
+    assert (1, 0) == (unowned_before, len(driver._unowned))
+    assert 1 == buffer.state.chunk_count
+    assert {payload.payload_id} == it.custodian.kept
+    assert [] == it.custodian.deleted
 
 
 async def test_a_payload_confirmed_for_a_fragment_that_became_stale_is_deleted_after_a_while():
