@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import click
@@ -20,12 +20,20 @@ from bench.scale import scale_rows
 from bench.service_rows import service_rows
 
 _HERE = Path(__file__).parent
-_SECTIONS = ("payload", "service", "recovery", "rollout", "learner", "offline", "scale", "core")
+_SECTIONS = ("payload", "service", "rollout", "learner", "core")
+_SECTIONS_BY_NAME = ("recovery", "offline", "scale")
+"""Measured only where they are asked for: each takes as long as all the others together."""
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="The same rows in two minutes, with fewer rounds.")
-@click.option("--only", type=click.Choice(_SECTIONS), help="One section only.")
+@click.option("--quick", is_flag=True, help="The same rows with fewer rounds: two minutes.")
+@click.option("--only", type=click.Choice(_SECTIONS + _SECTIONS_BY_NAME), help="One section only.")
+@click.option(
+    "--all",
+    "is_all",
+    is_flag=True,
+    help=f"Also {', '.join(_SECTIONS_BY_NAME)}: three times as long.",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -38,48 +46,51 @@ _SECTIONS = ("payload", "service", "recovery", "rollout", "learner", "offline", 
     envvar="BREADBOX_BENCH_RLLIB_PYTHON",
     help="Interpreter of an environment with ray[rllib] and torch, to measure offline data beside.",
 )
-def main(quick: bool, only: str | None, out: Path, rllib_python: str | None) -> None:
+def main(quick: bool, only: str | None, is_all: bool, out: Path, rllib_python: str | None) -> None:
     """Measure Breadbox on this machine, side by side with what bounds it."""
+    if only and is_all:
+        raise click.UsageError("--only names one section, --all means every one: give one of them")
+    sections = {only} if only else {*_SECTIONS, *(_SECTIONS_BY_NAME if is_all else ())}
     console = Console(width=None if sys.stdout.isatty() else 160)
     figures = []
-    for figure in _figures(quick, only, rllib_python, out):
+    for figure in _figures(quick, sections, rllib_python, out):
         console.print(f"{figure.workload}: {figure.name}: {figure.value:,.2f} {figure.unit}")
         figures.append(figure)
     report.show(figures, console)
-    if only in (None, "offline") and rllib_python is None:
+    if "offline" in sections and rllib_python is None:
         console.print(HOW_TO_COMPARE, markup=False)
     report.write(figures, out)
     console.print(f"written: {out / 'results.json'}, {out / 'results.png'}")
 
 
 def _figures(
-    quick: bool, only: str | None, rllib_python: str | None, out: Path
+    quick: bool, sections: Set[str], rllib_python: str | None, out: Path
 ) -> Iterator[Figure]:
-    if only in (None, "payload"):
+    if "payload" in sections:
         yield from payload_rows(rounds=5 if quick else 25)
-    if only in (None, "service"):
+    if "service" in sections:
         yield from service_rows(
             rounds=3 if quick else 10,
             chunk_count=20_000 if quick else 100_000,
             wake_count=100 if quick else 500,
         )
-    if only in (None, "recovery"):
+    if "recovery" in sections:
         yield from recovery_rows(
             fragment_count=20_000 if quick else 100_000, rounds=3 if quick else 5
         )
-    if only in (None, "rollout"):
+    if "rollout" in sections:
         yield from rollout_rows(rounds=12 if quick else 40)
-    if only in (None, "learner"):
+    if "learner" in sections:
         yield from learner_rows(batches=10 if quick else 40)
-    if only in (None, "offline"):
+    if "offline" in sections:
         yield from offline_rows(
             rounds=5 if quick else 15, row_count=10_000, rllib_python=rllib_python
         )
-    if only in (None, "scale"):
+    if "scale" in sections:
         yield from scale_rows(
             rounds=5 if quick else 15, seconds=2.0 if quick else 8.0, directory=out
         )
-    if only in (None, "core"):
+    if "core" in sections:
         yield from _core_figures(quick)
 
 
