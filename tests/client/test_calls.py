@@ -97,7 +97,11 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
         (types.ModelState("s", 0, None),),
         {"max_wait_s": 0.0},
         pb.WatchModelRequest(
-            buffer="b", known_session_id="s", known_model_version=0, max_wait=Duration()
+            buffer="b",
+            known_session_id="s",
+            known_model_version=0,
+            known_weights=False,
+            max_wait=Duration(),
         ),
     ),
     "AppendFragments": (

@@ -205,7 +205,7 @@ def test_frames_that_nothing_installed_can_draw_are_told_before_anything_starts(
     for name in ("CartPole-v1", "FrozenLake-v1"):
         options = GeneratorOptions(env=EnvSpec(name=name), out=out, episode_count=1)
         with pytest.raises(
-            InvalidRequestError, match=r"draws its frames with pygame.*breadbox\[classic-control\]"
+            InvalidRequestError, match=r"draws its frames with pygame.*\[classic-control\]"
         ):
             EpisodeGenerator(options, make_policy=random_policy, make_inference=on_the_cpu)
     assert not out.exists()
