@@ -81,7 +81,7 @@ def _figures(
     if "rollout" in sections:
         yield from rollout_rows(rounds=12 if quick else 40)
     if "learner" in sections:
-        yield from learner_rows(batches=10 if quick else 40)
+        yield from learner_rows(batches=20 if quick else 40)
     if "offline" in sections:
         yield from offline_rows(
             rounds=5 if quick else 15, row_count=10_000, rllib_python=rllib_python
