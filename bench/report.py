@@ -68,7 +68,7 @@ def _draw(figures: Sequence[Figure], path: Path) -> None:
             axes.text(value, height, f" {name} {value:.2f}", va="center", fontsize=8)
     axes.set_yticks(
         [position + 0.25 for position in range(len(compared))],
-        [f"{figure.name.split(',')[0]}\n{figure.workload}" for figure in compared],
+        ["\n".join([*figure.name.split(", "), figure.workload]) for figure in compared],
         fontsize=8,
     )
     axes.invert_yaxis()
