@@ -119,6 +119,7 @@ def test_the_version_is_the_packages() -> None:
         (("buffers", "create", "b", "--ratio", "2"), "--error-chunks"),
         (("buffers", "create", "b", "--error-chunks", "2"), "--ratio"),
         (("buffers", "create", "b", "--capacity-bytes", "8 bananas"), "8 bananas"),
+        (("buffers", "create", "b", "--uses-max", "0"), "x>=1"),
         (("stats", "--server", "http://x"), "address"),
         (("stats", "--server", "localhost"), "HOST:PORT"),
         (("stats", "--server", "::1"), "HOST:PORT"),

@@ -81,14 +81,17 @@ class SizeBytes(click.ParamType):  # type: ignore[type-arg]  # generic since cli
             self.fail(f"{value!r} is not a size such as 8GiB or 500MB", param, ctx)
 
 
-_COUNT = click.IntRange(min=0)
+_COUNT = click.IntRange(min=1)
+_COUNT_OR_NONE = click.IntRange(min=0)
 _SPAN = click.FloatRange(min=0, min_open=True)
 
 _LIMITS: tuple[Callable[[Any], Any], ...] = (
     click.option("--fragments-per-chunk", type=_COUNT, help="Fragments of a chunk; fixed."),
     click.option("--capacity-chunks", type=_COUNT, help="Chunks held for sampling."),
     click.option("--capacity-bytes", type=SizeBytes(), help="Payload bytes held, such as 8GiB."),
-    click.option("--staleness-max", type=_COUNT, help="Largest staleness served, in versions."),
+    click.option(
+        "--staleness-max", type=_COUNT_OR_NONE, help="Largest staleness served, in versions."
+    ),
     click.option("--uses-max", type=_COUNT, help="Deliveries after which a chunk leaves."),
     click.option(
         "--full-policy",
@@ -106,7 +109,7 @@ _LIMITS: tuple[Callable[[Any], Any], ...] = (
     click.option("--workers-max", type=_COUNT, help="Workers remembered in a session."),
     click.option("--open-chunk-s", type=_SPAN, help="Silence that ends a worker's open chunk."),
     click.option("--sampler", help="uniform, oldest_first or freshest_first."),
-    click.option("--minimum-chunks", type=_COUNT, help="Fetches wait for so many chunks."),
+    click.option("--minimum-chunks", type=_COUNT_OR_NONE, help="Fetches wait for so many chunks."),
     click.option("--ratio", type=float, help="Keep uses per inserted chunk about this."),
     click.option("--error-chunks", type=float, help="Width of the band around --ratio, in uses."),
 )
