@@ -393,12 +393,10 @@ def slice_of(worker_id):
     ]
 
 
-async def test_an_append_that_would_wait_longer_than_callers_do_is_refused_at_once():
-    """Many producers at once must be slowed down, not run into their deadlines one by one."""
-    clock = ManualTimers()
-    custodian = SlowCustodian(clock)
+def roomy_queue(custodian, clock):
+    """A queue that time bounds long before its count does."""
     deletions, unowned = unowned_payloads(custodian)
-    queue = AppendQueue(
+    return AppendQueue(
         custodian,
         deletions,
         unowned,
@@ -406,6 +404,13 @@ async def test_an_append_that_would_wait_longer_than_callers_do_is_refused_at_on
         metrics=Metrics(CollectorRegistry()),
         fragments_max=100_000,
     )
+
+
+async def test_an_append_that_would_wait_longer_than_callers_do_is_refused_at_once():
+    """Many producers at once must be slowed down, not run into their deadlines one by one."""
+    clock = ManualTimers()
+    custodian = SlowCustodian(clock)
+    queue = roomy_queue(custodian, clock)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(Taker()))
         for number in range(40):
@@ -430,15 +435,7 @@ async def test_an_append_that_would_wait_longer_than_callers_do_is_refused_at_on
 async def test_a_crowd_before_the_first_slice_is_not_all_let_in():
     """Nothing is known then of how fast this machine is."""
     custodian = FakeCustodian()
-    deletions, unowned = unowned_payloads(custodian)
-    queue = AppendQueue(
-        custodian,
-        deletions,
-        unowned,
-        clock=ManualTimers(),
-        metrics=Metrics(CollectorRegistry()),
-        fragments_max=100_000,
-    )
+    queue = roomy_queue(custodian, ManualTimers())
     room = round(WAIT_S_MAX / SLICE_S_ASSUMED)
     async with asyncio.TaskGroup() as group:
         crowd = [
@@ -456,15 +453,7 @@ async def test_a_queue_that_was_slow_once_is_not_held_short_for_ever():
     """After an outage the appends may be small, and then no slice is a full one."""
     clock = ManualTimers()
     custodian = SlowCustodian(clock)
-    deletions, unowned = unowned_payloads(custodian)
-    queue = AppendQueue(
-        custodian,
-        deletions,
-        unowned,
-        clock=clock,
-        metrics=Metrics(CollectorRegistry()),
-        fragments_max=100_000,
-    )
+    queue = roomy_queue(custodian, clock)
 
     async def refused_count() -> int:
         """Many workers at once, one fragment each; how many of them are told to come back."""
@@ -501,15 +490,7 @@ async def test_a_queue_that_was_slow_once_is_not_held_short_for_ever():
 async def test_an_append_to_an_empty_queue_is_taken_however_slow_the_server_is():
     clock = ManualTimers()
     custodian = SlowCustodian(clock)
-    deletions, unowned = unowned_payloads(custodian)
-    queue = AppendQueue(
-        custodian,
-        deletions,
-        unowned,
-        clock=clock,
-        metrics=Metrics(CollectorRegistry()),
-        fragments_max=100_000,
-    )
+    queue = roomy_queue(custodian, clock)
     large = [fragment for number in range(16) for fragment in slice_of(f"w-{number}")]
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(Taker()))

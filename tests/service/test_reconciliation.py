@@ -54,18 +54,21 @@ def fragment(custodian: FakeCustodian, index: int) -> Fragment:
     )
 
 
-async def test_what_is_let_go_while_the_store_is_listed_is_neither_lost_nor_left_over():
-    custodian, clock, metrics = SlowlyListed(), ManualTimers(), Metrics(CollectorRegistry())
-    driver = Driver(
-        BufferSet(random.Random(1), BufferConfig()),
-        custodian,
-        clock=clock,
-        metrics=metrics,
-        limits=DriverLimits(),
-    )
+def compared(
+    custodian: FakeCustodian, clock: ManualTimers, metrics: Metrics
+) -> tuple[Driver, Reconciler]:
+    """A driver, and who compares its books with the store."""
+    books = BufferSet(random.Random(1), BufferConfig())
+    driver = Driver(books, custodian, clock=clock, metrics=metrics, limits=DriverLimits())
     reconciler = Reconciler(
         driver, custodian, clock=clock, metrics=metrics, orphan_s=10.0, deletes_orphans=True
     )
+    return driver, reconciler
+
+
+async def test_what_is_let_go_while_the_store_is_listed_is_neither_lost_nor_left_over():
+    custodian, clock, metrics = SlowlyListed(), ManualTimers(), Metrics(CollectorRegistry())
+    driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
         await driver.apply(StartSession(BUFFER, RUN))
@@ -92,16 +95,7 @@ class SlowlyConfirmed(FakeCustodian):
 
 async def test_an_orphan_that_is_being_confirmed_is_not_deleted():
     custodian, clock, metrics = SlowlyConfirmed(), ManualTimers(), Metrics(CollectorRegistry())
-    driver = Driver(
-        BufferSet(random.Random(1), BufferConfig()),
-        custodian,
-        clock=clock,
-        metrics=metrics,
-        limits=DriverLimits(),
-    )
-    reconciler = Reconciler(
-        driver, custodian, clock=clock, metrics=metrics, orphan_s=10.0, deletes_orphans=True
-    )
+    driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
         await driver.apply(StartSession(BUFFER, RUN))
