@@ -71,13 +71,10 @@ def test_demo_ends_with_status_1_at_its_time_limit(tmp_path: Path) -> None:
     assert [] == processes_of(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "hang-up"])
-def test_ctrl_c_or_a_closed_terminal_stops_every_process_and_removes_the_store(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    stores_before = stores()
+def started_demo(directory: Path) -> subprocess.Popen[str]:
+    """A demo that trains until it is stopped; its server and the others run."""
     demo = subprocess.Popen(
-        demo_command(tmp_path, "--target-return", "1000000"),
+        demo_command(directory, "--target-return", "1000000"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -86,6 +83,15 @@ def test_ctrl_c_or_a_closed_terminal_stops_every_process_and_removes_the_store(
     assert demo.stdout is not None
     # The first line comes once the server runs and the others have been started.
     assert "learner waits for" in demo.stdout.readline()
+    return demo
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "hang-up"])
+def test_ctrl_c_or_a_closed_terminal_stops_every_process_and_removes_the_store(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    stores_before = stores()
+    demo = started_demo(tmp_path)
 
     demo.send_signal(number)
     output, _ = demo.communicate(timeout=60)
@@ -99,15 +105,7 @@ def test_ctrl_c_or_a_closed_terminal_stops_every_process_and_removes_the_store(
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel has to tell the children")
 def test_a_demo_that_is_killed_leaves_no_process_and_no_store(tmp_path: Path) -> None:
     stores_before = stores()
-    demo = subprocess.Popen(
-        demo_command(tmp_path, "--target-return", "1000000"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    assert demo.stdout is not None
-    assert "learner waits for" in demo.stdout.readline()
+    demo = started_demo(tmp_path)
     assert processes_of(tmp_path)
 
     demo.kill()
