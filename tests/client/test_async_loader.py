@@ -14,33 +14,10 @@ import pytest
 from breadbox.async_loader import AsyncFragmentLoader, run_ahead
 from breadbox.errors import InvalidRequestError, PayloadMissingError, StoreUnavailableError
 from breadbox.loader import FragmentLoader, LoaderOptions, LoadOrder
-from breadbox.types import FragmentMetadata, FragmentReference, PayloadReference
+from breadbox.types import FragmentReference
+from support.references import numbers, references
 
 Load = Callable[[Sequence[FragmentReference]], Awaitable[Any]]
-
-
-def references(count: int) -> list[FragmentReference]:
-    return [
-        FragmentReference(
-            FragmentMetadata(
-                worker_id="w",
-                fragment_index=number,
-                session_id="s",
-                model_version_min=0,
-                model_version_max=0,
-                payload=PayloadReference(f"{number:032x}", 1),
-                step_count=1,
-            ),
-            chunk_id=number,
-            staleness=0,
-            use_count=1,
-        )
-        for number in range(count)
-    ]
-
-
-def numbers(job: Sequence[FragmentReference]) -> list[int]:
-    return [reference.metadata.fragment_index for reference in job]
 
 
 async def load_numbers(job: Sequence[FragmentReference]) -> list[int]:

@@ -20,33 +20,10 @@ from breadbox.loader import (
     data_iter,
     run_ahead,
 )
-from breadbox.types import FragmentMetadata, FragmentReference, PayloadReference
+from breadbox.types import FragmentReference
+from support.references import numbers, references
 
 LIMIT_S = 10.0
-
-
-def references(count: int) -> list[FragmentReference]:
-    return [
-        FragmentReference(
-            FragmentMetadata(
-                worker_id="w",
-                fragment_index=number,
-                session_id="s",
-                model_version_min=0,
-                model_version_max=0,
-                payload=PayloadReference(f"{number:032x}", 1),
-                step_count=1,
-            ),
-            chunk_id=number,
-            staleness=0,
-            use_count=1,
-        )
-        for number in range(count)
-    ]
-
-
-def numbers(job: Sequence[FragmentReference]) -> list[int]:
-    return [reference.metadata.fragment_index for reference in job]
 
 
 def loader(
