@@ -12,6 +12,7 @@ from breadbox.stores.base import PayloadCustodian
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.ids import BufferName, PayloadId
 from breadbox_server.core.inputs import Payload
+from breadbox_server.logs import OutageLog
 from breadbox_server.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class DeletionQueue:
         self._payloads: deque[Payload] = deque()
         self._leaving: set[PayloadId] = set()
         self._confirming: set[PayloadId] = set()
+        self._outage = OutageLog(log, "deleting payloads")
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -114,9 +116,10 @@ class DeletionQueue:
             with self._metrics.store_trip("delete"):
                 await self._custodian.delete(batch)
         except StoreError as error:
-            log.warning("deleting payloads failed, trying again: %s", type(error).__name__)
+            self._outage.failed(error)
             await asyncio.sleep(RETRY_DELAY_S)
             return
+        self._outage.succeeded()
         # Only now: a batch whose deletion failed stays at the head, and is tried again whole.
         for _ in range(count):
             self._leaving.discard(self._payloads.popleft().payload_id)

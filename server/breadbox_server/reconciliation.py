@@ -20,6 +20,7 @@ from breadbox_server.core.errors import BufferNotFoundError
 from breadbox_server.core.ids import BufferName, PayloadId
 from breadbox_server.core.inputs import DropPayloads, Payload
 from breadbox_server.driver import Driver
+from breadbox_server.logs import OutageLog
 from breadbox_server.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Reconciler:
         self._orphans: set[PayloadId] = set()
         self._orphans_due_at = 0.0
         self._is_compared = True
+        self._outage = OutageLog(log, "comparing books and store")
 
     async def begin(self) -> None:
         """Drop, before anybody is served, what was lost while no server ran.
@@ -112,8 +114,9 @@ class Reconciler:
                 if not self._is_compared or await self._is_anything_missing():
                     await self.reconcile()
                 await self._delete_orphans()
+                self._outage.succeeded()
             except StoreError as error:
-                log.warning("books and store could not be compared: %s", type(error).__name__)
+                self._outage.failed(error)
             except BufferNotFoundError as error:
                 log.debug("%s went while it was compared; trying again", error.buffer)
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from breadbox.errors import StoreUnavailableError
 from breadbox_server.journal.storage import JournalLostError, JournalUnavailableError
+from breadbox_server.logs import OutageLog
 from breadbox_server.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class Turns:
         self._open = _Turn()
         self._committing: _Turn | None = None
         self._wake = asyncio.Event()
+        self._outage = OutageLog(log, "writing the journal")
 
     @property
     def is_journalled(self) -> bool:
@@ -148,8 +150,9 @@ class Turns:
                 await self._begin_again(journal, turn)
                 break
             except JournalUnavailableError as error:
-                log.warning("%s; trying again", error)
+                self._outage.failed(error)
                 await asyncio.sleep(RETRY_DELAY_S)
+        self._outage.succeeded()
         self._committing = None
         self._metrics.journal_seconds.observe(perf_counter() - turn.began_at)
         self._metrics.journal_entries.inc(len(turn.entries))
@@ -167,7 +170,7 @@ class Turns:
                 await journal.begin_again(state, now)
                 break
             except JournalUnavailableError as error:
-                log.warning("%s; trying again", error)
+                self._outage.failed(error)
                 await asyncio.sleep(RETRY_DELAY_S)
         # In this order: what was decided first takes effect first.
         turn.effects += later.effects

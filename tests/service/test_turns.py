@@ -221,7 +221,10 @@ async def test_what_is_decided_while_a_turn_is_written_waits_for_its_own_turn():
         await second
 
 
-async def test_answers_wait_for_a_journal_that_is_away_and_come_when_it_is_back(monkeypatch):
+async def test_answers_wait_for_a_journal_that_is_away_and_come_when_it_is_back(
+    monkeypatch, caplog
+):
+    caplog.set_level("INFO")
     monkeypatch.setattr(turns, "RETRY_DELAY_S", 0.0)
     async with journalled() as it:
         it.journal.is_down = True
@@ -231,6 +234,10 @@ async def test_answers_wait_for_a_journal_that_is_away_and_come_when_it_is_back(
         it.journal.is_down = False
         await publishing
         assert 1 == len(it.journal.turns[-1])
+    told = [record.getMessage() for record in caplog.records if record.name == turns.log.name]
+    away, back = told  # However many attempts were made between them.
+    assert "writing the journal failed, trying again: the fake journal is down" == away
+    assert back.startswith("writing the journal works again after ")
 
 
 async def test_new_work_is_refused_while_the_journal_has_been_away_for_long(monkeypatch):
