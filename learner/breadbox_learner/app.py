@@ -29,6 +29,7 @@ from breadbox_learner.progress import (
 from breadbox_learner.publisher import Follower, Publisher
 from breadbox_learner.ranks import Place, Ranks, joined, place_from_environment
 from breadbox_learner.returns import EpisodeReturns
+from breadbox_learner.run_folder import RunFolder, RunFolderError
 from breadbox_learner.settings import LearnSettings
 from breadbox_learner.source import LeaseSource, Share
 from breadbox_learner.spaces import spaces_of
@@ -58,15 +59,19 @@ def build_policy(settings: LearnSettings) -> PolicyModule:
 def build_reference(settings: LearnSettings) -> PolicyModule | None:
     """Make the policy that `kl_coefficient` pulls towards; None when nothing does.
 
+    A file that is named is read and checked even then.
+
     Raises:
         InvalidRequestError: No file is named, it holds no weights, or they do not fit the policy
             that is trained.
     """
-    if not settings.kl_coefficient:
-        return None
     path = settings.reference_policy
     if path is None:
-        raise InvalidRequestError("reference_policy", "is needed where kl_coefficient is over 0")
+        if settings.kl_coefficient:
+            raise InvalidRequestError(
+                "reference_policy", "is needed where kl_coefficient is over 0"
+            )
+        return None
     reference = build_policy(settings)
     try:
         set_policy_weights(reference, checkpoint.read_policy_weights(path))
@@ -74,6 +79,9 @@ def build_reference(settings: LearnSettings) -> PolicyModule | None:
         raise InvalidRequestError("reference_policy", str(error)) from error
     except WeightsMismatchError as error:
         raise InvalidRequestError("reference_policy", f"{path}: {error}") from error
+    if not settings.kl_coefficient:
+        _log.warning("reference_policy %s does nothing while kl_coefficient is 0", path)
+        return None
     return reference.requires_grad_(requires_grad=False)
 
 
@@ -81,8 +89,12 @@ def check(settings: LearnSettings, place: Place) -> None:
     """Refuse what can be seen to be wrong without building anything.
 
     Raises:
-        InvalidRequestError: Shares would be unequal, or a package is missing.
+        InvalidRequestError: Shares would be unequal, a package is missing, or `run_dir` holds a run
+            that nobody said what to do with.
+        RunFolderError: `run_dir` cannot be looked into.
     """
+    if place.is_main:
+        RunFolder.check(settings)
     if settings.fragments_per_batch % place.world_size:
         raise InvalidRequestError(
             "fragments_per_batch",
@@ -161,6 +173,8 @@ def run(settings: LearnSettings, stopped: Callable[[], bool]) -> Outcome:
     policy = build_policy(settings)
     reference = build_reference(settings)
     device = torch.device(settings.device)
+    # Before anything is waited for: a folder that cannot be used ends the run at once.
+    folder = RunFolder.open(settings) if place.is_main else None
     if place.is_main:
         say_if_away(settings)
     with (
@@ -175,7 +189,7 @@ def run(settings: LearnSettings, stopped: Callable[[], bool]) -> Outcome:
             reference=reference,
             ranks=ranks,
         )
-        return _Run(settings, ranks, client, policy, updater).train(stopped)
+        return _Run(settings, ranks, client, policy, updater, folder).train(stopped)
 
 
 class _Run:
@@ -188,6 +202,7 @@ class _Run:
         client: Client,
         policy: PolicyModule,
         updater: PpoUpdater,
+        folder: RunFolder | None,
     ) -> None:
         self._settings = settings
         self._ranks = ranks
@@ -195,24 +210,23 @@ class _Run:
         self._policy = policy
         self._updater = updater
         self._returns = EpisodeReturns()
-        self._folder = settings.folder()
+        self._folder = folder
+        """Rank 0's; None on the others, which write nothing."""
         # What a run that goes on must have in common with the one it goes on from.
         self._identity = settings.model_dump(
             mode="json", include={"env", "env_options", "policy", "policy_options"}
         )
 
     def train(self, stopped: Callable[[], bool]) -> Outcome:
-        is_main = self._ranks.place.is_main
-        if is_main:
-            self._folder.mkdir(parents=True, exist_ok=True)
         state, session = self._restored()
+        update_before = state.update
         with ExitStack() as stack:
             publisher = self._publisher(session, stack)
-            sinks = self._sinks(publisher.session_id) if is_main else []
+            sinks = self._sinks(publisher.session_id, update_before)
             progress = stack.enter_context(Progress(sinks))
             source = self._source(publisher)
             stack.callback(source.close)
-            return Trainer(
+            outcome = Trainer(
                 self._settings,
                 policy=self._policy,
                 updater=self._updater,
@@ -225,6 +239,13 @@ class _Run:
                 checkpoint=lambda state: self._save(state, publisher),
                 ranks=self._ranks,
             ).run()
+        if self._folder is not None and 0 < update_before == state.update:
+            _log.warning(
+                "the run in %s had come to its end at update %d; --overwrite starts anew",
+                self._folder.path,
+                update_before,
+            )
+        return outcome
 
     def _publisher(self, session: SessionState, stack: ExitStack) -> Publisher | Follower:
         """Start the session, on rank 0, and tell the others its name."""
@@ -254,26 +275,30 @@ class _Run:
 
     def _restored(self) -> tuple[TrainerState, SessionState]:
         """Go on from the checkpoint if so wished and there is one; rank 0 reads it for all."""
-        path = self._folder / checkpoint.FILE_NAME
         data = b""
-        if self._settings.resume and self._ranks.place.is_main and path.exists():
-            data = path.read_bytes()
+        if self._folder is not None and self._settings.resume:
+            data = self._folder.read_checkpoint()
         data = self._ranks.from_main(data)
-        if not data:
-            if self._settings.resume:
-                _log.info("no checkpoint in %s: starting from scratch", self._folder)
-            return TrainerState(), SessionState()
-        return checkpoint.restore(
-            data,
-            policy=self._policy,
-            updater=self._updater,
-            returns=self._returns,
-            identity=self._identity,
-            source=str(path),
-        )
+        state, session = TrainerState(), SessionState()
+        if data:
+            state, session = checkpoint.restore(
+                data,
+                policy=self._policy,
+                updater=self._updater,
+                returns=self._returns,
+                identity=self._identity,
+                source=str(self._folder.checkpoint if self._folder is not None else "checkpoint"),
+            )
+        if self._folder is not None and self._settings.resume:
+            self._folder.drop_records_after(state.update)
+            if data:
+                _log.info("going on in %s after update %d", self._folder.path, state.update)
+            else:
+                _log.info("no checkpoint in %s: starting from scratch", self._folder.path)
+        return state, session
 
     def _save(self, state: TrainerState, publisher: Publisher | Follower) -> None:
-        if not self._ranks.place.is_main:
+        if self._folder is None:
             return
         data = checkpoint.encode(
             policy=self._policy,
@@ -283,17 +308,23 @@ class _Run:
             session=SessionState(publisher.session_id, publisher.model_version),
             identity=self._identity,
         )
-        checkpoint.write(self._folder / checkpoint.FILE_NAME, data)
+        self._folder.write_checkpoint(data)
 
-    def _sinks(self, session_id: str) -> list[Sink]:
-        settings = self._settings
-        sinks: list[Sink] = [JsonLines(self._folder / "progress.jsonl"), Lines(click.echo)]
-        if settings.tensorboard:
-            sinks.append(TensorBoard(self._folder))
+    def _sinks(self, session_id: str, update: int) -> list[Sink]:
+        """Where records go, after those of the first *update* updates; nowhere on other ranks."""
+        settings, folder = self._settings, self._folder
+        if folder is None:
+            return []
+        try:
+            sinks: list[Sink] = [JsonLines(folder.progress), Lines(click.echo)]
+            if settings.tensorboard:
+                sinks.append(TensorBoard(folder.path, first_update=update + 1))
+        except OSError as error:
+            raise RunFolderError(folder.path, error) from error
         if settings.wandb_project:
             config = settings.model_dump(mode="json", exclude={"token", "store_url"})
             if settings.token:
                 # The package keeps the command line beside the run.
                 sys.argv[:] = [text.replace(settings.token, "***") for text in sys.argv]
-            sinks.append(WeightsAndBiases(settings.wandb_project, session_id, config, self._folder))
+            sinks.append(WeightsAndBiases(settings.wandb_project, session_id, config, folder.path))
         return sinks

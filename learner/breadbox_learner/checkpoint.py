@@ -6,7 +6,6 @@ run makes the same updates of the same batches as one that was never interrupted
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from breadbox_learner.returns import EpisodeReturns
 from breadbox_learner.trainer import TrainerState
 
 FORMAT_VERSION = 1
-FILE_NAME = "checkpoint.safetensors"
 _POLICY, _OPTIMIZER, _RANDOM = "policy.", "optimizer.", "random."
 _TEXT = "breadbox"
 """Name, in the file's metadata, of the JSON text that makes it a checkpoint."""
@@ -90,22 +88,6 @@ def encode(
     return bytes(save(whole, metadata={_TEXT: json.dumps(text)}))
 
 
-def write(path: Path, data: bytes) -> None:
-    """Replace the file at *path* in one step; a crash leaves the old one or the new one, whole."""
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    # The new name is only as safe as its folder's entry.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def restore(
     data: bytes,
     *,
@@ -155,7 +137,7 @@ def read_policy_weights(path: Path) -> dict[str, NDArray[Any]]:
     """Read the weights of a policy alone: from a checkpoint, or from a file of nothing but weights.
 
     Args:
-        path: A checkpoint as `write` leaves it, or a safetensors file with one tensor a parameter,
+        path: A checkpoint as `encode` makes it, or a safetensors file with one tensor a parameter,
             by the parameters' names.
 
     Raises:

@@ -3,14 +3,18 @@
 import importlib
 import importlib.util
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from breadbox.errors import InvalidRequestError
+
+_log = logging.getLogger(__name__)
 
 Record = Mapping[str, float | int | str | None]
 
@@ -26,13 +30,20 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """Appends one JSON object a line and flushes it, so that another process can follow.
+    """Appends one JSON object a line, at once, so that another process can follow.
 
-    Numbers that JSON has no word for (NaN, infinities) become null.
+    Numbers that JSON has no word for (NaN, infinities) become null. A line is there whole or not at
+    all, unless the process is killed while writing it.
+
+    Args:
+        path: Of the file; made if it is not there.
+
+    Raises:
+        OSError: The file cannot be opened; or, of `write`, there is no room for the line.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
 
     def write(self, record: Record) -> None:
         """Append one line."""
@@ -40,8 +51,15 @@ class JsonLines:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in record.items()
         }
-        self._file.write(json.dumps(plain) + "\n")
-        self._file.flush()
+        left = memoryview((json.dumps(plain) + "\n").encode())
+        start = self._file.tell()
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            with suppress(OSError):  # What led here is the error to tell.
+                self._file.truncate(start)
+            raise
 
     def close(self) -> None:
         """See `Sink.close`."""
@@ -94,12 +112,18 @@ class Lines:
 
 
 class TensorBoard:
-    """Event files in a folder."""
+    """Event files in a folder.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Where they go.
+        first_update: Number of the first record; what earlier files say of it and later ones is
+            not shown any more.
+    """
+
+    def __init__(self, folder: Path, first_update: int = 1) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))
+        self._writer = SummaryWriter(str(folder), purge_step=first_update)
 
     def write(self, record: Record) -> None:
         """Write each number of the record as a scalar."""
@@ -150,21 +174,36 @@ def wandb_installed() -> bool:
 
 
 class Progress:
-    """All sinks of a run, as one. Use it as a context manager, or call `close`."""
+    """All sinks of a run, as one. Use it as a context manager, or call `close`.
+
+    A sink that the operating system refuses, such as for want of room, loses records and says so
+    once, until it works again: what is trained is worth more than what is written about it.
+    """
 
     def __init__(self, sinks: list[Sink]) -> None:
         self._sinks = sinks
+        self._failing: set[Sink] = set()
 
     def write(self, record: Record) -> None:
         """Give the record to every sink."""
         for sink in self._sinks:
-            sink.write(record)
+            try:
+                sink.write(record)
+            except OSError as error:
+                if sink not in self._failing:
+                    _log.error("records are being lost (%s): %s", type(sink).__name__, error)
+                self._failing.add(sink)
+            else:
+                self._failing.discard(sink)
 
     def close(self) -> None:
         """Close every sink. Idempotent."""
-        for sink in self._sinks:
-            sink.close()
-        self._sinks = []
+        sinks, self._sinks = self._sinks, []
+        for sink in sinks:
+            try:
+                sink.close()
+            except OSError as error:
+                _log.error("records may be lost (%s): %s", type(sink).__name__, error)
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,5 @@
 """Everything that can be set about a learner, in one place."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +60,13 @@ class LearnSettings(PpoConfig):
     rank_limit_s: float = Field(default=120.0, gt=0)
     """Seconds a rank waits for the others before it gives up, where several train together."""
     run_dir: Path | None = None
-    """Folder for progress.jsonl, event files and checkpoints; default: runs/<time>."""
-    checkpoint_every: int = Field(default=0, ge=0)
-    """Updates between checkpoints; 0: one at the end only."""
+    """Folder for progress.jsonl, event files and checkpoints, of one run; default: runs/<time>."""
+    checkpoint_every: int = Field(default=20, ge=0)
+    """Updates between checkpoints; 0: one at the end only, also where an error ends the run."""
     resume: bool = False
-    """Go on from the checkpoint in run_dir, if there is one."""
+    """Go on with the run in run_dir, from its checkpoint; start one if there is none."""
+    overwrite: bool = False
+    """Delete the run that run_dir holds, and start anew; otherwise such a folder is refused."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Of weights and of the order of minibatches."""
     device: str = "cpu"
@@ -81,10 +82,6 @@ class LearnSettings(PpoConfig):
     def ppo(self) -> PpoConfig:
         """The part that the updater needs."""
         return PpoConfig(**{name: getattr(self, name) for name in PpoConfig.model_fields})
-
-    def folder(self) -> Path:
-        """`run_dir`, or a new name under `runs`."""
-        return self.run_dir or Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")
 
 
 def read_settings(file: Path | None, overrides: dict[str, Any]) -> LearnSettings:

@@ -1,5 +1,6 @@
 """The loop: wait for a batch, train on it, publish, write down what happened."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,8 +15,11 @@ from breadbox_learner.ppo import PpoUpdater, UpdateStatistics
 from breadbox_learner.progress import Progress
 from breadbox_learner.ranks import Alone, Ranks
 from breadbox_learner.returns import Ended, EpisodeReturns
+from breadbox_learner.run_folder import RunFolderError
 from breadbox_learner.settings import LearnSettings
 from breadbox_learner.source import BatchSource, FetchedBatch
+
+_log = logging.getLogger(__name__)
 
 MEANINGFUL_EPISODES = 100
 """Episodes below which a mean return is not compared with the target."""
@@ -123,15 +127,31 @@ class Trainer:
         self._ranks = ranks or Alone()
         self._clock = clock
         self._started_at = clock() - state.trained_s
+        self._is_updating = False
+        """Whether weights stand in the middle of an update; also after one that failed."""
+        self._saving_fails = False
 
     def run(self) -> Outcome:
         """Train; the reason why it ended.
 
+        A checkpoint is left in any case: at the end, and where an error ends the run, of the last
+        whole update. Only an error within an update leaves the one before.
+
         Raises:
             StarvedError: No batch came for `wait_limit_s`.
             RankLostError: Another rank is gone.
+            RunFolderError: The last checkpoint cannot be written.
             ReplayBufferError: The server went away for good, or the session was taken over.
         """
+        try:
+            outcome = self._train()
+        except Exception:
+            self._save_after_error()
+            raise
+        self._save()
+        return outcome
+
+    def _train(self) -> Outcome:
         while True:
             fetched, vote, waited_s = self._fetch()
             # Asked by every rank once per update, so that all end with the same one.
@@ -139,7 +159,6 @@ class Trainer:
             if decision is not _Vote.GO_ON:
                 if fetched is not None:
                     fetched.release(False)
-                self._save()
                 if decision is _Vote.STARVED:
                     raise StarvedError(waited_s)
                 return Outcome[decision.name]
@@ -203,18 +222,20 @@ class Trainer:
         train_policy = number >= self._settings.value_warmup_updates
         trained = False
         ended: list[Ended] = []
+        self._is_updating = True
         try:
             statistics = self._updater.update(
                 fetched.batch, number=number, train_policy=train_policy
             )
             trained = True
+            self._is_updating = False
+            self.state.update += 1
             ended = self._returns.ended_in(fetched.batch)
             step_count = fetched.batch.step_count
         finally:
             fetched.release(trained)  # The end of the batch: its memory is used again.
         shares = self._shares(fetched, step_count)
         self._returns.count(self._of_all_ranks(ended))
-        self.state.update += 1
         self.state.fragments += shares.fragments
         self.state.steps += shares.steps
         if train_policy and self.state.update % self._settings.publish_every == 0:
@@ -223,7 +244,7 @@ class Trainer:
         self._progress.write(self._record(fetched, shares, statistics, waited_s, update_s))
         every = self._settings.checkpoint_every
         if every and self.state.update % every == 0:
-            self._save()
+            self._save_on_the_way()
 
     def _of_all_ranks(self, ended: list[Ended]) -> list[Ended]:
         """The episodes that ended in the shares of all ranks."""
@@ -249,6 +270,27 @@ class Trainer:
             staleness_max=self._ranks.largest(max(staleness, default=0)),
             use_count_mean=use_count_sum / count,
         )
+
+    def _save_on_the_way(self) -> None:
+        """Write a checkpoint, if there is room: what was trained goes on without one."""
+        try:
+            self._save()
+        except RunFolderError as error:
+            if not self._saving_fails:
+                _log.error("training goes on without a new checkpoint: %s", error)
+            self._saving_fails = True
+        else:
+            self._saving_fails = False
+
+    def _save_after_error(self) -> None:
+        """Keep what was trained, unless weights stand in the middle of an update."""
+        if self._is_updating or not self.state.update:
+            return
+        try:
+            self._save()
+        except (ReplayBufferError, RuntimeError) as error:
+            # The error that ended the run is the one to tell; a device that failed cannot be read.
+            _log.error("no checkpoint of the last update: %s", error)
 
     def _save(self) -> None:
         self.state.trained_s = self.elapsed_s

@@ -99,3 +99,15 @@ def test_an_image_installs_dependencies_before_it_takes_the_source(path: Path) -
 
 def test_there_is_one_image_per_deployable() -> None:
     assert ["learner", "rollout_worker", "server"] == [path.parent.name for path in DOCKERFILES]
+
+
+def test_a_restarted_learner_goes_on_with_a_run_of_its_own() -> None:
+    """In a volume, and no two learners in one folder."""
+    learners = {name: each for name, each in services().items() if each.get("command") == ["learn"]}
+    folders = [each["environment"]["BREADBOX_RUN_DIR"] for each in learners.values()]
+
+    assert 3 == len(set(folders))
+    for name, learner in learners.items():
+        assert "true" == learner["environment"]["BREADBOX_RESUME"], name
+        (volume,) = learner["volumes"]
+        assert learner["environment"]["BREADBOX_RUN_DIR"].startswith(volume.partition(":")[2]), name

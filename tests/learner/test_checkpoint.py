@@ -19,6 +19,7 @@ from breadbox_learner.checkpoint import CheckpointError, SessionState
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.ppo_config import PpoConfig
 from breadbox_learner.returns import EpisodeReturns
+from breadbox_learner.run_folder import RunFolder, RunFolderError
 from breadbox_learner.trainer import TrainerState
 from support.local_rollout import LocalRollout
 
@@ -155,25 +156,25 @@ def test_another_format_version_is_refused() -> None:
 def test_a_write_that_fails_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / checkpoint.FILE_NAME
-    checkpoint.write(path, b"first")
+    folder = RunFolder(tmp_path)
+    folder.write_checkpoint(b"first")
 
     def full(_: int) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="no space left"):
-        checkpoint.write(path, b"second")
-    assert b"first" == path.read_bytes()
+    with pytest.raises(RunFolderError, match="no space left"):
+        folder.write_checkpoint(b"second")
+    assert b"first" == folder.read_checkpoint()
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from breadbox_learner import checkpoint
-path = Path(sys.argv[1])
+from breadbox_learner.run_folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]))
 for number in range(1_000_000):
-    checkpoint.write(path, number.to_bytes(8, "little") * 200_000)
+    folder.write_checkpoint(number.to_bytes(8, "little") * 200_000)
     if number % 5 == 0:
         print(number, flush=True)
 """
@@ -182,10 +183,10 @@ for number in range(1_000_000):
 @pytest.mark.integration
 def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     """Three writers, killed while they write without pause: the file is one version, all of it."""
-    path = tmp_path / checkpoint.FILE_NAME
+    folder = RunFolder(tmp_path)
     for _ in range(3):
         writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
         )
         assert writer.stdout is not None
         for _ in range(2):
@@ -193,5 +194,5 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path)
         writer.send_signal(signal.SIGKILL)
         writer.wait(10)
         writer.stdout.close()
-        data = path.read_bytes()
+        data = folder.read_checkpoint()
         assert data[:8] * 200_000 == data

@@ -115,6 +115,60 @@ def test_it_goes_on_from_its_checkpoint(
     assert written[1]["episode_count"] <= written[2]["episode_count"]
 
 
+def test_a_run_is_neither_overwritten_nor_mixed_unless_told_so(
+    server: ServerProcess, tmp_path: Path, learners: Learners
+) -> None:
+    common = ("--server", server.address, "--run-dir", str(tmp_path), *QUICK)
+    with feeding(server.address):
+        assert 0 == finish(learners.start(*common, "--updates-max", "3"))[0]
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        code, out, err = finish(learners.start(*common, "--updates-max", "3"))
+        assert (2, "", 1) == (code, out, len(err.splitlines())), err
+        assert "--resume" in err
+        assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+        again = finish(learners.start(*common, "--updates-max", "3", "--resume"))
+        assert (0, "ended: updates_done\n") == again[:2]
+        assert "had come to its end at update 3; --overwrite starts anew" in again[2]
+
+        anew = finish(learners.start(*common, "--updates-max", "2", "--overwrite"))
+    assert 0 == anew[0], anew[2]
+    assert [1, 2] == [record["update"] for record in records(tmp_path)]
+
+
+def test_a_killed_learner_goes_on_where_its_checkpoint_was(
+    server: ServerProcess, tmp_path: Path, learners: Learners
+) -> None:
+    """As a supervisor would restart it: the same command line, without a word about checkpoints."""
+    common = ("--server", server.address, "--run-dir", str(tmp_path), *QUICK, "--resume")
+    with feeding(server.address):
+        first = learners.start(*common)
+        eventually(lambda: len(records(tmp_path)) >= 23, within_s=90)
+        first.kill()
+        first.communicate()
+        code, _, err = finish(learners.start(*common, "--updates-max", "45"))
+    assert (0, "") == (code, err)
+    assert list(range(1, 46)) == [record["update"] for record in records(tmp_path)]
+
+
+def test_a_full_disk_is_one_line_at_the_end_and_no_traceback(
+    server: ServerProcess, tmp_path: Path, learners: Learners
+) -> None:
+    for name in ("progress.jsonl", "checkpoint.partial"):
+        (tmp_path / name).symlink_to("/dev/full")
+    with feeding(server.address):
+        code, _, err = finish(
+            learners.start(
+                *("--server", server.address, "--run-dir", str(tmp_path), *QUICK),
+                *("--updates-max", "3", "--checkpoint-every", "1"),
+            )
+        )
+    assert 2 == code
+    assert "Traceback" not in err
+    wanted = f"breadbox learn: {tmp_path / 'checkpoint.safetensors'}: No space left on device"
+    assert wanted == err.splitlines()[-1]
+
+
 def test_it_survives_the_servers_death(tmp_path: Path, learners: Learners) -> None:
     with start_server() as own, feeding(own.address):
         learner = learners.start(
@@ -150,6 +204,7 @@ def test_another_learner_that_takes_over_ends_it(
         client.start_session("another")
         code, _, err = finish(learner)
         assert 2 == code
+        assert (tmp_path / "checkpoint.safetensors").exists()
         assert "is not current; current is 'another'" in err
         assert 1 == len(err.splitlines())
         client.end_session("another")

@@ -104,7 +104,7 @@ def other_policy(**options: Any) -> PolicyModule:
 
 
 def make_checkpoint(path: Path) -> None:
-    checkpoint.write(path, checkpoint_of(other_policy()))
+    path.write_bytes(checkpoint_of(other_policy()))
 
 
 def make_weights(path: Path) -> None:
@@ -177,6 +177,20 @@ def test_a_reference_policy_that_is_not_there_is_named(tmp_path: Path) -> None:
     result = dry_run("--kl-coefficient", "0.1", "--reference-policy", str(path))
     assert 2 == result.exit_code
     assert f"reference_policy {path}: cannot be read: No such file" in result.stderr
+
+
+def test_a_reference_policy_is_checked_even_where_nothing_pulls_towards_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing = tmp_path / "nowhere.safetensors"
+    result = dry_run("--reference-policy", str(missing))
+    assert 2 == result.exit_code
+    assert f"reference_policy {missing}: cannot be read: No such file" in result.stderr
+
+    path = tmp_path / "reference.safetensors"
+    make_weights(path)
+    assert 0 == dry_run("--reference-policy", str(path)).exit_code
+    assert "does nothing while kl_coefficient is 0" in caplog.text
 
 
 def test_a_learner_whose_server_is_away_says_at_once_that_it_waits(

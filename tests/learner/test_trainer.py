@@ -1,5 +1,6 @@
 """The loop around the updates: when it ends, what it writes, publishes and releases."""
 
+import errno
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -11,12 +12,14 @@ import gymnasium
 import pytest
 import torch
 
+from breadbox.errors import SessionEndedError
 from breadbox.policies import PolicyModule, make_policy
 from breadbox_learner.batching import collate
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.progress import JsonLines, Progress
 from breadbox_learner.ranks import Alone, Place, Ranks
 from breadbox_learner.returns import EpisodeReturns
+from breadbox_learner.run_folder import RunFolderError
 from breadbox_learner.settings import LearnSettings
 from breadbox_learner.source import FetchedBatch
 from breadbox_learner.trainer import Outcome, StarvedError, Trainer, TrainerState
@@ -49,6 +52,7 @@ class Bench:
         stopped: Callable[[], bool] = lambda: False,
         source: Any = None,
         ranks: Ranks | None = None,
+        save: Callable[[TrainerState], None] | None = None,
         **settings: Any,
     ) -> Trainer:
         made = LearnSettings(**settings)
@@ -63,7 +67,7 @@ class Bench:
             returns=EpisodeReturns(),
             state=TrainerState(),
             stopped=stopped,
-            checkpoint=lambda state: self.saved.append(state.update),
+            checkpoint=save or (lambda state: self.saved.append(state.update)),
             ranks=ranks,
             clock=lambda: self.now,
         )
@@ -108,6 +112,56 @@ def test_versions_are_published_every_so_many_updates(bench: Bench) -> None:
 def test_checkpoints_are_written_every_so_many_updates_and_at_the_end(bench: Bench) -> None:
     bench.trainer(updates_max=5, checkpoint_every=2).run()
     assert [2, 4, 5] == bench.saved
+
+
+def test_checkpoints_are_written_without_being_asked_for(bench: Bench) -> None:
+    bench.trainer(updates_max=45, epochs=1).run()
+    assert [20, 40, 45] == bench.saved
+
+
+def test_an_error_leaves_a_checkpoint_of_the_last_whole_update(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: PolicyModule) -> None:
+        raise SessionEndedError("ours", "theirs")
+
+    trainer = bench.trainer(updates_max=9)
+    monkeypatch.setattr(bench.publisher, "publish", fail)
+    with pytest.raises(SessionEndedError):
+        trainer.run()
+    assert [1] == bench.saved
+
+
+def test_an_error_within_an_update_saves_no_half_trained_weights(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = bench.trainer(updates_max=9, checkpoint_every=2)
+    whole = PpoUpdater.update
+
+    def fail_at_third(self: PpoUpdater, *batch: Any, number: int, **options: Any) -> Any:
+        if number == 2:
+            raise RuntimeError("out of memory")
+        return whole(self, *batch, number=number, **options)
+
+    monkeypatch.setattr(PpoUpdater, "update", fail_at_third)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.run()
+    assert [2] == bench.saved
+
+
+def test_a_run_goes_on_without_checkpoints_and_says_so_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the last one matters enough to end with an error."""
+
+    def full(_: TrainerState) -> None:
+        raise RunFolderError(Path("run/checkpoint"), OSError(errno.ENOSPC, "No space left"))
+
+    trainer = bench.trainer(updates_max=4, checkpoint_every=1, save=full)
+    with pytest.raises(RunFolderError, match="run/checkpoint: No space left"):
+        trainer.run()
+    assert 4 == len(bench.records())
+    assert 1 == caplog.text.count("training goes on without a new checkpoint")
 
 
 def test_nothing_is_published_while_only_the_value_is_trained(bench: Bench) -> None:
