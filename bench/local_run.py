@@ -93,8 +93,8 @@ def _run(run: LocalRun, place: Path, store: Path, processes: ProcessGroup) -> in
     seed = ("--seed", str(run.seed))
     learn = ("learn", "--server", address, "--run-dir", str(place), "--no-tensorboard", *seed)
     processes.start("learner", [*learn, *run.learn], environment)
-    for number, name in enumerate(_names(run), 1):
-        rollout = ("rollout", "--server", address, "--seed", str(run.seed + 1000 * number))
+    for name in _names(run):
+        rollout = ("rollout", "--server", address, "--worker-name", name, *seed)
         processes.start(name, [*rollout, *run.rollout], environment)
     give_up_at = time.monotonic() + run.limit_s
     while (status := processes.return_code("learner")) is None and time.monotonic() < give_up_at:

@@ -56,7 +56,10 @@ class Fragment:
     next_obs: Tree
     """What follows the last step, leaves [...]; of the next episode if that step ended one."""
     in_state: Tree = None
-    """Recurrent state before step 0, leaves [...] without a batch axis; None: there is none."""
+    """Recurrent state before step 0, leaves [...] without a batch axis; None: there is none.
+
+    Where step 0 starts an episode, rollout workers put in the policy's initial state.
+    """
     final_obs_step: NDArray[np.int32] | None = None
     """int32[K]; ascending steps at which an episode ended whose true final observation is known."""
     final_obs: Tree = None
@@ -75,7 +78,7 @@ class Fragment:
     fragments were dropped; NaN and 0 where no episode ended, or one was aborted.
     """
     discontinuity: bool = False
-    """Steps were dropped between the previous fragment and this one."""
+    """Step 0 does not follow the last step of the previous fragment: some between were dropped."""
 
     @property
     def step_count(self) -> int:

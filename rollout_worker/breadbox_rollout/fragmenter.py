@@ -13,8 +13,10 @@ F1  A fragment has exactly T answered steps; `next_obs` is the observation of st
 F2  `first[t]` is `ended[t-1]` within a fragment, and across fragments without a discontinuity.
 F3  Only the environment makes a step `terminated`. An environment that failed leaves `truncated`.
 F4  An unanswered action is never part of a fragment.
-F5  A fragment is marked `discontinuity` if and only if steps were dropped since the previous one
-    of the same session.
+F5  A fragment is marked `discontinuity` if and only if its first step does not follow the last
+    one of the previous fragment of the same session: steps were dropped between the two. Where an
+    environment fails inside a fragment, its steps before the failure are kept and end truncated,
+    so that fragment follows the one before it, and the next one follows it.
 F6  Indices of a session are contiguous from 0.
 F7  Where the environment ended an episode, `extras` tell its return and length, of all its steps,
     even those that never reached a fragment. An aborted episode has neither.
@@ -204,7 +206,8 @@ class Fragmenter:
 
         An unanswered step goes: nobody knows what came of it. The last answered step keeps its
         reward and, if it did not end the episode, becomes truncated, with the observation that
-        followed it as its final one. The next fragment is a discontinuity.
+        followed it as its final one. Where the step that goes was the first of a fragment, that
+        fragment is a discontinuity.
 
         Args:
             next_obs: The observation after the last answered step, where no step was pushed on it.
@@ -213,7 +216,8 @@ class Fragmenter:
         if open_.count > open_.answered_count:
             next_obs = map_tree(np.array, open_.obs.row(open_.answered_count))
             open_.count = open_.answered_count
-        self._broken = True
+            # The fragment before this one ends with what the step that goes saw.
+            self._broken = self._broken or open_.count == 0
         if open_.count == 0 or open_.ended(open_.count - 1):
             return
         open_.truncated[open_.count - 1] = True

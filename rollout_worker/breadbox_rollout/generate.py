@@ -1,5 +1,6 @@
 """`breadbox generate`."""
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from breadbox_rollout.policy_options import (
     policy_factory,
 )
 
+logger = logging.getLogger(__name__)
+
 
 def _generate_options(command: Callable[..., None]) -> Callable[..., None]:
     """Declare what `generate` has and `rollout` has not."""
@@ -54,7 +57,10 @@ def _generate_options(command: Callable[..., None]) -> Callable[..., None]:
             option("--weights-file", type=click.Path(path_type=Path, exists=True, dir_okay=False),
                    help="Safetensors file of the policy, or a learner's checkpoint. "
                         "Default: fresh weights."),
-            option("--server", help="Take the current model of this server instead."),
+            # Not from the environment: BREADBOX_SERVER is set for the other commands, and whose
+            # weights play must be said.
+            click.option("--server", help="Take the current model of this server instead; "
+                                          "BREADBOX_SERVER is not looked at."),
             option("--buffer", default="default", help="Buffer whose model that is."),
             option("--token", help="Bearer token."),
             option("--tls-ca", type=click.Path(path_type=Path), help="PEM; turns TLS on."),
@@ -85,6 +91,7 @@ def generate(**values: Any) -> None:
     check_environment(spec)
     device = check_device(values["device"])
     check_policy_name(values["policy"])
+    logger.info("seed %d (--seed repeats these episodes)", values["seed"])
     weights, version = _weights_for_episodes(values)
     torch.set_num_threads(values["torch_threads"])
     options = GeneratorOptions(

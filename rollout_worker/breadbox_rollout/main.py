@@ -102,8 +102,9 @@ def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
                    help="Of the discounted returns that are reported."),
             option("--worker-name", default=default_worker_name,
                    help="Begins worker ids; unique per start. Default: host and a random number."),
-            option("--queue-fragments", type=positive, default=1024,
-                   help="Fragments that may wait to be sent; beyond, environments wait."),
+            option("--queue-fragments", type=positive,
+                   help="Fragments that may wait to be sent; beyond, environments wait. More of "
+                        "them are staler. Default: two for each environment."),
             option("--queue-bytes", type=SizeBytes(), default="512MiB", help="Bytes of them."),
             option("--rebuild-interval-s", type=click.FloatRange(min=0.0), default=0.0,
                    help="Make environments anew after this long, between episodes; 0: never."),
@@ -219,7 +220,7 @@ def run_worker(
     sender = Sender(
         client,
         lambda: watcher.latest,
-        fragments_max=settings.queue_fragments,
+        fragments_max=settings.queue_fragments_max,
         bytes_max=settings.queue_bytes,
     )
     reporter = EpisodeReporter(client)
@@ -237,13 +238,16 @@ def run_worker(
         reporter,
         _loop_options(settings),
         make_inference=lambda policy: Inference(
-            policy, device, bfloat16=settings.bfloat16, seed=settings.seed
+            policy, device, bfloat16=settings.bfloat16, seed=settings.worker_seed
         ),
         recordings=recordings,
         heartbeat=heartbeat.from_environment(),
     )
     logger.info(
-        "seed %d, worker %s, server %s", settings.seed, settings.worker_name, client.address
+        "seed %d, worker %s (--seed and --worker-name repeat its random choices), server %s",
+        settings.seed,
+        settings.worker_name,
+        client.address,
     )
     share_interpreter()
     for thread in (watcher, sender, reporter):
@@ -273,7 +277,7 @@ def _pool_options(settings: RolloutSettings, spec: EnvSpec) -> PoolOptions:
     return PoolOptions(
         env_count=settings.num_envs,
         envs_per_process=settings.envs_per_process or envs_per_process(spec),
-        seed=settings.seed,
+        seed=settings.worker_seed,
         build_s_max=settings.build_s,
         reset_s_max=settings.reset_s,
         step_s_max=settings.step_s,

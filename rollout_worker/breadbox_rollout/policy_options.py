@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from breadbox.errors import InvalidRequestError
 from breadbox.policies import PolicyModule, make_policy, policy_names, set_policy_weights
 from breadbox_rollout.command import option
-from breadbox_rollout.settings import JsonObject, SizeBytes
+from breadbox_rollout.settings import JsonObject, SizeBytes, random_seed
 
 
 def environment_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -24,7 +24,9 @@ def environment_options(command: Callable[..., None]) -> Callable[..., None]:
             option("--policy-options", type=JsonObject(), default="{}", help="Its arguments."),
             option("--device", default="cpu", help="Where the policy runs: cpu, cuda, cuda:1."),
             option("--bfloat16/--no-bfloat16", default=False, help="Compute in bfloat16."),
-            option("--seed", type=int, default=0, help="Of environments, actions, fresh weights."),
+            option("--seed", type=int, default=random_seed,
+                   help="Of environments, actions, fresh weights. A worker mixes its name in. "
+                        "Default: a random one, which is logged."),
             option("--build-s", type=click.FloatRange(min=0.1), default=300.0,
                    help="Time limit of starting an environment."),
             option("--reset-s", type=click.FloatRange(min=0.1), default=120.0,

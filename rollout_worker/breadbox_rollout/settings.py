@@ -1,5 +1,6 @@
 """Options of the worker: from file, environment and flags, checked."""
 
+import hashlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from breadbox.errors import InvalidRequestError
 
 _SECRET_FIELDS = frozenset({"token", "store_url"})
 _HIDDEN = "(hidden)"
+_QUEUE_FRAGMENTS_PER_ENV = 2
 _SIZE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
@@ -82,7 +84,7 @@ class RolloutSettings:
     task: str
     discount: float
     worker_name: str
-    queue_fragments: int
+    queue_fragments: int | None
     queue_bytes: int
     build_s: float
     reset_s: float
@@ -100,6 +102,20 @@ class RolloutSettings:
     steps_max: int | None
     log_interval_s: float
     drain_s: float
+
+    @property
+    def queue_fragments_max(self) -> int:
+        """Fragments that may wait to be sent: what was given, or two for each environment.
+
+        Each one that waits is older by the time in which the queue ahead of it is sent, so the
+        default only bridges the gap until the service answers.
+        """
+        return self.queue_fragments or _QUEUE_FRAGMENTS_PER_ENV * self.num_envs
+
+    @property
+    def worker_seed(self) -> int:
+        """Seed of this worker's environments and actions."""
+        return mixed_seed(self.seed, self.worker_name)
 
     def as_yaml(self) -> str:
         """Return the effective configuration, readable by `--config`, without secrets."""
@@ -128,9 +144,25 @@ def default_worker_name() -> str:
     """Return a name that no other running worker has.
 
     Fragment indices begin at 0 with every start, so a name must not be used twice in a session.
+    The random part alone tells names apart: hosts may be called alike, and long names are cut.
     """
     host = re.sub(r"[^A-Za-z0-9_-]", "-", os.uname().nodename.split(".")[0])[:32]
-    return f"{host}-{secrets.token_hex(4)}"
+    return f"{host}-{secrets.token_hex(8)}"
+
+
+def random_seed() -> int:
+    """Return a seed that no other start has, short enough to be typed again."""
+    return secrets.randbits(32)
+
+
+def mixed_seed(seed: int, worker_name: str) -> int:
+    """Return the seed of one worker, from 0 to 2^63 - 1.
+
+    Workers that were given the same *seed* make different data, and one that is given both seed
+    and name again makes the same.
+    """
+    digest = hashlib.blake2b(f"{seed}/{worker_name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def read_config(path: Path, known: set[str]) -> dict[str, Any]:

@@ -18,7 +18,9 @@ class Slot:
     fragmenter: Fragmenter
     tracker: EpisodeTracker
     state: State
-    """Recurrent state after the last step; None for a policy without memory."""
+    """Recurrent state before the next step: after the last one, or the initial one where an episode
+    starts; None for a policy without memory."""
+    initial_state: State = None
     episode_id: int = 0
     awaits_answer: bool = False
     """An action is on its way, and its step was pushed."""
@@ -104,5 +106,6 @@ class Reader:
         report = slot.tracker.end(end, slot.next_task)
         slot.next_task = None
         slot.episode_id += 1
+        slot.state = slot.initial_state
         if report is not None:
             reports.append(report)

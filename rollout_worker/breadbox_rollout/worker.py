@@ -196,7 +196,7 @@ class RolloutWorker:
         self._inference = self._make_inference(policy)
         for slots in self._slots:
             for slot in slots:
-                slot.state = self._inference.initial_state
+                slot.state = slot.initial_state = self._inference.initial_state
         return True
 
     def _adopt(self, model: Model) -> None:

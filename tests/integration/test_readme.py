@@ -96,10 +96,25 @@ def test_the_worker_of_ones_own_has_every_fragment_admitted(
         counters = client.get_buffer().state.counters
         with client.fetch(fragment_count=20, max_wait_s=10.0) as lease:
             (batch,) = lease.batches(batch_size=20)
+            fragments = sorted(lease.fragments(), key=lambda each: each.fragment_index)
     assert 20 == counters["fragments_admitted"]
     assert 20 == capsys.readouterr().out.lower().count("admitted")
     assert ((20, 32, 4), (20, 32)) == (batch.obs.shape, batch.reward.shape)
     assert np.array_equal(batch.first[:, 1:], (batch.terminated | batch.truncated)[:, :-1])
+    for fragment in fragments:
+        check_last_observations(fragment)
+
+
+def check_last_observations(fragment: Fragment) -> None:
+    """What follows a step, as Q-learning sees it, obeys CartPole's law of motion everywhere."""
+    following = np.concatenate([fragment.obs[1:], fragment.next_obs[None]])
+    ends = np.flatnonzero(fragment.ended)
+    assert fragment.final_obs_step is not None
+    assert ends.tolist() == fragment.final_obs_step.tolist()
+    following[ends] = fragment.final_obs if len(ends) else following[ends]
+    for place in (0, 2):  # the cart's and the pole's: place + 0.02 s * speed
+        moved = fragment.obs[:, place] + 0.02 * fragment.obs[:, place + 1]
+        np.testing.assert_allclose(moved, following[:, place], atol=1e-5)
 
 
 @pytest.mark.parametrize("page", [README, ROLLOUT, ROOT / "docs" / "operate.md"])

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import breadbox
 from breadbox_rollout import environments
 from breadbox_rollout.main import generate, rollout
+from breadbox_rollout.settings import RolloutSettings
 from support.eventually import eventually_sync
 from support.fake_service import FakeService, refuse, serving
 
@@ -143,6 +144,31 @@ def test_generate_writes_episodes_and_says_where(runner: CliRunner, tmp_path: Pa
     assert 0 == result.exit_code, result.output
     assert f"2 episodes are in {tmp_path / 'manifest.jsonl'}" in result.stdout
     assert 2 == len((tmp_path / "manifest.jsonl").read_text().splitlines())
+
+
+def test_generate_plays_fresh_weights_beside_the_server_of_other_commands(
+    runner: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BREADBOX_SERVER, set for the others, made it demand weights that nobody had published."""
+    monkeypatch.setenv("BREADBOX_SERVER", "127.0.0.1:1")
+    arguments = ["--env", "CartPole-v1", "--media", "none", "--no-progress"]
+    result = runner.invoke(generate, [*arguments, "--out", str(tmp_path)])
+    assert 0 == result.exit_code, result.output
+    named = runner.invoke(generate, [*arguments, "--out", str(tmp_path), "--server", "127.0.0.1:1"])
+    assert 2 == named.exit_code
+
+
+def test_what_waits_to_be_sent_is_two_fragments_of_each_environment_unless_told(
+    runner: CliRunner,
+) -> None:
+    """With 1,024 a worker was 33 versions behind its learner."""
+
+    def fragments_max(*arguments: str) -> int:
+        found = effective(runner, "--env", "CartPole-v1", *arguments)
+        return RolloutSettings(**found).queue_fragments_max  # type: ignore[arg-type]
+
+    assert (16, 128) == (fragments_max(), fragments_max("--num-envs", "64"))
+    assert 5 == fragments_max("--queue-fragments", "5")
 
 
 def test_generate_tells_why_nothing_starts(runner: CliRunner, tmp_path: Path) -> None:

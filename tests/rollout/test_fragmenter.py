@@ -276,7 +276,7 @@ def test_an_environment_that_failed_is_truncated_never_terminated_and_keeps_its_
         "first": [1, 0, 1],
         "episode_id": [0, 0, 1],
         "final": {1: 2},
-        "discontinuity": True,
+        "discontinuity": False,
     } == summary(trace.fragments[0])
 
 
@@ -328,6 +328,23 @@ def test_only_the_first_fragment_after_a_failure_is_a_discontinuity() -> None:
     assert [True, False] == [fragment.discontinuity for fragment in trace.fragments]
 
 
+def test_a_failure_inside_a_fragment_breaks_no_chain_between_fragments() -> None:
+    """Marked, the fragment with the failure would have discarded the chunk that it belongs to."""
+    trace = Trace()
+    trace.run([""] * 4)
+    trace.push()
+    trace.abort()
+    trace.run([""] * 4)
+    trace.push()
+    trace.answer()
+    trace.push()
+    one, two, three = trace.fragments
+    assert ([3], [3]) == (one.next_obs.tolist(), two.obs[0].tolist())
+    assert ([3, 5, 6], [True, False, False]) == (two.obs[:, 0].tolist(), two.truncated.tolist())
+    assert ([7], [7]) == (two.next_obs.tolist(), three.obs[0].tolist())
+    assert [False, False, False] == [fragment.discontinuity for fragment in trace.fragments]
+
+
 def test_keys_that_vary_are_an_error_that_names_path_and_fragment_and_is_survived() -> None:
     """D27: the ancestor's sender died."""
     fragmenter = Fragmenter(worker_id="w", step_count=2)
@@ -360,7 +377,7 @@ def test_keys_that_vary_are_an_error_that_names_path_and_fragment_and_is_survive
     assert fragment is not None
     assert [[0, 0], [1, 1]] == fragment.obs["image"].tolist()
     assert (None, None) == (fragment.log_prob, fragment.in_state)
-    assert fragment.discontinuity
+    assert not fragment.discontinuity
 
 
 def test_the_state_is_wanted_exactly_where_a_fragment_begins() -> None:

@@ -153,7 +153,7 @@ class Demo:
         return [
             *("rollout", "--server", address, "--env", options.env),
             *("--num-envs", str(options.envs_per_worker)),
-            *("--seed", str(options.seed + 1000 * (number + 1))),
+            *("--seed", str(options.seed), "--worker-name", self._worker_names[number]),
         ]
 
     def _await_server(self, processes: ProcessGroup, ready: Path) -> str:
