@@ -11,8 +11,8 @@ class Diagnosis:
     """What keeps a learner waiting, and what to do about it."""
 
     cause: str
-    """One of NO_SESSION, NOTHING_ARRIVES, WRONG_SESSION, STALE, PRODUCERS_WAIT, LEASES, QUEUE,
-    TOO_FEW, LIMITER, NONE."""
+    """One of OUTAGE, NO_SESSION, NOTHING_ARRIVES, WRONG_SESSION, STALE, PRODUCERS_WAIT, LEASES,
+    QUEUE, TOO_FEW, LIMITER, NONE."""
     headline: str
     """A sentence with the numbers."""
     advice: tuple[str, ...]
@@ -95,7 +95,7 @@ def diagnose(
     seen = _Seen(before, after, watched_s)
     needed = -(-(fragment_count or 1) // seen.fragments_per_chunk)
     is_short = seen.state.chunk_count < needed or bool(seen.state.waiter_count)
-    judgement = _no_session(seen)
+    judgement = _outage(seen) or _no_session(seen)
     if judgement is None and (is_short or seen.state.waiting_reason):
         judgement = (
             _leases(seen)
@@ -112,6 +112,20 @@ def diagnose(
 
 
 _Judgement = tuple[str, str, list[str]]
+
+
+def _outage(seen: _Seen) -> _Judgement | None:
+    if not seen.state.outage:
+        return None
+    return (
+        "OUTAGE",
+        f"Nothing is decided: {seen.state.outage}.",
+        [
+            "Look at the Redis, or the directory, that --store and --journal of the server name: "
+            "does it run, and can the server's machine reach it?",
+            "Workers and learners go on by themselves, for as long as their --reconnect-s allows.",
+        ],
+    )
 
 
 def _no_session(seen: _Seen) -> _Judgement | None:

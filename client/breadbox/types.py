@@ -198,6 +198,9 @@ class BufferState:
         default_factory=lambda: MappingProxyType({})
     )
     waiting_reason: str = ""
+    outage: str = ""
+    """What does not answer the server, journal or payload store, and for how long; empty: all do.
+    While it is not empty, the rest may not be durable."""
 
 
 @dataclass(frozen=True, slots=True)

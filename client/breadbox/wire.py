@@ -75,6 +75,7 @@ _GAUGE_FIELDS = (
     "waiter_count",
     "worker_count",
     "waiting_reason",
+    "outage",
 )
 
 

@@ -136,7 +136,7 @@ async def serving(
         census = ClientCensus(clock.now)
         for role in Role:
             metrics.clients.labels(role.value).set_function(partial(census.count, role))
-        interceptor = CallInterceptor(metrics, Gate(tokens), census)
+        interceptor = CallInterceptor(metrics, Gate(tokens), census, driver.outage)
         server, health_servicer = _build_server(settings, driver, metrics, interceptor)
         address = _bind(server, settings, metrics)
         with _one_line_errors():

@@ -7,6 +7,7 @@ is no journal.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -53,9 +54,9 @@ from breadbox_server.core.inputs import (
     UndeliveredGrant,
 )
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
-from breadbox_server.errors import WatchersFullError
+from breadbox_server.errors import OutageError, WatchersFullError
 from breadbox_server.metrics import Metrics
-from breadbox_server.turns import Journal, Turns
+from breadbox_server.turns import OUTAGE_S, Journal, Turns
 from breadbox_server.waiting import waiting_for
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,8 @@ class Driver:
         self._timer: TimerHandle | None = None
         self._timer_at: float | None = None
         self._draining = False
+        self._store_silent_since: float | None = None
+        """Since when the store owes an answer, on the loop's clock; None: it gave the last one."""
         self._model_changes = 0
         """Changes of models that are not durable yet."""
         self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
@@ -362,6 +365,21 @@ class Driver:
         """Whether a buffer refers to a payload."""
         return self._buffers.refers_to(buffer, payload_id)
 
+    def outage(self) -> OutageError | None:
+        """What does not answer this server, for whoever has to be told; None: everything does."""
+        away = self._away_s()
+        places = [place for place, away_s in away.items() if away_s >= OUTAGE_S]
+        return OutageError(places, max(away.values())) if places else None
+
+    def _away_s(self) -> dict[str, float]:
+        """Seconds for which journal and payload store have owed an answer."""
+        silent_since = self._store_silent_since
+        now = asyncio.get_running_loop().time()
+        return {
+            "journal": self.turns.away_s,
+            "payload store": 0.0 if silent_since is None else now - silent_since,
+        }
+
     def remaining_s(self, expires_at: float) -> float:
         """Seconds from now to an instant of the core, at least 0."""
         return max(0.0, expires_at - self._clock.now())
@@ -394,6 +412,12 @@ class Driver:
         """Return once everything decided so far is durable; at once where it is already."""
         await self.turns.settled()
 
+    async def settled_or_away(self) -> None:
+        """As `settled`, for who only looks: not for longer than it takes to notice an outage."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.0 if self.turns.away_s >= OUTAGE_S else OUTAGE_S):
+                await self.settled()
+
     # --- life --------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -402,6 +426,7 @@ class Driver:
             group.create_task(self.appends.run(self))
             group.create_task(self.deletions.run())
             group.create_task(self._keep_house())
+            group.create_task(self._watch_store())
             group.create_task(self.turns.run())
 
     def drain(self) -> None:
@@ -504,12 +529,17 @@ class Driver:
         sweep_at = self._clock.now() + SWEEP_PERIOD_S
         while True:
             self.refresh_gauges()
-            await self._refresh_usage()
             self._unowned.delete_overdue(self._clock.now())
             await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
             if self._clock.now() >= sweep_at:
                 sweep_at = self._clock.now() + SWEEP_PERIOD_S
                 await self._sweep()
+
+    async def _watch_store(self) -> None:
+        """Ask the store again and again how full it is, and see whether it answers."""
+        while True:
+            await self._refresh_usage()
+            await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
 
     async def _sweep(self) -> None:
         try:
@@ -522,9 +552,12 @@ class Driver:
             log.info("deleted %d payloads that were never announced", count)
 
     async def _refresh_usage(self) -> None:
+        if self._store_silent_since is None:
+            self._store_silent_since = asyncio.get_running_loop().time()
         try:
             with self._metrics.store_trip("usage"):
                 self._metrics.set_store_usage(await self._custodian.usage())
+            self._store_silent_since = None
         except StoreError:
             # Counted as a store error; whoever needs the store is told by its own call.
             log.debug("the store does not say how full it is")
@@ -548,6 +581,8 @@ class Driver:
             self._metrics.set_waiters(name, seen.waiter_count, waiting_for(seen))
         self._metrics.watchers.set(self._watcher_count)
         self._metrics.journal_lag.set(self.turns.lag_s)
+        for place, away_s in self._away_s().items():
+            self._metrics.silence.labels(place.replace(" ", "_")).set(away_s)
 
 
 _EFFECTFUL: Final = frozenset((FetchGranted, WaitElapsed, FetchRefused, ModelChanged))

@@ -1,5 +1,8 @@
 """What the shell around the core refuses, in the same form as the core's own refusals."""
 
+from collections.abc import Sequence
+
+from breadbox.errors import StoreUnavailableError
 from breadbox_server.core.errors import DomainError
 
 
@@ -53,6 +56,23 @@ class InternalError(DomainError):
     def __init__(self, request_id: str) -> None:
         super().__init__(f"internal error; the server's log has it under request id {request_id}")
         self.request_id = request_id
+
+
+class OutageError(StoreUnavailableError):
+    """Journal or store do not answer this server, so that nothing can be decided for the caller.
+
+    Args:
+        places: What does not answer: "journal", "payload store", or both.
+        away_s: Seconds for which the first of them has not.
+    """
+
+    def __init__(self, places: Sequence[str], away_s: float) -> None:
+        verb = "does" if len(places) == 1 else "do"
+        super().__init__(
+            f"the server is there, but its {' and its '.join(places)} {verb} not answer it, for "
+            f"{away_s:.0f} s now; it goes on by itself once it is answered"
+        )
+        self.places = tuple(places)
 
 
 class StartError(Exception):

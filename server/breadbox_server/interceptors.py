@@ -23,6 +23,9 @@ MaybeHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Behaviour = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]]
 
 REQUEST_ID_BYTES: Final = 8
+ANSWER_MARGIN_S: Final = 0.15
+"""Kept free before a call's deadline, so that the reason for no answer still reaches the caller;
+less than what a wait that was asked for keeps free."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -35,14 +38,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         metrics: Takes count and latency of calls, by method and code.
         gate: Asked about every call before its request is even read; None: all may pass.
         census: Told of every caller whose call says what it is here for.
+        outage: Says what does not answer the server, if anything; a call that is about to run out
+            of time is told.
     """
 
     def __init__(
-        self, metrics: Metrics, gate: Gate | None = None, census: ClientCensus | None = None
+        self,
+        metrics: Metrics,
+        gate: Gate | None = None,
+        census: ClientCensus | None = None,
+        outage: Callable[[], Exception | None] = lambda: None,
     ) -> None:
         self._metrics = metrics
         self._gate = gate or Gate(None)
         self._census = census or ClientCensus(perf_counter)
+        self._outage = outage
         self._known: dict[str, MaybeHandler] = {}
 
     async def intercept_service(
@@ -86,6 +96,29 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return grpc.unary_stream_rpc_method_handler(refuse_stream)
         return grpc.stream_stream_rpc_method_handler(refuse_stream)
 
+    async def _in_time(
+        self, behaviour: Behaviour, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> Any:
+        """Answer before the caller's time is up: else nobody would say what it waited for.
+
+        For the handler it is the end that the deadline itself would bring a moment later.
+        """
+        left_s = context.time_remaining()
+        if left_s is None:
+            return await behaviour(request, context)
+        try:
+            async with asyncio.timeout(left_s - min(ANSWER_MARGIN_S, left_s / 4)) as limit:
+                return await behaviour(request, context)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            outage = self._outage()
+            if outage is None:
+                await context.abort(
+                    grpc.StatusCode.DEADLINE_EXCEEDED, "the server was not done in time"
+                )
+            raise outage from None
+
     def _wrap(self, path: str, behaviour: Behaviour) -> Behaviour:
         method = path.rpartition("/")[2]
         role = role_of_method(path)
@@ -101,7 +134,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             if role is not None:
                 self._census.seen(context.peer(), role)
             try:
-                return await behaviour(request, context)
+                return await self._in_time(behaviour, request, context)
             except asyncio.CancelledError:
                 code = grpc.StatusCode.CANCELLED
                 raise

@@ -192,6 +192,12 @@ class Metrics:
             "Time for which the oldest decision has waited to become durable",
             registry=registry,
         )
+        self.silence = Gauge(
+            "breadbox_silence_seconds",
+            "Time for which journal or payload store have owed the server an answer",
+            ["place"],
+            registry=registry,
+        )
         self.snapshots = Counter(
             "breadbox_journal_snapshots", "Snapshots attempted", ["outcome"], registry=registry
         )

@@ -4,6 +4,7 @@ Whatever a method raises is told to the caller by `breadbox_server.interceptors`
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -253,7 +254,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.ListBuffersResponse:
         """Show all buffers."""
         buffers = [self._buffer(name) for name in self._driver.names()]
-        await self._driver.settled()
+        await self._driver.settled_or_away()
+        self._tell_outage(buffers)
         return pb.ListBuffersResponse(buffers=buffers)
 
     async def GetBuffer(
@@ -261,7 +263,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.GetBufferResponse:
         """Show one buffer."""
         buffer = self._buffer(convert.buffer_name(request.name))
-        await self._driver.settled()
+        await self._driver.settled_or_away()
+        self._tell_outage([buffer])
         return pb.GetBufferResponse(buffer=buffer)
 
     async def GetStoreConfig(
@@ -296,6 +299,13 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
 
     def _buffer(self, name: BufferName) -> buffer_pb2.Buffer:
         return to_buffer(self._driver.describe(name))
+
+    def _tell_outage(self, buffers: Sequence[buffer_pb2.Buffer]) -> None:
+        """Say with what was read whether journal and store answer: it may not be durable yet."""
+        outage = self._driver.outage()
+        if outage is not None:
+            for buffer in buffers:
+                buffer.state.outage = str(outage)
 
     def _lease(self, lease_id: LeaseId, expires_at: float) -> pb.Lease:
         remaining_s = self._driver.remaining_s(expires_at)

@@ -70,6 +70,7 @@ TABLE: Final[Mapping[type[Exception], Row]] = {
         reason="STORE_UNAVAILABLE",
         text="the payload store cannot be reached by the server; try again",
     ),
+    shell_errors.OutageError: Row(_UNAVAILABLE, reason="STORE_UNAVAILABLE"),
     library_errors.StoreFullError: Row(
         _EXHAUSTED,
         reason="STORE_FULL",
@@ -93,6 +94,7 @@ def errors_that_need_a_row() -> list[type[Exception]]:
         *_subclasses_in(core_errors),
         *_subclasses_in(shell_errors),
         library_errors.StoreUnavailableError,
+        shell_errors.OutageError,
         library_errors.StoreFullError,
         library_errors.PayloadMissingError,
     ]
@@ -148,6 +150,8 @@ def _metadata(error: Exception) -> dict[str, str]:
         return error.metadata
     if isinstance(error, library_errors.PayloadMissingError):
         return {"payload": error.payload_id}
+    if isinstance(error, shell_errors.OutageError):
+        return {"away": ", ".join(error.places)}
     return {}
 
 

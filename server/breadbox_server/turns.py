@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 RETRY_DELAY_S: Final = 0.2
 """Seconds between attempts while the journal cannot be reached."""
+OUTAGE_S: Final = 1.0
+"""Seconds without an answer after which journal or store count as away."""
 ENTRIES_MAX: Final = 65_536
 """Entries that may wait while the journal cannot be reached; beyond, new work is refused."""
 
@@ -78,6 +80,8 @@ class Turns:
         self._on_settled = on_settled
         self._open = _Turn()
         self._committing: _Turn | None = None
+        self._committing_since: float | None = None
+        """On the loop's clock."""
         self._wake = asyncio.Event()
         self._outage = OutageLog(log, "writing the journal")
 
@@ -124,6 +128,13 @@ class Turns:
         oldest = self._committing or (self._open if self._open.entries else None)
         return 0.0 if oldest is None else perf_counter() - oldest.began_at
 
+    @property
+    def away_s(self) -> float:
+        """Seconds for which the journal has not taken the turn that is being written; 0: none."""
+        if self._committing_since is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._committing_since
+
     async def run(self) -> None:
         """Make one turn after the other durable, for ever.
 
@@ -141,6 +152,7 @@ class Turns:
     async def _commit(self, journal: Journal) -> None:
         turn, self._open = self._open, _Turn()
         self._committing = turn
+        self._committing_since = asyncio.get_running_loop().time()
         while True:
             try:
                 await journal.append(turn.entries)
@@ -153,7 +165,7 @@ class Turns:
                 self._outage.failed(error)
                 await asyncio.sleep(RETRY_DELAY_S)
         self._outage.succeeded()
-        self._committing = None
+        self._committing = self._committing_since = None
         self._metrics.journal_seconds.observe(perf_counter() - turn.began_at)
         self._metrics.journal_entries.inc(len(turn.entries))
         turn.durable.set()

@@ -99,6 +99,11 @@ class RedisServer:
         )
         eventually_sync(self._answers, "redis-server answering")
 
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def stop(self) -> None:
         """Ask it to end, and wait. Idempotent."""
         if self._process is not None:

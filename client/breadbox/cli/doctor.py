@@ -52,6 +52,12 @@ class Finding:
     """What to do; empty when all is well."""
 
 
+_OUTAGE_REMEDY = (
+    "The server runs; what it keeps its journal or payloads in does not answer it. See that the "
+    "Redis, or the directory, that its --store and --journal name is up, and reachable from the "
+    "server's machine."
+)
+
 _MARKS = {
     Verdict.GOOD: "[green]✓[/]",
     Verdict.WARNING: "[yellow]![/]",
@@ -89,6 +95,10 @@ def examine(client: breadbox.Client) -> Iterator[Finding]:
     address = _checked("address", lambda: _address(client))
     yield address
     if address.verdict is Verdict.BAD:
+        return
+    outage = _checked("journal and store", lambda: _outage(client))
+    if outage.verdict is Verdict.BAD:
+        yield outage
         return
     yield _checked("permissions", lambda: _permissions(client))
     config: StoreConfig | None = None
@@ -163,6 +173,14 @@ def _address(client: breadbox.Client) -> Finding:
     names = ", ".join(description.name for description in buffers)
     detail = f"{client.address} answers; buffers: {names or 'none'}"
     return Finding("address", Verdict.GOOD, detail)
+
+
+def _outage(client: breadbox.Client) -> Finding:
+    """Whether the server is answered by what it depends on itself."""
+    outage = next((buffer.state.outage for buffer in client.list_buffers()), "")
+    if outage:
+        return Finding("journal and store", Verdict.BAD, outage, _OUTAGE_REMEDY)
+    return Finding("journal and store", Verdict.GOOD, "they answer the server")
 
 
 def _permissions(client: breadbox.Client) -> Finding:

@@ -38,6 +38,7 @@ def describe(description: BufferDescription, *, show_zeros: bool) -> Group:
         "",
         _gauges(description),
         waiting_text(description),
+        outage_text(description),
         frame.rows(frame.table("counter", "#total"), counted) if counted else "nothing counted yet",
     )
 
@@ -56,6 +57,12 @@ def waiting_text(description: BufferDescription) -> str:
     """What a fetch waits for, as a sentence; empty when it would not."""
     reason = description.state.waiting_reason
     return f"A fetch would wait: {reason}." if reason else ""
+
+
+def outage_text(description: BufferDescription) -> str:
+    """What does not answer the server, as a sentence; empty when everything does."""
+    outage = description.state.outage
+    return f"[red]OUTAGE[/]: {outage}." if outage else ""
 
 
 def _gauges(description: BufferDescription) -> Table:

@@ -62,9 +62,9 @@ def samples(client: breadbox.Client, interval_s: float, count: int | None) -> It
 
 def render(sample: Sample, server: str, moment: str) -> Group:
     """A sample as text."""
-    state = (
-        f"[red]{escape(sample.problem)}[/]" if sample.problem else f"{len(sample.buffers)} buffers"
-    )
+    outages = [buffer.state.outage for buffer in sample.buffers.values()]
+    problem = sample.problem or next(iter(outages), "")
+    state = f"[red]{escape(problem)}[/]" if problem else f"{len(sample.buffers)} buffers"
     reasons = [
         f"{name}: a fetch waits, {description.state.waiting_reason}"
         for name, description in sample.buffers.items()

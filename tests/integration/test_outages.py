@@ -1,0 +1,111 @@
+"""Redis is away for longer than any call may take: who waits is told why, and goes on by itself."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from click.testing import CliRunner
+
+import breadbox
+from breadbox.cli.doctor import doctor
+from breadbox.cli.explain import explain
+from breadbox.cli.stats import stats
+from breadbox.cli.top import top
+from breadbox.errors import UnavailableError
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.v1 import replay_buffer_service_pb2_grpc
+from support.eventually import eventually_sync
+from support.redis_server import RedisServer
+from support.served import info_of
+from support.server_process import ServerProcess
+
+pytestmark = pytest.mark.integration
+
+CALL_S = 3.0
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with RedisServer(with_tcp=True, is_durable=True) as running:
+        yield running
+
+
+@pytest.fixture
+def server(redis: RedisServer, tmp_path: Path) -> Iterator[ServerProcess]:
+    arguments = ("--store", redis.tcp_url, "--metrics-listen", "127.0.0.1:0")
+    with ServerProcess(*arguments, log=tmp_path / "server.log") as running:
+        yield running
+
+
+@contextmanager
+def silenced(redis: RedisServer) -> Iterator[None]:
+    """Redis keeps its connections and answers nothing inside the block."""
+    redis.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        redis.signal(signal.SIGCONT)
+
+
+def known_outage(client: breadbox.Client) -> str:
+    """What the server says does not answer it, once it says so of both."""
+
+    def names_both() -> bool:
+        told.append(client.get_buffer().state.outage)
+        return "journal" in told[-1] and "payload store" in told[-1]
+
+    told: list[str] = []
+    # Something has to wait for the journal before it can be missed.
+    with pytest.raises(UnavailableError):
+        client.start_session("other")
+    eventually_sync(names_both, "the server telling of the outage")
+    return told[-1]
+
+
+def test_a_call_that_waits_for_a_silent_redis_is_told_the_reason_before_its_deadline(
+    redis: RedisServer, server: ServerProcess
+) -> None:
+    with grpc.insecure_channel(server.address) as channel, silenced(redis):
+        stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(channel)
+        started = time.monotonic()
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.StartSession(pb.StartSessionRequest(session_id="run"), timeout=CALL_S)
+        took_s = time.monotonic() - started
+    assert grpc.StatusCode.UNAVAILABLE == caught.value.code()
+    info = info_of(caught.value)
+    assert "STORE_UNAVAILABLE" == info.reason
+    assert "journal" in info.metadata["away"]
+    assert "journal" in caught.value.details()
+    assert took_s < CALL_S
+
+
+def test_what_only_looks_is_answered_in_an_outage_and_names_it(
+    redis: RedisServer, server: ServerProcess
+) -> None:
+    options = {"deadline_s": CALL_S, "reconnect_s": 0.0}
+    with breadbox.connect(server.address, **options) as client:
+        client.start_session("run")
+        assert "" == client.get_buffer().state.outage
+        with silenced(redis):
+            outage = known_outage(client)
+            assert "its journal and its payload store do not answer it" in outage
+            (listed,) = client.list_buffers()
+            assert "journal" in listed.state.outage
+            for command in (
+                [stats],
+                [explain, "--seconds", "0.1"],
+                [top, "--count", "1"],
+                [doctor],
+            ):
+                said = CliRunner().invoke(
+                    command[0], ["--server", server.address, *command[1:]], terminal_width=200
+                )
+                assert "its journal and its payload store" in said.output, said.output
+                assert "breadbox serve`, or name" not in said.output
+        eventually_sync(
+            lambda: client.get_buffer().state.outage == "", "the outage being over for the server"
+        )
