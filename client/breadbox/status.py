@@ -63,6 +63,21 @@ def _invalid(failure: Failure) -> errors.ReplayBufferError:
     return errors.InvalidRequestError(field, failure.text_of("problem") or failure.text)
 
 
+def _exceeds_capacity(failure: Failure) -> errors.ReplayBufferError:
+    requested, capacity = failure.text_of("requested"), failure.text_of("capacity")
+    if failure.text_of("unit") == "bytes":
+        problem = (
+            f"needs at least {requested} bytes, but the buffer holds at most {capacity} bytes; "
+            "ask for fewer or raise capacity_bytes"
+        )
+    else:
+        problem = (
+            f"is {requested}, but the buffer holds at most {capacity} fragments; "
+            "ask for fewer or raise capacity_chunks"
+        )
+    return errors.InvalidRequestError("fragment_count", problem)
+
+
 def _backpressure(failure: Failure) -> errors.ReplayBufferError:
     delay_s = failure.retry_delay_s
     return errors.BackpressureError(
@@ -72,11 +87,7 @@ def _backpressure(failure: Failure) -> errors.ReplayBufferError:
 
 BY_REASON: Mapping[str, Callable[[Failure], errors.ReplayBufferError]] = {
     "ARGUMENT_INVALID": _invalid,
-    "FETCH_EXCEEDS_CAPACITY": lambda failure: errors.InvalidRequestError(
-        "fragment_count",
-        f"is {failure.text_of('requested')}, but the buffer holds at most "
-        f"{failure.text_of('capacity')} fragments; ask for fewer or raise capacity_chunks",
-    ),
+    "FETCH_EXCEEDS_CAPACITY": _exceeds_capacity,
     "BUFFER_NOT_FOUND": lambda failure: errors.BufferNotFoundError(failure.text_of("buffer")),
     "BUFFER_EXISTS": lambda failure: errors.BufferExistsError(failure.text_of("buffer")),
     "BUFFERS_FULL": lambda failure: errors.LimitExceededError(failure.text),

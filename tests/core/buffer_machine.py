@@ -26,7 +26,7 @@ from breadbox_server.core.config import (
 )
 from breadbox_server.core.counters import EPHEMERAL
 from breadbox_server.core.entries import Entry
-from breadbox_server.core.errors import DomainError
+from breadbox_server.core.errors import DomainError, FetchExceedsCapacityError
 from breadbox_server.core.events import (
     Event,
     FetchGranted,
@@ -370,17 +370,22 @@ class BufferMachine(RuleBasedStateMachine):
         dropped = self.model.drop(lost)
         assert self.apply(DropPayloads(B, tuple(lost))) == dropped
 
-    @rule(config=configs())
-    def update(self, config: BufferConfig) -> None:
-        fragments_per_chunk = self.model.config.fragments_per_chunk
-        config = dataclasses.replace(config, fragments_per_chunk=fragments_per_chunk)
+    @rule(config=configs(), keeps_length=st.booleans())
+    def update(self, config: BufferConfig, keeps_length: bool) -> None:
+        if keeps_length:
+            fragments_per_chunk = self.model.config.fragments_per_chunk
+            config = dataclasses.replace(config, fragments_per_chunk=fragments_per_chunk)
         refused = self.model.update(config)
+        if not isinstance(refused, list):
+            self.apply(UpdateBuffer(B, config), refused)
+            return
         self.model.discard_silent(self.now)
         self.buffers.apply(UpdateBuffer(B, config), now=self.now)
         events = self.buffers.take_events()
-        told = [event.caller_id for event in events if isinstance(event, FetchRefused)]
-        assert told == refused
-        self.follow([event for event in events if not isinstance(event, FetchRefused)])
+        refusals = [event for event in events if isinstance(event, FetchRefused)]
+        assert [event.caller_id for event in refusals[: len(refused)]] == refused
+        told = refusals[: len(refused)]
+        self.follow([event for event in events if event not in told])
 
     @rule(seconds=st.sampled_from([0.25, 1.0, 3.0, 10.0]), is_late=st.booleans())
     def advance_time(self, seconds: float, is_late: bool) -> None:
@@ -467,6 +472,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     def follow(self, events: Sequence[Event]) -> None:
         """Do in the model what the events say happened, objecting to what must not."""
+        refused: list[int] = []
         for event in events:
             match event:
                 case FetchGranted(caller_id=caller_id):
@@ -476,12 +482,16 @@ class BufferMachine(RuleBasedStateMachine):
                     caller = self.model.remove_caller(caller_id)
                     assert caller is not None
                     assert caller.deadline_at <= self.now
-                case FetchRefused():
-                    raise AssertionError("refused for no reason")
+                case FetchRefused(caller_id=caller_id, error=error):
+                    if not refused:
+                        refused = self.model.refuse_head_beyond_bytes()
+                    assert isinstance(error, FetchExceedsCapacityError)
+                    assert caller_id == refused.pop(0)
                 case PayloadsDisposable(payloads=payloads):
                     self.disposed.extend(payloads)
                 case _:
                     pass
+        assert not refused, "some of those who asked for the same were not told"
         assert not self.model.may_grant_head(), "somebody waits beside grantable chunks"
 
     def follow_grant(self, event: FetchGranted, caller_id: int) -> None:
@@ -583,5 +593,5 @@ class BufferMachine(RuleBasedStateMachine):
             count for name, count in seen.counters.items() if name.startswith("chunks_evicted")
         )
         assert closed == evicted, "a chunk left without a reason, or with two"
-        assert admitted == discarded + closed * self.model.config.fragments_per_chunk
+        assert admitted == discarded + self.model.closed_fragment_count
         self.nothing_is_lost_or_left()

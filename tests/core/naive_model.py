@@ -110,6 +110,7 @@ class NaiveBuffer:
         self.weights: list[tuple[int, Payload]] = []
         self.disposed: list[Payload] = []
         self.inserted = self.delivered = 0
+        self.closed_fragment_count = 0
 
     # What follows from the state
 
@@ -294,6 +295,7 @@ class NaiveBuffer:
             self.chunks.append(NaiveChunk(self.chunk_count, worker.open))
             self.chunk_count += 1
             self.inserted += 1
+            self.closed_fragment_count += len(worker.open)
             worker.open = []
 
     def shrink(self, count: int) -> None:
@@ -359,6 +361,8 @@ class NaiveBuffer:
         new = NaiveWaiter(fetch.request_id, fetch.fragment_count, fetch.world_size)
         if not self.waiters and self.may_grant(new):
             return "granted"
+        if self.is_beyond_bytes(new):
+            return FetchExceedsCapacityError
         if fetch.deadline_at <= now:
             return "elapsed"
         if waiter is None and len(self.waiters) >= self.config.waiters_max:
@@ -371,6 +375,15 @@ class NaiveBuffer:
         if fragment_count > self.config.fragments_per_chunk * self.config.capacity_chunks:
             return FetchExceedsCapacityError
         return InvalidArgumentError if world_size > self.config.leases_max else None
+
+    def is_beyond_bytes(self, waiter: NaiveWaiter) -> bool:
+        """Whether bytes are full of fewer chunks than are asked for, whatever the leases."""
+        count = waiter.fragment_count // self.config.fragments_per_chunk
+        bytes_max = self.config.capacity_bytes
+        if not 0 < len(self.held) < count:
+            return False
+        smallest = min(chunk.size for chunk in self.held)
+        return count * smallest > bytes_max and self.referred_bytes + smallest > bytes_max
 
     def find_grant(self, request_id: str) -> NaiveGrant | None:
         known = [*self.grants, *self.ended]
@@ -386,6 +399,14 @@ class NaiveBuffer:
             self.waiters.append(waiter)
         caller = NaiveCaller(caller_id, fetch.rank, fetch.deadline_at, fetch.lease_s)
         waiter.callers.append(caller)
+
+    def head_is_beyond_bytes(self) -> bool:
+        return bool(self.waiters) and self.is_beyond_bytes(self.waiters[0])
+
+    def refuse_head_beyond_bytes(self) -> list[int]:
+        """Turn the head away if bytes will never let it be granted, and give its callers."""
+        assert self.head_is_beyond_bytes(), "refused for no reason"
+        return [caller.caller_id for caller in self.waiters.pop(0).callers]
 
     def remove_caller(self, caller_id: int) -> NaiveCaller | None:
         for waiter in self.waiters:
@@ -497,8 +518,15 @@ class NaiveBuffer:
 
     # Limits and time
 
-    def update(self, config: BufferConfig) -> list[int]:
-        """Change the limits, and give the callers that are turned away."""
+    @property
+    def is_empty(self) -> bool:
+        opened = any(worker.open for worker in self.workers.values())
+        return not (self.held or opened or self.live_leases)
+
+    def update(self, config: BufferConfig) -> list[int] | type[DomainError]:
+        """Change the limits, and give the callers that are turned away, or why it is refused."""
+        if config.fragments_per_chunk != self.config.fragments_per_chunk and not self.is_empty:
+            return InvalidArgumentError
         self.config = config
         self.drop_stale()
         for chunk in self.held:

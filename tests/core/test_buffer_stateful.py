@@ -130,7 +130,7 @@ def walk(machine: BufferMachine, seed: int, length: int) -> None:
             ),
         ),
         "drop": (3, lambda: machine.drop_payloads([pick() for _ in range(choose([0, 1, 3]))])),
-        "update": (2, lambda: machine.update(make_config(choose))),
+        "update": (2, lambda: machine.update(make_config(choose), choose([True, False]))),
         "snapshot": (1, machine.take_snapshot),
         "crash": (2, lambda: machine.crash_and_recover(choose([True, False, False]))),
         "time": (

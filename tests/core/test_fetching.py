@@ -3,7 +3,11 @@
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER
-from breadbox_server.core.config import MinimumChunksConfig, SampleToInsertRatioConfig
+from breadbox_server.core.config import (
+    FullPolicy,
+    MinimumChunksConfig,
+    SampleToInsertRatioConfig,
+)
 from breadbox_server.core.errors import (
     FetchExceedsCapacityError,
     InvalidArgumentError,
@@ -14,6 +18,7 @@ from breadbox_server.core.errors import (
 )
 from breadbox_server.core.events import FetchGranted, FetchRefused, WaitElapsed
 from breadbox_server.core.ids import CallerId, LeaseId
+from breadbox_server.core.inputs import AdmissionOutcome
 from breadbox_server.core.waiters import RETRIES_MAX
 from core.world import World, indices
 
@@ -67,7 +72,66 @@ def test_fetch_beyond_capacity_is_refused_with_both_numbers() -> None:
     world = World(fragments_per_chunk=2, capacity_chunks=3)
     with pytest.raises(FetchExceedsCapacityError) as caught:
         world.fetch(8)
-    assert {"requested": "8", "capacity": "6"} == caught.value.metadata
+    assert {"requested": "8", "capacity": "6", "unit": "fragments"} == caught.value.metadata
+
+
+@pytest.mark.parametrize("full_policy", FullPolicy)
+def test_fetch_that_bytes_can_never_satisfy_is_refused_with_both_numbers(
+    full_policy: FullPolicy,
+) -> None:
+    world = World(capacity_chunks=10, capacity_bytes=45, full_policy=full_policy)
+    waiting = world.fetch(5)
+    behind = world.fetch(4)
+    for index in range(4):
+        world.append("w0", index, size_bytes=10)
+    refused, granted = world.buffers.take_events()[-2:]
+    assert isinstance(refused, FetchRefused)
+    assert isinstance(granted, FetchGranted)
+    assert (waiting, behind) == (refused.caller_id, granted.caller_id)
+    assert isinstance(refused.error, FetchExceedsCapacityError)
+    wanted = {"requested": "50", "capacity": "45", "unit": "bytes"}
+    assert wanted == refused.error.metadata
+    assert "raise capacity_bytes" in str(refused.error)
+
+
+def test_fetch_that_bytes_can_never_satisfy_is_refused_at_once_when_they_are_full() -> None:
+    world = World(capacity_chunks=10, capacity_bytes=45)
+    for index in range(4):
+        world.append("w0", index, size_bytes=10)
+    with pytest.raises(FetchExceedsCapacityError, match="needs at least 50 bytes"):
+        world.fetch(5)
+    world.granted(4)
+
+
+def test_fetch_waits_while_smaller_chunks_or_ended_leases_could_make_room() -> None:
+    world = World(capacity_chunks=10, capacity_bytes=45, uses_max=1)
+    world.append("w0", 0, size_bytes=5)
+    world.append("w0", 1, size_bytes=30)
+    waiting = world.fetch(3)
+    world.append("w0", 2, size_bytes=5)
+    assert [waiting] == [grant.caller_id for grant in world.events(FetchGranted)]
+    world = World(capacity_chunks=10, capacity_bytes=45, uses_max=1)
+    world.fill(2, size_bytes=20)
+    lease = world.granted(2)
+    waiting = world.fetch(2)
+    assert AdmissionOutcome.BYTES_FULL is world.append("w0", 2, size_bytes=20)
+    assert [] == world.events(FetchRefused)
+    world.release(lease.lease_id)
+    for index in (2, 3):
+        world.append("w0", index, size_bytes=20)
+    assert [waiting] == [grant.caller_id for grant in world.events(FetchGranted)]
+
+
+def test_whoever_waits_beside_full_bytes_is_told_of_them() -> None:
+    world = World(capacity_chunks=10, capacity_bytes=45)
+    world.append("w0", 0, size_bytes=5)
+    world.append("w0", 1, size_bytes=30)
+    world.fetch(3)
+    expected = (
+        "the buffer holds 2 chunks of the 3 asked for, "
+        "and 35 bytes of capacity_bytes (45) are in use"
+    )
+    assert expected == world.seen().waiting_reason
 
 
 def test_count_must_be_whole_chunks_for_each_rank() -> None:

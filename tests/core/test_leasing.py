@@ -1,6 +1,7 @@
 """B10, B11 and B13: uses, leases, and when a payload may be deleted."""
 
 import gc
+from collections.abc import Callable
 
 import pytest
 
@@ -328,10 +329,30 @@ def test_new_sampler_draws_what_is_held() -> None:
         assert expected == indices(world.granted(2))
 
 
-def test_fragments_per_chunk_cannot_change() -> None:
+def test_fragments_per_chunk_cannot_change_while_a_fragment_is_open_held_or_leased() -> None:
     world = World(fragments_per_chunk=2)
-    with pytest.raises(InvalidArgumentError, match="is 2 and cannot be changed"):
-        world.update(fragments_per_chunk=3)
+    steps: list[Callable[[], object]] = [
+        lambda: world.append("w0", 0),
+        lambda: world.append("w0", 1),
+        lambda: world.granted(2),
+    ]
+    for step in steps:
+        step()
+        with pytest.raises(InvalidArgumentError, match="is 2 and cannot be changed while"):
+            world.update(fragments_per_chunk=3)
+
+
+def test_an_empty_buffer_takes_another_fragments_per_chunk() -> None:
+    world = World(fragments_per_chunk=1)
+    world.fill(1)
+    world.release(world.granted(1).lease_id)
+    waiting = world.fetch(2)
+    world.update(fragments_per_chunk=2)
+    world.append("w0", 1)
+    assert (1, 0) == (world.seen().open_chunk_count, world.seen().chunk_count)
+    world.append("w0", 2)
+    [grant] = world.events(FetchGranted)
+    assert (waiting, [1, 2]) == (grant.caller_id, indices(grant))
 
 
 def test_shorter_patience_with_silence_applies_at_once() -> None:

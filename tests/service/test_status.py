@@ -8,6 +8,7 @@ from google.rpc import error_details_pb2
 from prometheus_client import CollectorRegistry
 
 from breadbox import errors as library_errors
+from breadbox.status import from_rpc_error
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
 from breadbox_server import errors as shell_errors
@@ -117,6 +118,19 @@ async def test_an_error_comes_through_a_channel_as_its_row_says(error):
     assert "10.0.0.1" not in str(told)
     labels = {"method": "ListBuffers", "code": row.code.name}
     assert 1 == metrics.registry.get_sample_value("breadbox_rpcs_total", labels)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        core_errors.FetchExceedsCapacityError(9, 8),
+        core_errors.FetchExceedsCapacityError(900, 800, "bytes"),
+    ],
+)
+async def test_a_fetch_beyond_capacity_is_told_by_the_library_in_the_words_of_the_server(error):
+    told = await call_failing_with(error, Metrics(CollectorRegistry()))
+    raised = from_rpc_error(told, "localhost:1", encrypted=False)
+    assert (library_errors.InvalidRequestError, str(error)) == (type(raised), str(raised))
 
 
 async def test_a_bad_argument_names_its_field_for_machines():

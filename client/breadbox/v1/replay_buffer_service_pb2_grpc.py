@@ -165,6 +165,8 @@ class ReplayBufferServiceServicer(object):
 
     def FetchFragments(self, request, context):
         """Learner. Blocks until the chunks are there, for at most max_wait, in arrival order.
+        FETCH_EXCEEDS_CAPACITY: more chunks than capacity_chunks, or the bytes are full of fewer chunks
+        than were asked for and even the smallest of them, so many times, is more than capacity_bytes.
         Fails: ARGUMENT_INVALID, FETCH_EXCEEDS_CAPACITY, WAITERS_FULL, DRAINING, LEASE_NOT_FOUND (the
         request_id was granted before and its lease has ended: use a new request_id).
         """

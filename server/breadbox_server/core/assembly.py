@@ -94,6 +94,11 @@ class Assembly:
         """Workers with an open chunk."""
         return len(self._open)
 
+    def use_length(self, fragments_per_chunk: int) -> None:
+        """Make chunks of another length from now on; nothing may be open."""
+        assert not self._open
+        self._fragments_per_chunk = fragments_per_chunk
+
     def find(self, worker_id: WorkerId) -> Worker | None:
         """Give a worker that is remembered, else None."""
         return self._workers.get(worker_id)

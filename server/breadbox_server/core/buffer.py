@@ -272,15 +272,21 @@ class ReplayBuffer:
         """Replace the limits, and evict what no longer fits; O(chunks held).
 
         Raises:
-            InvalidArgumentError: `fragments_per_chunk` differs, or there is no such sampler.
+            InvalidArgumentError: `fragments_per_chunk` differs and the buffer is not empty, or
+                there is no such sampler.
         """
         state = self._state
         old, new = state.config, input.config
-        if new.fragments_per_chunk != old.fragments_per_chunk:
+        if new.fragments_per_chunk != old.fragments_per_chunk and not state.is_empty:
             raise InvalidArgumentError(
-                "fragments_per_chunk", f"is {old.fragments_per_chunk} and cannot be changed"
+                "fragments_per_chunk",
+                f"is {old.fragments_per_chunk} and cannot be changed while the buffer holds "
+                "fragments or a lease refers to them; empty it (end the session), delete it, or "
+                "use another buffer",
             )
         sampler = make_sampler(new.sampler)
+        if new.fragments_per_chunk != old.fragments_per_chunk:
+            state.assembly.use_length(new.fragments_per_chunk)
         state.config = new
         state.limiter = make_limiter(new.limiter)
         if new.sampler != old.sampler:

@@ -184,6 +184,10 @@ class ChunkTable:
         entry = self._by_version.first()
         return None if entry is None else self._chunks[entry[1]]
 
+    def smallest_bytes(self) -> int:
+        """Bytes of the smallest held chunk, 0 when none is held; O(chunks held)."""
+        return min((chunk.size_bytes for chunk in self._chunks.values()), default=0)
+
     def use_sampler(self, sampler: Sampler) -> None:
         """Draw with another sampler from now on; O(chunks held)."""
         for chunk_id in sorted(self._chunks):

@@ -30,17 +30,26 @@ class InvalidArgumentError(DomainError):
 
 
 class FetchExceedsCapacityError(DomainError):
-    """More fragments were asked for than the buffer can ever hold (B8)."""
+    """More was asked for than the buffer can ever hold (B8).
+
+    Args:
+        requested: Fragments; or the bytes that they need at least, judged by the smallest chunk.
+        capacity: What the buffer holds at most, in the same unit.
+        unit: "fragments" or "bytes".
+    """
 
     reason = "FETCH_EXCEEDS_CAPACITY"
 
-    def __init__(self, requested: int, capacity: int) -> None:
+    def __init__(self, requested: int, capacity: int, unit: str = "fragments") -> None:
+        is_count = unit == "fragments"
         super().__init__(
-            f"fragment_count is {requested}, but the buffer holds at most {capacity} fragments; "
-            "ask for fewer or raise capacity_chunks"
+            f"fragment_count {'is' if is_count else 'needs at least'} {requested}"
+            f"{'' if is_count else ' bytes'}, but the buffer holds at most {capacity} {unit}; "
+            f"ask for fewer or raise capacity_{'chunks' if is_count else 'bytes'}"
         )
         self.requested = requested
         self.capacity = capacity
+        self.unit = unit
 
 
 class BufferNotFoundError(DomainError):

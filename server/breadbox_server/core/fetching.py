@@ -76,6 +76,8 @@ class Fetching:
         else:
             _check_same(waiter, input)
         is_granted = len(waiters) == 0 and self._may_grant(waiter)
+        if not is_granted:
+            self._check_bytes(waiter)
         if not is_granted and input.deadline_at > now:
             self._check_room(waiter)
         caller = Caller(
@@ -102,11 +104,23 @@ class Fetching:
             self.serve(now=now)
 
     def serve(self, *, now: float) -> None:
-        """Grant from the head of the queue for as long as the head can be granted."""
+        """Grant from the head of the queue for as long as the head can be granted.
+
+        A head that bytes will never let be granted is turned away, so that it waits no more, and
+        nobody behind it does.
+        """
         waiters = self._state.waiters
-        while (head := waiters.head()) is not None and self._may_grant(head):
-            waiters.remove(head)
-            self._draw(head, now=now)
+        while (head := waiters.head()) is not None:
+            if self._may_grant(head):
+                waiters.remove(head)
+                self._draw(head, now=now)
+                continue
+            try:
+                self._check_bytes(head)
+            except FetchExceedsCapacityError as error:
+                self.refuse(head, error)
+            else:
+                return
 
     def refuse(self, waiter: Waiter, error: DomainError) -> None:
         """Turn a waiter away, and tell each of its callers."""
@@ -285,6 +299,13 @@ class Fetching:
             raise InvalidArgumentError(
                 "world_size", f"is {world_size}, but leases_max is {config.leases_max}"
             )
+
+    def _check_bytes(self, waiter: Waiter) -> None:
+        """Refuse what bytes will never let be granted, chunks being as large as they are (B8)."""
+        needed_bytes = self._state.bytes_beyond(self._chunk_count(waiter))
+        if needed_bytes:
+            capacity_bytes = self._state.config.capacity_bytes
+            raise FetchExceedsCapacityError(needed_bytes, capacity_bytes, "bytes")
 
     def _check_room(self, waiter: Waiter) -> None:
         """Refuse a caller that would have to wait where no more may."""

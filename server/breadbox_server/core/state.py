@@ -74,6 +74,15 @@ class BufferState:
         return self.model.version_min(self.config.staleness_max)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no fragment is open, held or under a lease."""
+        return (
+            len(self.holdings.table) == 0
+            and self.assembly.open_chunk_count == 0
+            and self.leases.live_count == 0
+        )
+
+    @property
     def flow(self) -> Flow:
         """What the limiter judges by."""
         return Flow(len(self.holdings.table), self.inserted_count, self.delivered_count)
@@ -90,13 +99,38 @@ class BufferState:
         """Whether as many more leases may live."""
         return self.leases.live_count + world_size <= self.config.leases_max
 
+    def bytes_beyond(self, chunk_count: int) -> int:
+        """Bytes that as many chunks would need, if bytes will never let them be held; else 0.
+
+        Judged by the smallest chunk held, and only once there is no room for another one like it:
+        the first few say little of the rest. O(chunks held) then, else O(1).
+        """
+        held_count, bytes_max = len(self.holdings.table), self.config.capacity_bytes
+        referred_bytes = self.payloads.referred_bytes
+        # Held chunks have at most these bytes on average, so the smallest has no more.
+        average_bytes = referred_bytes / held_count if held_count else 0.0
+        if (
+            held_count >= chunk_count
+            or average_bytes * chunk_count <= bytes_max
+            or referred_bytes + average_bytes <= bytes_max
+        ):
+            return 0
+        smallest_bytes = self.holdings.table.smallest_bytes()
+        needed_bytes = smallest_bytes * chunk_count
+        is_full = referred_bytes + smallest_bytes > bytes_max
+        return needed_bytes if is_full and needed_bytes > bytes_max else 0
+
     def waiting_reason(self, chunk_count: int, world_size: int) -> str:
         """Say in a sentence with numbers why `may_grant` is False; empty when it is True."""
         held_count = len(self.holdings.table)
         if self.model.version is None:
             return "no session is current"
         if chunk_count > held_count:
-            return f"the buffer holds {held_count} chunks of the {chunk_count} asked for"
+            reason = f"the buffer holds {held_count} chunks of the {chunk_count} asked for"
+            referred_bytes, bytes_max = self.payloads.referred_bytes, self.config.capacity_bytes
+            if held_count and referred_bytes + referred_bytes / held_count > bytes_max:
+                reason += f", and {referred_bytes} bytes of capacity_bytes ({bytes_max}) are in use"
+            return reason
         if not self.has_leases_for(world_size):
             return (
                 f"{self.leases.live_count} leases are alive and {world_size} more are needed, "
