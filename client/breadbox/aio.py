@@ -400,6 +400,12 @@ class Client:
         """Load payloads of granted fragments; see `breadbox.Client.read_fragments`."""
         return await self._run(operations.read_fragments(self._context, references, columns, steps))
 
+    async def describe_arrays(
+        self, references: Sequence[FragmentReference]
+    ) -> list[dict[str, str]]:
+        """Read what arrays granted fragments have; see `breadbox.Client.describe_arrays`."""
+        return await self._run(operations.describe_arrays(self._context, references))
+
     async def load_batch(
         self,
         references: Sequence[FragmentReference],

@@ -364,10 +364,12 @@ class _Builder:
 
     def _pair_by_structure(self, position: int, head: Head, stack: Stack) -> list[tuple[int, int]]:
         """Pair the arrays of two structures that may number them differently."""
+        part_read = self._selection.part_read
         for name in _STACKED_FIELDS:
+            # What is not read may differ.
             require_alike(
-                stack.structure[name],
-                head.layout.structure[name],
+                part_read(stack.structure[name], stack.template),
+                part_read(head.layout.structure[name], head.layout.arrays),
                 path=name,
                 where=self._where(position),
             )

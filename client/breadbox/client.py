@@ -543,6 +543,22 @@ class Client:
         """
         return self._run(operations.read_fragments(self._context, references, columns, steps))
 
+    def describe_arrays(
+        self, references: Sequence[types.FragmentReference]
+    ) -> list[dict[str, str]]:
+        """Read what arrays granted fragments have, in order, and none of the arrays.
+
+        Args:
+            references: Of a lease that is alive.
+
+        Returns:
+            For each fragment, type and shape by path, such as `{"reward": "<f4[16]"}`.
+
+        Raises:
+            As `read_fragments`.
+        """
+        return self._run(operations.describe_arrays(self._context, references))
+
     def load_batch(
         self,
         references: Sequence[types.FragmentReference],

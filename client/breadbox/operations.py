@@ -397,6 +397,14 @@ def read_fragments(
     )
 
 
+def describe_arrays(
+    context: Context, references: Sequence[FragmentReference]
+) -> Operation[list[dict[str, str]]]:
+    """Read what arrays granted fragments have, in order."""
+    store = yield from opened_store(context)
+    return (yield from storing(context, lambda: payload.describe_arrays(store, references)))
+
+
 def read_batch(
     context: Context,
     references: Sequence[FragmentReference],

@@ -4,20 +4,26 @@ Method: a real server in a process of its own.
 """
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 import breadbox
 import breadbox.testing
-from breadbox.errors import BufferNotFoundError
+from breadbox.errors import BufferNotFoundError, TreeMismatchError
+from breadbox.policies import PolicyModule, make_policy, policy_weights
 from breadbox.types import BufferConfig
 from breadbox_learner.offline.cli import export_episodes, import_episodes
 from breadbox_learner.offline.dataset import Dataset
-from breadbox_learner.offline.errors import UnsupportedDatasetError
+from breadbox_learner.offline.errors import OfflineDataError, UnsupportedDatasetError
 from breadbox_learner.offline.mixing import BufferMixer
 from breadbox_learner.offline.service import (
     append_episodes,
@@ -148,6 +154,131 @@ def test_an_empty_buffer_has_no_episodes_and_an_absent_one_is_an_error(
     assert [] == list(read_buffer(client, "empty"))
     with pytest.raises(BufferNotFoundError):
         list(read_buffer(client, "absent"))
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.msgpack"])
+def test_an_export_that_finds_no_room_says_so_and_gives_everything_back(
+    client: breadbox.Client, address: str, tmp_path: Path, name: str
+) -> None:
+    buffer = f"no-room-{name}"
+    put(client, buffer, 8)
+    (tmp_path / f".{name}.unfinished").symlink_to("/dev/full")
+    out = str(tmp_path / name)
+    result = CliRunner().invoke(
+        export_episodes, ["--server", address, "--buffer", buffer, "--out", out]
+    )
+    assert isinstance(result.exception, UnsupportedDatasetError)
+    assert f"{out}: cannot be written: No space left on device" == str(result.exception)
+    assert 0 == client.get_buffer(buffer).state.lease_count
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_an_export_to_a_place_that_cannot_be_is_named(
+    client: breadbox.Client, address: str, tmp_path: Path
+) -> None:
+    put(client, "no-place", 8)
+    (tmp_path / "file").write_text("")
+    out = str(tmp_path / "file" / "x.parquet")
+    result = CliRunner().invoke(
+        export_episodes, ["--server", address, "--buffer", "no-place", "--out", out]
+    )
+    assert isinstance(result.exception, UnsupportedDatasetError)
+    assert f"{out}: cannot be written: " in str(result.exception)
+
+
+def test_an_export_of_nothing_is_an_error_and_leaves_no_folder(
+    client: breadbox.Client, address: str, tmp_path: Path
+) -> None:
+    ensure_demo_buffer(client, "nothing", capacity_chunks=10)
+    out = tmp_path / "no" / "such" / "x.parquet"
+    result = CliRunner().invoke(
+        export_episodes, ["--server", address, "--buffer", "nothing", "--out", str(out)]
+    )
+    assert isinstance(result.exception, OfflineDataError)
+    assert f"{out}: nothing was written: buffer 'nothing' holds no chunk" == str(result.exception)
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_an_import_says_what_it_leaves_out(address: str, tmp_path: Path) -> None:
+    written = tmp_path / "in.parquet"
+    write_episodes(toys(10), written)  # of 75 steps
+    options = ["--server", address, "--buffer", "tails", "--step-count"]
+    result = CliRunner().invoke(import_episodes, [str(written), *options, "40"])
+    assert 0 == result.exit_code
+    wanted = "Warning: the last 35 of 75 steps did not fill a fragment of 40 and were left out\n"
+    assert wanted == result.stderr
+
+    result = CliRunner().invoke(import_episodes, [str(written), *options, "1000"])
+    assert isinstance(result.exception, OfflineDataError)
+    assert (
+        f"{written}: nothing was imported: its 75 steps do not fill a fragment of 1000; "
+        "--step-count can be 75 at most"
+    ) == str(result.exception)
+
+    write_episodes([], tmp_path / "none.parquet")
+    result = CliRunner().invoke(import_episodes, [str(tmp_path / "none.parquet"), *options, "5"])
+    assert isinstance(result.exception, OfflineDataError)
+    assert "nothing was imported: it holds no episode" in str(result.exception)
+
+
+def cartpole_weights(folder: Path) -> Path:
+    path = folder / "weights.safetensors"
+    save_file(dict(policy_weights(cartpole_policy())), path)
+    return path
+
+
+def cartpole_policy() -> PolicyModule:
+    env = gymnasium.make("CartPole-v1")
+    try:
+        return make_policy("mlp", env.observation_space, env.action_space)
+    finally:
+        env.close()
+
+
+def run_breadbox(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "breadbox.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
+    )
+    assert 0 == done.returncode, done.stderr
+
+
+def test_recordings_mix_with_what_rollout_workers_send(
+    client: breadbox.Client, address: str, tmp_path: Path
+) -> None:
+    """The way through docs/offline.md: recordings have no log-probabilities, workers do."""
+    recordings = tmp_path / "recordings"
+    run_breadbox(
+        *("generate", "--env", "CartPole-v1", "--weights-file", str(cartpole_weights(tmp_path))),
+        *("--episodes", "12", "--workers", "1", "--media", "none", "--out", str(recordings)),
+    )
+    run_breadbox("import", str(recordings), "--server", address, "--buffer", "recorded")
+    client.create_buffer("online", BufferConfig(uses_max=100))
+    client.start_session("online-session", buffer="online")
+    client.publish("online-session", 1, policy_weights(cartpole_policy()), buffer="online")
+    run_breadbox(
+        *("rollout", "--server", address, "--buffer", "online", "--env", "CartPole-v1"),
+        *("--num-envs", "4", "--steps-max", "600"),
+    )
+    mixer = BufferMixer(client, {"recorded": 0.5, "online": 0.5})
+    with mixer.fetch(8, max_wait_s=10) as lease:
+        batch, sources = lease.load_batch(device="cpu", seed=0)
+        assert (4, 4) == (sources.count("recorded"), sources.count("online"))
+        assert (8, 32, 4) == tuple(batch.obs.shape)
+        assert (8, 32) == tuple(batch.reward.shape)
+        assert (None, {}) == (batch.log_prob, batch.extras)
+        assert (8, 32) == tuple(batch.value.shape)  # Recordings keep it.
+        few, _ = lease.load_batch(columns=["reward"])
+        assert few.obs is None
+        with pytest.raises(TreeMismatchError, match="log_prob"):
+            lease.load_batch(columns=["log_prob"])
+    with BufferMixer(client, {"online": 1.0}).fetch(4, max_wait_s=10) as lease:
+        whole, _ = lease.load_batch()
+        assert whole.log_prob is not None
+        assert "episode_return" in whole.extras
 
 
 def test_buffers_mix_by_their_shares(client: breadbox.Client) -> None:

@@ -15,6 +15,7 @@ from breadbox.errors import (
     UnsupportedArrayError,
 )
 from breadbox.fragment import Fragment
+from breadbox.payload import describe_arrays
 from breadbox.stores import PayloadStore, open_store
 from support.fake_store import FakeStore
 from support.payload_trees import same
@@ -271,3 +272,27 @@ def test_leaves_without_axes_are_stacked_too(store: PayloadStore, dtype: str) ->
     fragments = [plain_fragment(i, next_obs=value) for i, value in enumerate(values)]
     batch = load_batch(store, stored(store, *fragments))
     assert same(np.stack(values), batch.next_obs)
+
+
+def test_what_is_not_read_may_differ(store: PayloadStore) -> None:
+    with_more = plain_fragment(0, log_prob=np.zeros(STEPS, np.float32))
+    with_more.extras = {"note": np.arange(STEPS), "shared": np.arange(STEPS)}
+    with_less = plain_fragment(1)
+    with_less.extras = {"shared": np.arange(STEPS) + 1}
+    references = stored(store, with_more, with_less)
+    with pytest.raises(TreeMismatchError):
+        load_batch(store, references)
+    batch = load_batch(store, references, columns=["reward", "extras.shared"])
+    assert [0, 1] == batch.extras["shared"][:, 0].tolist()
+    assert batch.log_prob is None
+    with pytest.raises(TreeMismatchError, match="log_prob"):
+        load_batch(store, references, columns=["log_prob"])
+
+
+def test_arrays_are_described_without_being_read(store: PayloadStore) -> None:
+    references = stored(store, plain_fragment(0), rich_fragment(1))
+    plain, rich = describe_arrays(store, references)
+    assert f"<f4[{STEPS}]" == plain["reward"]
+    assert set(plain) < set(rich)
+    assert "obs.image" in rich
+    assert [] == describe_arrays(store, [])

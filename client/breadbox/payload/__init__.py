@@ -2,7 +2,12 @@
 
 from breadbox.payload.auto import CodecReport, picker
 from breadbox.payload.format import FORMAT_VERSION, decode_tree, encode_tree
-from breadbox.payload.fragments import encode_fragment, read_fragments, write_fragments
+from breadbox.payload.fragments import (
+    describe_arrays,
+    encode_fragment,
+    read_fragments,
+    write_fragments,
+)
 from breadbox.payload.weights import read_weights, write_weights
 
 
@@ -16,6 +21,7 @@ __all__ = [
     "CodecReport",
     "codec_reports",
     "decode_tree",
+    "describe_arrays",
     "encode_fragment",
     "encode_tree",
     "read_fragments",

@@ -16,7 +16,7 @@ from breadbox.payload.format import Head, decode_tree, encode_with_layout
 from breadbox.payload.header import serialize_attributes
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.receive import Placement, receive
-from breadbox.payload.trees import map_leaves, map_present
+from breadbox.payload.trees import Structure, map_leaves, map_present
 from breadbox.stores.base import PayloadStore
 from breadbox.types import FragmentReference, PayloadReference
 
@@ -192,6 +192,33 @@ def read_fragments(
     ]
 
 
+def describe_arrays(
+    store: PayloadStore, references: Sequence[FragmentReference]
+) -> list[dict[str, str]]:
+    """Read what arrays fragments have, and none of the arrays.
+
+    Args:
+        store: Where they are.
+        references: In any number.
+
+    Returns:
+        For each fragment, in order: type and shape by path, such as `{"reward": "<f4[16]"}`.
+
+    Raises:
+        PayloadMissingError: A payload is not there: its lease may have expired.
+        PayloadCorruptError: A payload is damaged, or not a fragment's.
+    """
+    described: list[dict[str, str]] = [{} for _ in references]
+
+    def place(position: int, head: Head) -> Sequence[Placement]:
+        require_fields(head.layout.structure)
+        described[position] = {stored.name: stored.describe() for stored in head.layout.arrays}
+        return ()
+
+    receive(store, [each.metadata.payload for each in references], place, wants_whole=False)
+    return described
+
+
 class Selection:
     """Which arrays of a fragment are read, and which rows of them."""
 
@@ -263,6 +290,18 @@ class Selection:
         if self._steps is not None:
             _cut_to_steps(tree, self._steps, reference.metadata.step_count)
         return tree
+
+    def part_read(self, structure: Structure, arrays: Sequence[StoredArray]) -> Structure:
+        """The part of a structure over *arrays* that is read; None when nothing of it is."""
+        if self._columns is None or structure is None:
+            return structure
+        if isinstance(structure, dict):
+            parts = {key: self.part_read(node, arrays) for key, node in structure.items()}
+            return {key: part for key, part in parts.items() if part is not None} or None
+        if isinstance(structure, list | tuple):
+            items = [self.part_read(node, arrays) for node in structure]
+            return type(structure)(items) if any(item is not None for item in items) else None
+        return None if self._matching(arrays[structure].name) is None else structure
 
     def _matching(self, name: str) -> set[str] | None:
         """Columns that select the array of this name; None when it is not selected."""

@@ -1,6 +1,8 @@
 """`breadbox import` and `breadbox export`."""
 
 import json
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,20 @@ def import_episodes(
         click.echo(json.dumps(_as_json(counts, dataset)))
     else:
         _print(counts, dataset, buffer)
+    if not counts.fragment_count:
+        raise OfflineDataError(
+            f"nothing was imported: its {counts.step_count} steps do not fill a fragment of "
+            f"{step_count}; --step-count can be {counts.step_count} at most"
+            if counts.step_count
+            else "nothing was imported: it holds no episode that can be used",
+            file=path,
+        )
+    if counts.dropped_step_count:
+        click.echo(
+            f"Warning: the last {counts.dropped_step_count} of {counts.step_count} steps did not "
+            f"fill a fragment of {step_count} and were left out",
+            err=True,
+        )
 
 
 def _as_json(counts: ImportCounts, dataset: Dataset) -> dict[str, Any]:
@@ -118,8 +134,6 @@ def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
         f"{counts.episode_count} episodes with {counts.step_count} steps: "
         f"{counts.fragment_count} fragments are in buffer {buffer!r}"
     )
-    if counts.dropped_step_count:
-        click.echo(f"{counts.dropped_step_count} steps at the end did not fill a fragment")
     if counts.assumed_state_count:
         click.echo(
             f"{counts.assumed_state_count} fragments start where no recurrent state was recorded: "
@@ -180,8 +194,20 @@ def export_episodes(
         if source is ParameterSource.COMMANDLINE:
             raise UnsupportedDatasetError("--env is for --out minari:NAME only", file=out)
     target.check()
-    with target.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client:
-        episodes = read_buffer(client, buffer, max_wait_s=max_wait_s)
+    with (
+        target.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client,
+        # Closed first, so that an export that fails gives the chunks back.
+        closing(read_buffer(client, buffer, max_wait_s=max_wait_s)) as held,
+    ):
+        first = next(held, None)
+        if first is None:
+            waiting = client.get_buffer(buffer).state.open_fragment_count
+            raise OfflineDataError(
+                f"nothing was written: buffer {buffer!r} holds no chunk"
+                + (f"; {waiting} fragments wait for theirs to fill" if waiting else ""),
+                file=out,
+            )
+        episodes = chain([first], held)
         if is_minari:
             counts = write_minari(episodes, out, env_id=env_id)
         else:

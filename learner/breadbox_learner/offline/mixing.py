@@ -1,7 +1,7 @@
 """Batches that mix several buffers by ratio, such as demonstrations and online experience."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -13,7 +13,12 @@ from breadbox.batches import Batch
 from breadbox.client import Client
 from breadbox.fragment import Fragment
 from breadbox.lease import Lease
+from breadbox.payload.fragments import FIELDS
 from breadbox.types import FragmentReference
+
+_OPTIONAL_FIELDS = frozenset({"in_state", "log_prob", "value", "extras"})
+"""Fields of a fragment that a batch may do without. Not among them are those that fragments of one
+batch may have in different lengths, or not at all: final observations and versions."""
 
 
 @dataclass(slots=True)
@@ -84,17 +89,59 @@ class MixedLease:
         for lease in self._leases.values():
             yield from lease.fragments()
 
-    def load_batch(self, *, device: Any = None, seed: int | None = None) -> tuple[Batch, list[str]]:
+    def load_batch(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        device: Any = None,
+        seed: int | None = None,
+    ) -> tuple[Batch, list[str]]:
         """One stacked batch of all fragments, shuffled together, and where each came from.
 
+        Args:
+            columns: Paths of the arrays wanted, such as "reward" or "obs.image". None: what all
+                fragments have. Recorded episodes often lack what rollout workers add:
+                log-probabilities, values, recurrent states, extras; those are left out then, and
+                are None in the batch (keys of `extras`: not there). Observations, actions, rewards
+                and flags are never left out.
+            device: None for numpy arrays, else where torch tensors are wanted: "cpu", "cuda".
+            seed: Of the order; None: a different one each time.
+
         Raises:
-            TreeMismatchError: the buffers hold fragments of different structure.
+            TreeMismatchError: the fragments differ in what cannot be left out, or in shape or type
+                of what all have; names the path.
             ReplayBufferError: as `Client.load_batch`.
         """
         references, sources = self.references, self.sources
         order = np.random.default_rng(seed).permutation(len(references)).tolist()
-        batch = self._client.load_batch([references[i] for i in order], device=device)
+        if columns is None:
+            columns = _common_columns(self._client.describe_arrays(references))
+        batch = self._client.load_batch(
+            [references[i] for i in order], device=device, columns=columns
+        )
+        batch.extras = _without_absent(batch.extras)
         return batch, [sources[i] for i in order]
+
+
+def _common_columns(described: Sequence[Mapping[str, str]]) -> list[str] | None:
+    """Paths to read so that fragments that lack optional arrays go together; None: all."""
+    common = set(described[0]).intersection(*described)
+    if all(name in common or not _is_optional(name) for arrays in described for name in arrays):
+        return None
+    required = [name for name in FIELDS if not _is_optional(name)]
+    return required + sorted(filter(_is_optional, common))
+
+
+def _is_optional(name: str) -> bool:
+    return name.partition(".")[0] in _OPTIONAL_FIELDS
+
+
+def _without_absent(tree: Any) -> Any:
+    """A tree of dicts without the keys that lead to nothing."""
+    if not isinstance(tree, dict):
+        return tree
+    kept = {key: _without_absent(branch) for key, branch in tree.items() if branch is not None}
+    return {key: branch for key, branch in kept.items() if branch is not None and branch != {}}
 
 
 class BufferMixer:

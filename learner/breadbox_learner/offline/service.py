@@ -1,7 +1,7 @@
 """Episodes into a buffer of the service, and out of one."""
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from breadbox.client import Client
@@ -124,12 +124,14 @@ def _append(client: Client, fragments: list[Fragment], destination: Destination)
             )
 
 
-def read_buffer(client: Client, buffer: str, *, max_wait_s: float = 10.0) -> Iterator[Episode]:
+def read_buffer(
+    client: Client, buffer: str, *, max_wait_s: float = 10.0
+) -> Generator[Episode, None, None]:
     """Every episode that a buffer holds, without using anything up.
 
-    All chunks are leased at once, and given back when the iterator is closed or at its end.
-    Payloads are loaded a few at a time. Where fragments are missing, parts of episodes come out
-    unfinished.
+    All chunks are leased at once, and given back when the iterator is closed or at its end; one
+    that is left early has to be closed before the client. Payloads are loaded a few at a time.
+    Where fragments are missing, parts of episodes come out unfinished.
 
     Raises:
         BufferNotFoundError: there is no such buffer.

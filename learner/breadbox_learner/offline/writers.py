@@ -1,10 +1,11 @@
 """Writers of files that every reader here, and RLlib, can read back."""
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -32,20 +33,19 @@ from breadbox_learner.offline.serialized import pack_episode
 
 
 class EpisodeWriter(Protocol):
-    """Writes episodes to a file; a context manager. The file is complete when it is left."""
+    """Writes episodes to a file."""
 
     def write(self, episode: Episode) -> None:
         """Add an episode."""
         ...
 
-    def __enter__(self) -> Self: ...
+    def finish(self) -> None:
+        """Make the file complete and close it."""
+        ...
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def abandon(self) -> None:
+        """Close the file, if it is open; what it holds is of no use. Never fails."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +68,40 @@ def write_episodes(
             (a row is a serialized episode, readable by RLlib 2.60 and by this package).
 
     Raises:
-        UnsupportedDatasetError: the suffix or the layout is unknown.
+        UnsupportedDatasetError: the suffix or the layout is unknown, or the file cannot be written,
+            such as for want of room; nothing is left of it then.
         SchemaError: an episode has other columns than the first.
     """
     open_writer = _writer_of(path, layout)
     unfinished = path.with_name(f".{path.name}.unfinished")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with _written_to(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer = open_writer(unfinished)
     episode_count = step_count = 0
     try:
-        with open_writer(unfinished) as writer:
-            for episode in episodes:
+        for episode in episodes:
+            with _written_to(path):
                 writer.write(episode)
-                episode_count += 1
-                step_count += len(episode)
-        unfinished.replace(path)
+            episode_count += 1
+            step_count += len(episode)
+        with _written_to(path):
+            writer.finish()
+            unfinished.replace(path)
     finally:
+        writer.abandon()
         unfinished.unlink(missing_ok=True)
     return WrittenCounts(episode_count, step_count)
+
+
+@contextmanager
+def _written_to(path: Path) -> Iterator[None]:
+    """Turn what the operating system refuses into an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        # Some of pyarrow's have no text but their message.
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise UnsupportedDatasetError(f"cannot be written: {reason}", file=str(path)) from error
 
 
 def _writer_of(path: Path, layout: str) -> Callable[[Path], EpisodeWriter]:
@@ -107,19 +124,20 @@ class _ParquetWriter:
         self._path = path
         self._writer: parquet.ParquetWriter | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._writer is None and exc_type is None:
+    def finish(self) -> None:
+        """See `EpisodeWriter.finish`; without an episode there are no columns to tell."""
+        if self._writer is None:
             self._append(pa.table({ITEM: pa.array([], pa.binary())}))
-        if self._writer is not None:
-            self._writer.close()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def abandon(self) -> None:
+        """See `EpisodeWriter.abandon`."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(OSError):
+                writer.close()
 
     def _append(self, table: pa.Table) -> None:
         if self._writer is None:
@@ -156,16 +174,14 @@ class MsgpackWriter:
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def finish(self) -> None:
+        """See `EpisodeWriter.finish`."""
         self._file.close()
+
+    def abandon(self) -> None:
+        """See `EpisodeWriter.abandon`."""
+        with suppress(OSError):
+            self._file.close()
 
     def write(self, episode: Episode) -> None:
         """Add an episode."""
