@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11+ and make, nothing else: they set up .venv themselves.
+# `make demo` and `make test` need Python 3.11 or newer and make, nothing else: they set up .venv themselves.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin

