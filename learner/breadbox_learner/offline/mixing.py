@@ -141,7 +141,7 @@ def _without_absent(tree: Any) -> Any:
     if not isinstance(tree, dict):
         return tree
     kept = {key: _without_absent(branch) for key, branch in tree.items() if branch is not None}
-    return {key: branch for key, branch in kept.items() if branch is not None and branch != {}}
+    return {key: branch for key, branch in kept.items() if not isinstance(branch, dict) or branch}
 
 
 class BufferMixer:
