@@ -69,11 +69,12 @@ class CodecCollector:
 
 
 @contextmanager
-def metrics_served(listen: str) -> Iterator[str]:
+def metrics_served(listen: str, *collectors: Any) -> Iterator[str]:
     """Serve this library's metrics over HTTP, from a thread, inside the block.
 
     Args:
         listen: "HOST:PORT"; port 0 takes a free one.
+        *collectors: More to serve, each with `collect` and `describe` as prometheus_client asks.
 
     Yields:
         The address, "HOST:PORT", with the port that was bound.
@@ -88,7 +89,8 @@ def metrics_served(listen: str) -> Iterator[str]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise InvalidRequestError("metrics_listen", f"must be HOST:PORT, got {listen!r}")
     registry = CollectorRegistry()
-    registry.register(CodecCollector())
+    for collector in (CodecCollector(), *collectors):
+        registry.register(collector)
     try:
         server, thread = start_http_server(int(port), host.strip("[]"), registry)
     except OSError as error:

@@ -36,8 +36,9 @@ class LearnSettings(PpoConfig):
     """Gymnasium id, or module:factory, of the environment; only its spaces are used."""
     env_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for making the environment."""
-    policy: str = "mlp"
-    """"mlp", "lstm", "conv_lstm", or module:factory; as the workers have it."""
+    policy: str = "auto"
+    """"auto" (conv_lstm for images, else mlp), "mlp", "lstm", "conv_lstm", or module:factory; as
+    the workers have it."""
     policy_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the policy."""
     reference_policy: Path | None = None

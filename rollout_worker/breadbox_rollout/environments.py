@@ -2,11 +2,13 @@
 
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 from breadbox.errors import InvalidRequestError
 
@@ -17,6 +19,8 @@ _CHEAP_MODULES = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
 _ENVS_PER_CHEAP_PROCESS_MAX = 16
 _DRAWN_BY_PYGAME = (*_CHEAP_MODULES, "gymnasium.envs.box2d")
 """Entry points of environments that need pygame for a frame, and for nothing else."""
+_OPTIONS_OF_MAKE = frozenset({"max_episode_steps", "disable_env_checker", "render_mode"})
+"""What `gymnasium.make` takes for itself, or asks the environment about before it hands it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +47,45 @@ def _factory(name: str) -> Callable[..., Environment] | None:
 
 
 def check_environment(spec: EnvSpec) -> None:
-    """Find out whether the name exists, without making the environment.
+    """Find out whether the name exists and takes the options, without making the environment.
+
+    Options that an environment hands on to others (`**kwargs`) are not looked into.
 
     Raises:
         InvalidRequestError: It does not; says what is wrong with it.
     """
-    if _factory(spec.name) is not None:
+    factory = _factory(spec.name)
+    if factory is not None:
+        _check_options(spec, factory, spec.options)
         return
     _register_atari(spec.name)
     try:
-        gymnasium.spec(spec.name)
+        registered = gymnasium.spec(spec.name)
     except (gymnasium.error.Error, ImportError) as error:
         raise InvalidRequestError("env", f"{spec.name!r} is not an environment: {error}") from error
+    if not spec.options:
+        return
+    own = {key: value for key, value in spec.options.items() if key not in _OPTIONS_OF_MAKE}
+    try:
+        creator = registered.entry_point
+        creator = load_env_creator(creator) if isinstance(creator, str) else creator
+    except (ImportError, AttributeError) as error:
+        raise InvalidRequestError("env", f"{spec.name!r} cannot be loaded: {error}") from error
+    if creator is not None:
+        _check_options(spec, creator, {**registered.kwargs, **own})
+
+
+def _check_options(
+    spec: EnvSpec, creator: Callable[..., object], options: Mapping[str, Any]
+) -> None:
+    try:
+        signature = inspect.signature(creator)
+    except (TypeError, ValueError):
+        return  # Written in C, and silent about what it takes.
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise InvalidRequestError("env_options", f"do not fit {spec.name!r}: {error}") from error
 
 
 def is_installed(package: str) -> bool:

@@ -36,6 +36,8 @@ class FailureKind(Enum):
     STEP_HUNG = "step_hung"
     DIED = "died"
     MEMORY_LIMIT = "memory_limit"
+    FRUITLESS = "fruitless"
+    """Too many failures in a row without one answered step."""
     CLOSE_RAISED = "close_raised"
     """Costs nothing: the environment was going anyway."""
     RECORDING_FAILED = "recording_failed"

@@ -43,6 +43,7 @@ from breadbox_rollout.generate import generate
 from breadbox_rollout.inference import Inference, check_device
 from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.media import MEDIA
+from breadbox_rollout.metrics import WorkerCollector
 from breadbox_rollout.models import ModelWatcher
 from breadbox_rollout.policy_options import (
     check_policy_name,
@@ -163,11 +164,7 @@ def rollout(dry_run: bool, log_level: str, **values: Any) -> None:
     set_up_logging(log_level)
     check_service(settings)
     torch.set_num_threads(settings.torch_threads)
-    with ExitStack() as stack:
-        if settings.metrics_listen:
-            address = stack.enter_context(metrics_served(settings.metrics_listen))
-            logger.info("metrics on http://%s/metrics", address)
-        run_worker(client, settings, spec, device)
+    run_worker(client, settings, spec, device)
 
 
 def check_service(settings: RolloutSettings) -> None:
@@ -250,17 +247,27 @@ def run_worker(
         client.address,
     )
     share_interpreter()
-    for thread in (watcher, sender, reporter):
-        thread.start()
+    stack = ExitStack()
     try:
-        with stop_on_signals(worker.stop):
+        if settings.metrics_listen:
+            collector = WorkerCollector(worker.counts)
+            address = stack.enter_context(metrics_served(settings.metrics_listen, collector))
+            logger.info("metrics on http://%s/metrics", address)
+        for thread in (watcher, sender, reporter):
+            thread.start()
+        with stack, stop_on_signals(worker.stop):
             worker.run()
     finally:
         sender.close(settings.drain_s)
         reporter.close(settings.drain_s)
         client.close()
         watcher.close()
-        logger.info("ended after %d steps; fragments %s", worker.step_count, sender.counts())
+        logger.info(
+            "ended after %d steps; fragments %s, failures %s",
+            worker.step_count,
+            sender.counts(),
+            dict(worker.stats.failures),
+        )
 
 
 def share_interpreter() -> None:

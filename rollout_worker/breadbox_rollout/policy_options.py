@@ -20,7 +20,9 @@ def environment_options(command: Callable[..., None]) -> Callable[..., None]:
         (
             option("--env", required=True, help="Gymnasium id, module:id, or module:factory."),
             option("--env-options", type=JsonObject(), default="{}", help="Its arguments."),
-            option("--policy", default="mlp", help=f"{', '.join(policy_names())}, module:factory."),
+            option("--policy", default="auto",
+                   help=f"{', '.join(policy_names())}, or module:factory. auto: conv_lstm for "
+                        "images, else mlp."),
             option("--policy-options", type=JsonObject(), default="{}", help="Its arguments."),
             option("--device", default="cpu", help="Where the policy runs: cpu, cuda, cuda:1."),
             option("--bfloat16/--no-bfloat16", default=False, help="Compute in bfloat16."),

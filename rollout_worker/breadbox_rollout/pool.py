@@ -6,6 +6,8 @@ P1  Every failure becomes one `GroupFailed` event; no other part of the worker s
 P2  A process that hangs is killed within its phase's limit and one check interval.
 P3  Shared arrays of a failed process stay readable until `poll` is called again.
 P4  A process is only told to step when it said that it is done.
+P5  Where nothing ever answers a step the pool gives up, after a known number of attempts; what has
+    answered once is tried on, ever more slowly.
 """
 
 import contextlib
@@ -34,12 +36,15 @@ logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 0.1
 """How often limits are looked at; a hanging process lives at most this much longer."""
-_FATAL_START_FAILURES = 3
+_FATAL_FAILURES = 3
+"""Of one process in a row, before any environment has answered a step; then the pool gives up."""
+_FRUITLESS_TURNS_MAX = 10
+"""Turns in a row in which environments failed and none answered; then the process is replaced."""
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.1, 30.0
 
 
 class EnvironmentStartError(ReplayBufferError):
-    """No environment could be started, or none is left."""
+    """No environment could be started, none ever answered a step, or none is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +118,12 @@ class _Group:
         self.arrays: GroupArrays | None = None
         self.start_count = 0
         self.failures_in_a_row = 0
+        """Ends of the process since an environment of it last answered a step."""
+        self.fruitless_ends = 0
+        """Those of them that happened while it was asked for something."""
+        self.fruitless_turns = 0
+        self.answer_count = 0
+        """Of all its environments, when it was last heard of."""
 
     def kill(self) -> int | None:
         """End the process with everything it started; returns its exit status."""
@@ -157,6 +168,8 @@ class EnvPool:
         self._selector = selectors.DefaultSelector()
         self._checked_at = 0.0
         self._said_hello = False
+        self._answered = False
+        """Whether any environment has answered a step, ever."""
         self.observation_space: Space | None = None
         """Known as soon as the first process has said hello."""
         self.action_space: Space | None = None
@@ -218,7 +231,8 @@ class EnvPool:
             What happened, in order; empty if nothing did.
 
         Raises:
-            EnvironmentStartError: Nothing could be started, or every group is retired.
+            EnvironmentStartError: Nothing could be started, nothing ever answered a step, or every
+                group is retired.
         """
         self._start_waiting()
         events: list[Event] = []
@@ -339,11 +353,24 @@ class EnvPool:
             )
 
     def _done(self, group: _Group, notes: dict[str, Any] | None, events: list[Event]) -> None:
-        if group.state is _State.BUSY:
-            group.failures_in_a_row = 0
+        if group.state is _State.BUSY and self._is_fruitless(group, notes):
+            kind, detail = FailureKind.FRUITLESS, notes["failures"][-1]["detail"] if notes else ""
+            self._fail(group, kind, detail, events, notes)
+            return
         group.state = _State.READY
         self._said_hello = True
         events.append(GroupReady(group.index, notes))
+
+    def _is_fruitless(self, group: _Group, notes: dict[str, Any] | None) -> bool:
+        """Note whether the turn brought an answer; true where too many in a row brought none."""
+        assert group.arrays is not None
+        before, group.answer_count = group.answer_count, int(group.arrays.answer_count.sum())
+        if group.answer_count != before:
+            group.failures_in_a_row = group.fruitless_ends = group.fruitless_turns = 0
+            self._answered = True
+        elif notes is not None and notes["failures"]:
+            group.fruitless_turns += 1
+        return group.fruitless_turns >= _FRUITLESS_TURNS_MAX
 
     def _died(self, group: _Group, events: list[Event]) -> None:
         assert group.process is not None
@@ -400,8 +427,12 @@ class EnvPool:
             self._selector.unregister(group.connection)
         group.kill()
         group.failures_in_a_row += 1
-        if not self._said_hello and group.failures_in_a_row >= _FATAL_START_FAILURES:
-            raise EnvironmentStartError(f"no environment starts; {kind.value}: {detail}")
+        # One that died while nobody wanted anything of it proves nothing.
+        group.fruitless_ends += group.state is not _State.READY
+        group.fruitless_turns = group.answer_count = 0
+        if not self._answered and group.fruitless_ends >= _FATAL_FAILURES:
+            what = "answers a step" if self._said_hello else "starts"
+            raise EnvironmentStartError(f"no environment {what}; {kind.value}: {detail}")
         limit = self._options.restarts_max
         final = limit is not None and group.start_count > limit
         group.state = _State.RETIRED if final else _State.WAITING

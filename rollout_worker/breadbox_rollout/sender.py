@@ -11,6 +11,7 @@ S4  Only what the service would refuse anyway, or what no service ever takes, is
 
 import logging
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
@@ -26,6 +27,7 @@ from breadbox.fragment import Fragment
 from breadbox.types import AdmissionOutcome, AppendResult
 from breadbox_rollout.models import Model
 from breadbox_rollout.ports import Service
+from breadbox_rollout.throttle import Throttle
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class Sender:
         self._waiting_bytes = 0
         self._closing = False
         self._singly_count = 0
+        self._throttle = Throttle(time.monotonic)
         self._counts: Counter[str] = Counter()
         self._error: Exception | None = None
         """What ended the thread, which is a bug."""
@@ -187,7 +190,11 @@ class Sender:
         except ClosedError:
             raise
         except ReplayBufferError as error:
-            logger.warning("cannot send %d fragments, trying again: %s", len(batch), error)
+            words = self._throttle.words("unsent")
+            if words is not None:
+                logger.warning(
+                    "cannot send %d fragments, trying again: %s%s", len(batch), error, words
+                )
             self._pause()
         else:
             self._settle(batch, results)
@@ -217,12 +224,15 @@ class Sender:
         if len(batch) > 1:
             self._singly_count = len(batch)
             return
-        logger.error(
-            "fragment %d of worker %s cannot be sent and is dropped: %s",
-            batch[0].fragment_index,
-            batch[0].worker_id,
-            error,
-        )
+        words = self._throttle.words("refused")
+        if words is not None:
+            logger.error(
+                "fragment %d of worker %s cannot be sent and is dropped: %s%s",
+                batch[0].fragment_index,
+                batch[0].worker_id,
+                error,
+                words,
+            )
         self._take(1, ["refused"])
 
     def _settle(self, batch: list[Fragment], results: Sequence[AppendResult]) -> None:

@@ -27,10 +27,12 @@ from breadbox_rollout.fragmenter import Fragmenter, Step
 from breadbox_rollout.group import FailureKind
 from breadbox_rollout.inference import Inference, state_arrays
 from breadbox_rollout.manifest import Recordings
+from breadbox_rollout.metrics import WorkerCounts
 from breadbox_rollout.models import NO_MODEL, Model, ModelWatcher
 from breadbox_rollout.pool import EnvPool, GroupFailed, GroupReady
 from breadbox_rollout.sender import Sender
 from breadbox_rollout.slots import Reader, Slot
+from breadbox_rollout.throttle import Throttle
 from breadbox_rollout.turns import Turn, take_turn
 
 logger = logging.getLogger(__name__)
@@ -129,6 +131,7 @@ class RolloutWorker:
         ]
         self._readers = [Reader(slots) for slots in self._slots]
         self._stop = threading.Event()
+        self._throttle = Throttle(clock)
         self.stats = WorkerStats()
 
     def stop(self) -> None:
@@ -145,11 +148,22 @@ class RolloutWorker:
         """Steps answered so far."""
         return sum(reader.step_count for reader in self._readers)
 
+    def counts(self) -> WorkerCounts:
+        """Return what has been done so far. From any thread."""
+        return WorkerCounts(
+            step_count=self.step_count,
+            fragments=self._sender.counts(),
+            failures=dict(self.stats.failures),
+            waiting_fragment_count=self._sender.waiting_count,
+            live_env_count=self._pool.live_env_count,
+            blocked_s=self.stats.blocked_s,
+        )
+
     def run(self) -> None:
         """Run until `stop`.
 
         Raises:
-            EnvironmentStartError: No environment starts, or none is left.
+            EnvironmentStartError: No environment starts or ever answers a step, or none is left.
             WeightsMismatchError: Published weights are not those of this policy.
             PolicyOutputError: They have diverged.
             Exception: What ended the thread of the watcher, the sender or the reporter: a bug, told
@@ -284,7 +298,9 @@ class RolloutWorker:
 
     def _count_failure(self, kind: str, detail: str) -> None:
         self.stats.failures[kind] += 1
-        logger.warning("environment failed (%s): %s", kind, detail)
+        words = self._throttle.words(kind)
+        if words is not None:
+            logger.warning("environment failed (%s): %s%s", kind, detail, words)
 
     def _report(self, reports: list[EpisodeReport]) -> None:
         for report in reports:

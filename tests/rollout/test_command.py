@@ -92,8 +92,11 @@ def test_a_hidden_secret_that_is_read_back_is_not_taken_for_one(
         ([], "Missing option '--env'"),
         (["--env", "CartPoole-v1"], "is not an environment"),
         (["--env", "no_such_module:make"], "cannot be loaded"),
+        (["--env", "CartPole-v1", "--env-options", '{"gravty": 9}'], "argument 'gravty'"),
+        (["--env", SCRIPTED, "--env-options", '{"scrpt": "."}'], "argument 'scrpt'"),
+        (["--env", "support.scripted_env:make_with_helper"], "required argument: 'script'"),
         (["--env", "CartPole-v1", "--num-envs", "0"], "0 is not in the range x>=1"),
-        (["--env", "CartPole-v1", "--policy", "nonesuch"], "is not one of mlp"),
+        (["--env", "CartPole-v1", "--policy", "nonesuch"], "is not one of auto, mlp"),
         (["--env", "CartPole-v1", "--device", "toaster"], "is not a device"),
         (["--env", "CartPole-v1", "--queue-bytes", "many"], "is not a size"),
         (["--env", "CartPole-v1", "--env-options", "[1]"], "is not a JSON object"),
@@ -124,6 +127,12 @@ def test_recording_what_nothing_installed_can_draw_is_refused_at_once(
     assert 2 == result.exit_code
     assert 1 == len(result.stderr.splitlines())
     assert 'pip install ".[classic-control]"' in result.stderr
+
+
+def test_arguments_that_an_environment_takes_pass(runner: CliRunner) -> None:
+    for options in ('{"sutton_barto_reward": true}', '{"max_episode_steps": 9}'):
+        effective(runner, "--env", "CartPole-v1", "--env-options", options)
+    effective(runner, "--env", "breadbox_rollout.atari:make", "--env-options", '{"game": "Pong"}')
 
 
 def test_an_unknown_option_in_the_file_is_named(runner: CliRunner, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_weights_that_do_not_fit_are_named_and_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("nonesuch", "is not one of mlp, lstm, conv_lstm, random, nor module:factory"),
+        ("nonesuch", "is not one of auto, mlp, lstm, conv_lstm, random, nor module"),
         ("no_such_module:thing", "cannot be loaded"),
         ("math:nothing", "cannot be loaded"),
     ],
@@ -183,3 +183,48 @@ def test_an_unknown_option_and_an_unknown_space_are_refused() -> None:
         make_policy("mlp", VECTOR, spaces.Discrete(2), depth=3)
     with pytest.raises(InvalidRequestError, match="has no action head for Text"):
         make_policy("mlp", VECTOR, spaces.Text(3))
+
+
+ATARI = spaces.Box(0, 255, (210, 160, 3), np.uint8)
+NESTED = spaces.Dict({"view": spaces.Dict({"left": IMAGE}), "vector": VECTOR})
+
+
+@pytest.mark.parametrize(
+    ("name", "space", "where"),
+    [
+        ("mlp", ATARI, "holds an image, Box"),
+        ("mlp", spaces.Box(0, 255, (4, 84, 84), np.uint8), "holds an image, Box"),
+        ("mlp", spaces.Box(0, 255, (84, 84), np.uint8), "holds an image, Box"),
+        ("mlp", OBSERVATIONS["conv_lstm"], "holds an image at /image, "),
+        ("lstm", NESTED, "holds an image at /view/left, "),
+    ],
+)
+def test_an_image_that_would_be_flattened_is_refused_with_what_takes_it(
+    name: str, space: gymnasium.Space[Any], where: str
+) -> None:
+    """A vector of 100,800 numbers learns nothing, and nobody was told."""
+    with pytest.raises(InvalidRequestError, match=rf"{where}.*use the policy 'conv_lstm'"):
+        make_policy(name, space, spaces.Discrete(2))
+
+
+def test_a_small_board_is_a_vector() -> None:
+    make_policy("mlp", spaces.Box(0, 2, (6, 7), np.uint8), spaces.Discrete(7))
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (VECTOR, "MlpPolicy"),
+        (OBSERVATIONS["mlp"], "MlpPolicy"),
+        (ATARI, "ConvLstmPolicy"),
+        (OBSERVATIONS["conv_lstm"], "ConvLstmPolicy"),
+    ],
+)
+def test_the_automatic_policy_fits_what_is_seen(
+    space: gymnasium.Space[Any], expected: str
+) -> None:
+    policy = make_policy("auto", space, spaces.Discrete(2))
+    assert expected == type(policy).__name__
+    policy.act(
+        draw(space, 2), policy.initial_state(2), torch.ones(2, dtype=torch.bool)
+    )  # and takes it

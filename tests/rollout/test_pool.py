@@ -148,6 +148,47 @@ def test_an_environment_that_never_starts_ends_the_pool_with_its_reason() -> Non
     )
 
 
+def drive(pool: EnvPool) -> list[Event]:
+    """Step whatever is ready until the pool gives up; what happened until then."""
+    seen: list[Event] = []
+    with pytest.raises(EnvironmentStartError) as caught:
+        while len(seen) < 10_000:
+            for event in pool.poll(1.0):
+                seen.append(event)
+                if isinstance(event, GroupReady):
+                    pool.arrays(event.group).action[:] = 0
+                    pool.step(event.group)
+    assert "no environment answers a step; fruitless: RuntimeError('no step today')" == str(
+        caught.value
+    )
+    return seen
+
+
+@pytest.mark.parametrize("per_process", [1, 2])
+def test_environments_that_never_answer_a_step_end_the_pool_after_a_known_number_of_attempts(
+    per_process: int,
+) -> None:
+    """It lived for ever, with 27,000 log lines in 15 s."""
+    with pool_of("!", count=2, envs_per_process=per_process) as pool:
+        seen = drive(pool)
+    attempts = [event.notes for event in seen if event.notes is not None]
+    assert 29 <= len(attempts) <= 60
+
+
+def test_an_environment_that_answered_before_it_failed_for_good_is_started_again() -> None:
+    with pool_of("." + "!" * 40) as pool:
+        kinds: list[FailureKind] = []
+        while len(kinds) < 4:
+            for event in pool.poll(1.0):
+                if isinstance(event, GroupFailed):
+                    kinds.append(event.kind)
+                else:
+                    pool.arrays(0).action[0] = 0
+                    pool.step(0)
+    # A new process begins the script anew: each answers one step.
+    assert [FailureKind.FRUITLESS] * 4 == kinds
+
+
 def test_restarts_have_a_limit_and_the_last_one_ends_the_pool() -> None:
     with pool_of("x", restarts_max=1) as pool:
         next_event(pool)

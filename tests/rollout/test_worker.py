@@ -10,6 +10,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
 
 from breadbox.errors import ClosedError
 from breadbox.fragment import Fragment
@@ -18,6 +19,8 @@ from breadbox.policies import WeightsMismatchError, make_policy, policy_weights
 from breadbox.types import AdmissionOutcome, AppendResult, EpisodeEnd
 from breadbox_rollout.environments import EnvSpec
 from breadbox_rollout.inference import PolicyOutputError
+from breadbox_rollout.metrics import WorkerCollector
+from breadbox_rollout.pool import EnvironmentStartError
 from support.eventually import eventually_sync
 from support.rollout_service import FakeService
 from support.rollout_worker import Rollout, running_worker
@@ -192,6 +195,45 @@ def test_a_full_service_slows_the_environments_and_loses_nothing() -> None:
     assert not any(fragment.discontinuity for fragment in service.fragments)
 
 
+def test_what_grew_stale_while_it_waited_is_dropped_unsent_and_counted_for_prometheus() -> None:
+    service = FakeService(staleness_max=1)
+    gate = threading.Event()
+
+    def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
+        service._changed.wait_for(gate.is_set, 60.0)
+        return [AppendResult(AdmissionOutcome.ADMITTED)] * len(fragments)
+
+    service.answer = answer
+    with running_worker(service, ".", queue_fragments=4) as rollout:
+        service.publish("s", 0)
+        eventually_sync(lambda: rollout.worker.stats.blocked, "the sender is full", within_s=60.0)
+        waiting = rollout.worker.counts().waiting_fragment_count
+        under_way = service.append_calls[0]
+        service.publish("s", 7)
+        eventually_sync(
+            lambda: rollout.worker._watcher.latest.model_version == 7, "news", within_s=60.0
+        )
+        with service._changed:
+            gate.set()
+            service._changed.notify_all()
+        rollout.wait_for_fragments(under_way + 10)
+        registry = CollectorRegistry()
+        registry.register(WorkerCollector(rollout.worker.counts))
+        stale = registry.get_sample_value(
+            "breadbox_rollout_fragments_total", {"outcome": "stale_before_upload"}
+        )
+        steps = registry.get_sample_value("breadbox_rollout_steps_total")
+        blocked_s = registry.get_sample_value("breadbox_rollout_blocked_seconds_total")
+    assert stale is not None
+    # The one that was held up at the queue's end joins those that waited.
+    assert waiting - under_way <= stale <= waiting - under_way + 2
+    assert steps is not None
+    assert steps >= 10 * 4
+    assert blocked_s is not None
+    assert blocked_s > 0.0
+    assert {7} == {f.model_version_min for f in service.fragments[under_way:]}
+
+
 def test_a_worker_that_a_full_service_holds_up_is_seen_to_live(tmp_path: Path) -> None:
     """Else its container would be restarted for waiting, and lose what it holds."""
     service = FakeService()
@@ -265,6 +307,24 @@ def test_chosen_episodes_are_recorded_while_fragments_stay_right(tmp_path: Path)
             frame_count = sum(1 for _ in container.decode(video=0))
         assert episode["step_count"] + 1 == frame_count
     assert [] == list(tmp_path.glob(".partial*"))
+
+
+def test_an_environment_that_never_answers_ends_the_worker_with_a_few_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It lived for ever, with 27,000 log lines in 15 s."""
+    service = FakeService()
+    service.publish("s", 0)
+    with (
+        running_worker(service, "!") as rollout,
+        pytest.raises(EnvironmentStartError, match="no environment answers a step"),
+    ):
+        rollout.wait_for_error()
+    failures = rollout.worker.stats.failures
+    assert 29 <= failures["step_raised"] <= 60
+    lines = [line for line in caplog.messages if "environment failed" in line]
+    assert len(lines) <= 4, lines
+    assert [] == service.fragments
 
 
 def test_weights_that_diverged_end_the_worker_with_their_reason() -> None:

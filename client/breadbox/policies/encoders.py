@@ -13,6 +13,8 @@ from breadbox.policies.protocol import Tree
 _CONVOLUTIONS = ((16, 8, 4), (32, 4, 2), (32, 3, 1))
 """(channels, kernel, stride): the classic network for 84x84 frames, with fewer channels."""
 
+_PICTURE_SIDE_MIN = 16
+
 
 def initialise(layer: nn.Linear | nn.Conv2d, gain: float = math.sqrt(2)) -> nn.Module:
     """Make *layer* orthogonal with zero bias, which PPO needs for its first updates to be tame."""
@@ -38,6 +40,9 @@ class VectorFlattener(nn.Module):
 
     Leading axes are whatever remains of a leaf's shape once the space's own shape is taken away,
     so the same code serves [B, ...] and [B, T, ...]. Discrete parts become one-hot.
+
+    Raises:
+        InvalidRequestError: The space, or a part of it, has no vector, or is an image.
     """
 
     def __init__(self, space: "gymnasium.Space[object]") -> None:
@@ -55,6 +60,13 @@ class VectorFlattener(nn.Module):
 def _flat_size(space: "gymnasium.Space[object]", path: str) -> int:
     if isinstance(space, gymnasium.spaces.Discrete):
         return int(space.n)
+    if is_picture(space):
+        where = f" at {path}" if path else ""
+        raise InvalidRequestError(
+            "observation_space",
+            f"holds an image{where}, {space}, that would be flattened into one vector; "
+            "use the policy 'conv_lstm', which wants images on their own or as entries of a dict",
+        )
     if isinstance(
         space,
         gymnasium.spaces.Box | gymnasium.spaces.MultiBinary | gymnasium.spaces.MultiDiscrete,
@@ -99,6 +111,21 @@ def image_layout(space: "gymnasium.Space[object]") -> str | None:
     if space.shape[2] <= min(16, *space.shape[:2]):
         return "HWC"
     return "CHW" if space.shape[0] <= 16 else None
+
+
+def is_picture(space: "gymnasium.Space[object]") -> bool:
+    """Whether a space is of images that a vector is no substitute for: not a small board."""
+    layout = image_layout(space)
+    if layout is None or space.shape is None:
+        return False
+    height, width = space.shape[1:] if layout == "CHW" else space.shape[:2]
+    return bool(min(height, width) >= _PICTURE_SIDE_MIN)
+
+
+def has_picture(space: "gymnasium.Space[object]") -> bool:
+    """Whether a space is, or a dict of it holds, images as `is_picture` means them."""
+    parts = list(space.values()) if isinstance(space, gymnasium.spaces.Dict) else [space]
+    return any(is_picture(part) for part in parts)
 
 
 class ImageEncoder(nn.Module):

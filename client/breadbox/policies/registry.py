@@ -6,8 +6,10 @@ from typing import cast
 import gymnasium
 
 from breadbox.errors import InvalidRequestError
+from breadbox.policies.encoders import has_picture
 from breadbox.policies.protocol import PolicyModule
 
+AUTO = "auto"
 _FACTORIES = {
     "mlp": "breadbox.policies.mlp:MlpPolicy",
     "lstm": "breadbox.policies.recurrent:LstmPolicy",
@@ -18,7 +20,7 @@ _FACTORIES = {
 
 def policy_names() -> list[str]:
     """Return the names that `make_policy` knows, besides `module:factory`."""
-    return list(_FACTORIES)
+    return [AUTO, *_FACTORIES]
 
 
 def make_policy(
@@ -30,7 +32,8 @@ def make_policy(
     """Build a policy with fresh weights, drawn from torch's global generator, on the CPU.
 
     Args:
-        name: "mlp", "lstm", "conv_lstm", "random", or `module:factory` of your own, called alike.
+        name: "auto" ("conv_lstm" where there are images, else "mlp"), "mlp", "lstm", "conv_lstm",
+            "random", or `module:factory` of your own, called alike.
         observation_space: Of one environment, without a batch axis.
         action_space: Likewise.
         **options: Keyword arguments of the policy, such as `hidden_sizes` of "mlp".
@@ -38,6 +41,8 @@ def make_policy(
     Raises:
         InvalidRequestError: The name, an option or a space does not fit.
     """
+    if name == AUTO:
+        name = "conv_lstm" if has_picture(observation_space) else "mlp"
     target = _FACTORIES.get(name, name)
     module_name, _, attribute = target.partition(":")
     if not attribute:

@@ -1,0 +1,76 @@
+"""What a rollout worker shows to Prometheus."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCounts:
+    """What a worker has done since it was started."""
+
+    step_count: int
+    fragments: dict[str, int]
+    """By what became of them, see `Sender.counts`."""
+    failures: dict[str, int]
+    """Of environments, by kind."""
+    waiting_fragment_count: int
+    live_env_count: int
+    blocked_s: float
+    """For which a full queue held up the environments."""
+
+
+class WorkerCollector:
+    """A worker's counts, for a registry of prometheus_client. Thread-safe.
+
+    - `breadbox_rollout_steps_total`
+    - `breadbox_rollout_fragments_total{outcome}`: `stale_before_upload` are those that the worker
+      dropped because they had become too old while they waited.
+    - `breadbox_rollout_failures_total{kind}`
+    - `breadbox_rollout_blocked_seconds_total`
+    - `breadbox_rollout_waiting_fragments`, `breadbox_rollout_live_environments`
+    """
+
+    def __init__(self, counts: Callable[[], WorkerCounts]) -> None:
+        """Read what *counts* returns at every scrape."""
+        self._counts = counts
+
+    def describe(self) -> list[Any]:
+        """Promise nothing in advance: outcomes and kinds come as they happen."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metric families."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        counts = self._counts()
+        yield CounterMetricFamily(
+            "breadbox_rollout_steps", "Steps answered by environments.", counts.step_count
+        )
+        fragments = CounterMetricFamily(
+            "breadbox_rollout_fragments", "Fragments by what became of them.", labels=("outcome",)
+        )
+        for outcome, count in sorted(counts.fragments.items()):
+            fragments.add_metric((outcome,), count)
+        yield fragments
+        failures = CounterMetricFamily(
+            "breadbox_rollout_failures", "Failures of environments.", labels=("kind",)
+        )
+        for kind, count in sorted(counts.failures.items()):
+            failures.add_metric((kind,), count)
+        yield failures
+        yield CounterMetricFamily(
+            "breadbox_rollout_blocked_seconds",
+            "Time for which a full queue of fragments held up the environments.",
+            counts.blocked_s,
+        )
+        yield GaugeMetricFamily(
+            "breadbox_rollout_waiting_fragments",
+            "Fragments that wait to be sent.",
+            counts.waiting_fragment_count,
+        )
+        yield GaugeMetricFamily(
+            "breadbox_rollout_live_environments",
+            "Environments that run: not those being started.",
+            counts.live_env_count,
+        )
