@@ -452,6 +452,17 @@ def append_many(
     store = yield from opened_store(context)
     chosen = codecs or context.options.codecs
     appendings = [_Appending(context, buffer, store, group, chosen) for group in _groups(fragments)]
+    return (yield from _run_in_order(appendings, len(fragments)))
+
+
+def _run_in_order(
+    appendings: Sequence["_Appending"], fragment_count: int
+) -> Operation[list[AppendResult]]:
+    """Run one group after the other; the next is written while one is judged.
+
+    Raises:
+        BackpressureError: See `append_many`; `results` are as many as there are fragments.
+    """
     results: list[AppendResult] = []
     for position, appending in enumerate(appendings):
         following = appendings[position + 1] if position + 1 < len(appendings) else None
@@ -460,7 +471,7 @@ def append_many(
         except errors.BackpressureError as error:
             reached = [*results, *error.results]
             unsent = AppendResult(AdmissionOutcome.BUFFER_FULL)
-            error.results = (*reached, *[unsent] * (len(fragments) - len(reached)))
+            error.results = (*reached, *[unsent] * (fragment_count - len(reached)))
             raise
     return results
 
@@ -511,7 +522,9 @@ class _Appending:
     def run(self, following: "_Appending | None") -> Operation[list[AppendResult]]:
         pending: Sequence[int] = range(len(self._fragments))
         if not self._references:
-            self._references = yield from self._write(pending)
+            halves = yield from self._write_or_halve()
+            if halves:
+                return (yield from _run_in_order(halves, len(self._fragments)))
         progress_at = self._context.now()
         while pending:
             delay_s, left = yield from self._announce(pending, following)
@@ -525,6 +538,28 @@ class _Appending:
             pending = left
         return self._results
 
+    def _write_or_halve(self) -> Operation[list["_Appending"]]:
+        """Write everything, or give halves to run instead: both may never fit at a time."""
+        if len(self._fragments) > 1:
+            try:
+                yield Do(self._write_now)
+            except errors.StoreFullError:
+                middle = len(self._fragments) // 2
+                return [
+                    _Appending(self._context, self._buffer, self._store, half, self._codecs)
+                    for half in (self._fragments[:middle], self._fragments[middle:])
+                ]
+            except errors.StoreUnavailableError:
+                pass  # Below the store is waited for.
+        if not self._references:
+            self._references = yield from self._write(range(len(self._fragments)))
+        return []
+
+    def _write_now(self) -> None:
+        self._references = payload.write_fragments(
+            self._store, self._fragments, codecs=self._codecs
+        )
+
     def _write(self, positions: Sequence[int]) -> Operation[list[PayloadReference]]:
         fragments = [self._fragments[position] for position in positions]
         return (
@@ -536,9 +571,7 @@ class _Appending:
 
     def _write_ahead(self) -> None:
         """Get everything ready while another group's call is under way."""
-        self._references = payload.write_fragments(
-            self._store, self._fragments, codecs=self._codecs
-        )
+        self._write_now()
         self._call = self._announcement_of(range(len(self._fragments)))
 
     def _announcement_of(self, pending: Sequence[int]) -> Call[AppendReply]:

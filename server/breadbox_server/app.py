@@ -12,7 +12,7 @@ import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from breadbox.errors import StoreError, StoreUrlError
 from breadbox.stores import open_custodian
 from breadbox.stores.base import PayloadCustodian
+from breadbox.stores.disk_room import MIB, DiskRoom
 from breadbox.stores.urls import parse_store_url
 from breadbox.v1 import replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server.authorization import Gate, Role
@@ -111,6 +112,7 @@ async def serving(
         metrics = Metrics(CollectorRegistry())
         metrics_address = stack.enter_context(_metrics_served(settings, metrics))
         stack.enter_context(_store_directory(settings))
+        settings = _fitted_to_disk(settings)
         custodian = await _open_store(settings, custodian)
         stack.push_async_callback(custodian.close)
         seed = settings.seed if settings.seed is not None else random.SystemRandom().getrandbits(64)
@@ -450,6 +452,26 @@ def _store_directory(settings: Settings) -> Iterator[None]:
         finally:
             if settings.is_ephemeral:
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def _fitted_to_disk(settings: Settings) -> Settings:
+    """Promise no buffer more bytes than the file system of a `file://` store can hold."""
+    parsed = parse_store_url(settings.store)
+    if parsed.kind != "file":
+        return settings
+    room = DiskRoom.of(parsed.directory)
+    config = settings.default_config
+    if config.capacity_bytes <= room.capacity_bytes_max:
+        return settings
+    log.warning(
+        "--capacity-bytes is %.0f MiB where the file system of --store has %.0f: "
+        "buffers hold %.0f MiB; give it a larger file system (docker run --shm-size) for more",
+        config.capacity_bytes / MIB,
+        room.size_bytes / MIB,
+        room.capacity_bytes_max / MIB,
+    )
+    fitted = replace(config, capacity_bytes=room.capacity_bytes_max)
+    return replace(settings, default_config=fitted)
 
 
 def tune_garbage_collection() -> None:

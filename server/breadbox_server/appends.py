@@ -107,7 +107,10 @@ class AppendQueue:
         clock: Clock,
         metrics: Metrics,
         fragments_max: int,
+        has_room: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._has_room = has_room
+        """Whether the journal can take more in than what makes room again."""
         self._custodian = custodian
         self._deletions = deletions
         self._clock = clock
@@ -196,12 +199,13 @@ class AppendQueue:
     def _take_slice(self, admitter: Admitter) -> list[_Item]:
         items: list[_Item] = []
         identities: set[tuple[str, str, str, int]] = set()
+        has_room = self._has_room()
         for job in self._jobs:
             if job.is_decided:
                 continue
             if job.done.cancelled():
                 job.fill(BYTES_FULL)  # Nobody reads it; the job only has to be over.
-            if self._deletions.is_full:
+            if self._deletions.is_full or not has_room:
                 job.fill(BYTES_FULL)
             for fragment in job.fragments[len(job.results) :]:
                 if len(items) >= SLICE_FRAGMENTS:

@@ -14,7 +14,7 @@ from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.inputs import UpdateBuffer
 from breadbox_server.errors import StartError
-from breadbox_server.journal.compaction import Compaction
+from breadbox_server.journal.compaction import SIZE_BYTES_MAX, Compaction
 from breadbox_server.journal.place import AUTO, NONE, JournalPlace
 from breadbox_server.journal.recovery import Recovered, begin, recover
 from breadbox_server.journal.storage import JournalArchive, JournalError
@@ -77,6 +77,7 @@ async def books_open(
         metrics=metrics,
         grown_entries=recovered.entry_count,
         entries_max=settings.snapshot_entries,
+        size_bytes_max=min(SIZE_BYTES_MAX, place.turns_bytes_max()),
     )
 
     def note_limits() -> None:

@@ -130,6 +130,7 @@ class Driver:
             clock=clock,
             metrics=metrics,
             fragments_max=limits.append_fragments_max,
+            has_room=self.turns.has_room,
         )
 
     # --- what the service calls --------------------------------------------------------------
@@ -352,8 +353,8 @@ class Driver:
         return self._buffers.prepared(buffer, request_id)
 
     def append_credit(self, buffer: BufferName) -> AppendCredit:
-        """What producers may send now; nothing while deletions have fallen behind."""
-        if self.deletions.is_full:
+        """What producers may send now; nothing while deletions or the journal's disk lack room."""
+        if self.deletions.is_full or not self.turns.has_room():
             return AppendCredit(0, 0)
         return self._buffers.append_credit(buffer)
 

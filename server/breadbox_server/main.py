@@ -169,7 +169,8 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     "--capacity-bytes",
     type=SizeBytes(),
     default="8GiB",
-    help="Payload bytes held, such as 8GiB; beyond, --full-policy decides.",
+    help="Payload bytes held, such as 8GiB; beyond, --full-policy decides. With a file:// store at "
+    "most half of its file system, of one over 1 GiB all but 512 MiB.",
 )
 @_option(
     "--staleness-max",

@@ -30,6 +30,9 @@ ENTRIES_MAX: Final = 65_536
 class Journal(Protocol):
     """Where turns are made durable. One call at a time, in order."""
 
+    def has_room(self) -> bool:
+        """Whether more may be taken in; False: only what makes room again should be decided."""
+
     async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
         """Return once the entries of one turn are durable.
 
@@ -89,6 +92,10 @@ class Turns:
     def is_journalled(self) -> bool:
         """Whether there is a journal."""
         return self._journal is not None
+
+    def has_room(self) -> bool:
+        """Whether fragments may be admitted; False: the journal's disk is full."""
+        return self._journal is None or self._journal.has_room()
 
     def check_room(self) -> None:
         """Refuse new work while the journal has not kept up for long.

@@ -1,6 +1,7 @@
 """Places for a journal: one contract for both, and what only one of them can meet."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -326,7 +327,7 @@ async def test_a_deleted_sqlite_journal_is_noticed(tmp_path):
     writer = SqliteWriter(tmp_path, sync=False)
     await write(writer, FIRST)
     for path in tmp_path.iterdir():
-        path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(JournalLostError):
         await write(writer, FIRST + 1)
     await writer.begin_again(FIRST, b"state")

@@ -177,6 +177,9 @@ class SimulatedWriter:
         self.is_dead = False
         archive.owner = life
 
+    def has_room(self) -> bool:
+        return True
+
     async def append(self, sequence: int, data: bytes) -> None:
         await asyncio.sleep(self._fates.delay_s(self._rng))
         if self.is_dead:

@@ -15,9 +15,13 @@ class FakeJournal:
         self.snapshots: list[Any] = []
         self.is_down = False
         self.is_lost = False
+        self.is_full = False
         self.may_write = asyncio.Event()
         self.may_write.set()
         self.writing = asyncio.Event()
+
+    def has_room(self) -> bool:
+        return not self.is_full
 
     async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
         self.writing.set()

@@ -5,6 +5,7 @@
     DIR/payloads/<2 hex>/<id>  confirmed
 
 Both steps are renames within one file system, so a payload is seen whole or not at all.
+Nobody writes a payload into the last of the room: see `breadbox.stores.disk_room`.
 Files are readable by their owner only.
 """
 
@@ -26,6 +27,7 @@ from breadbox.errors import (
     StoreUnavailableError,
 )
 from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, StoreUsage
+from breadbox.stores.disk_room import DiskRoom
 from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
 from breadbox.types import PayloadReference
 
@@ -114,6 +116,7 @@ class FileStore:
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
         """See PayloadStore. On failure nothing of the call is left behind."""
         self._check_open()
+        self._check_room(payloads)
         written: list[PayloadReference] = []
         try:
             for buffers in payloads:
@@ -155,6 +158,18 @@ class FileStore:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the payload store is closed")
+
+    def _check_room(self, payloads: Sequence[Sequence[memoryview]]) -> None:
+        """Refuse what would take the room that the journal needs to let payloads go again."""
+        size_bytes = sum(len(buffer) for buffers in payloads for buffer in buffers)
+        with _translated_errors():
+            room = DiskRoom.of(self._directory.unannounced)
+        if not room.has_room_for(size_bytes, len(payloads)):
+            raise StoreFullError(
+                f"the file system of the payload directory is full ({size_bytes} bytes to write, "
+                f"{room.free_bytes} of {room.size_bytes} free, {room.kept_bytes} to be left; "
+                f"inodes: {room.free_inode_count} of {room.inode_count} free)"
+            )
 
     def _write(self, buffers: Sequence[memoryview]) -> PayloadReference:
         size_bytes = sum(len(buffer) for buffer in buffers)
@@ -246,12 +261,10 @@ class FileCustodian:
 
     def _usage(self) -> StoreUsage:
         with _translated_errors():
-            seen = os.statvfs(self._directory.unannounced)
-        # Blocks that are kept for root are neither used nor to be had.
-        used_blocks = seen.f_blocks - seen.f_bfree
+            room = DiskRoom.of(self._directory.unannounced)
         return StoreUsage(
-            used_bytes=used_blocks * seen.f_frsize,
-            limit_bytes=(used_blocks + seen.f_bavail) * seen.f_frsize,
+            used_bytes=room.size_bytes - room.free_bytes,
+            limit_bytes=room.size_bytes - room.kept_bytes,
         )
 
     def _ping(self) -> None:

@@ -36,6 +36,7 @@ class Compaction:
         metrics: Counts snapshots by outcome.
         grown_entries: Entries that wait for a snapshot already, from before this process.
         entries_max: Entries after which a snapshot is made.
+        size_bytes_max: Bytes of turns after which one is made, however few the entries.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class Compaction:
         metrics: Metrics,
         grown_entries: int,
         entries_max: int = ENTRIES_DEFAULT,
+        size_bytes_max: int = SIZE_BYTES_MAX,
     ) -> None:
         self._place = place
         self._writer = writer
         self._journal = journal
         self._metrics = metrics
         self._entries_max = entries_max
+        self._size_bytes_max = size_bytes_max
         self._entries_before = -grown_entries
         self._bytes_before = 0
         self._rest_until = 0.0
@@ -67,7 +70,7 @@ class Compaction:
     def _is_due(self) -> bool:
         grown = self._journal.entry_count - self._entries_before
         grown_bytes = self._journal.size_bytes - self._bytes_before
-        is_long = grown >= self._entries_max or grown_bytes >= SIZE_BYTES_MAX
+        is_long = grown >= self._entries_max or grown_bytes >= self._size_bytes_max
         return is_long and monotonic() >= self._rest_until
 
     async def _compact(self) -> None:

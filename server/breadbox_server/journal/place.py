@@ -1,10 +1,12 @@
 """Where a journal is: chosen from the settings, opened, and told to the compactor."""
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from breadbox.stores.urls import parse_store_url
+from breadbox_server.journal.reserve import share_bytes
 from breadbox_server.journal.sqlite import SqliteArchive, SqliteWriter
 from breadbox_server.journal.storage import JournalArchive, JournalWriter
 
@@ -46,6 +48,15 @@ class JournalPlace:
     def to_line(self) -> str:
         """One line for another process; holds the password, if there is one."""
         return json.dumps({"kind": self.kind, "where": self.where}) + "\n"
+
+    def turns_bytes_max(self) -> int:
+        """Bytes of turns that the place takes well between two snapshots; it must be open.
+
+        A directory's disk may be small.
+        """
+        if self.kind == "redis":
+            return sys.maxsize
+        return share_bytes(Path(self.where))
 
     def open_archive(self) -> JournalArchive:
         """Open it for reading back; makes the directory of a new one.

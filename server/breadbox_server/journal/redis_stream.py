@@ -200,6 +200,10 @@ class RedisWriter:
         self._token = token
         self._client: Any = open_redis_async(url, answer_s=answer_s)
 
+    def has_room(self) -> bool:
+        """See JournalWriter: it is written at maxmemory too."""
+        return True
+
     async def append(self, sequence: int, data: bytes) -> None:
         """See JournalWriter."""
         with _translated_errors():

@@ -22,6 +22,10 @@ class JournalUnavailableError(JournalError):
     """The journal cannot be reached, or has no room; the same call may succeed later."""
 
 
+class JournalFullError(JournalUnavailableError):
+    """The file system that the journal is on has no room."""
+
+
 class JournalLostError(JournalError):
     """What was written before is not there any more: it must be begun again with a snapshot."""
 
@@ -80,6 +84,9 @@ class JournalArchive(Protocol):
 
 class JournalWriter(Protocol):
     """A journal as the server that writes it sees it. On one event loop; one call at a time."""
+
+    def has_room(self) -> bool:
+        """Whether more may be taken in; False: only what makes room again should be written."""
 
     async def append(self, sequence: int, data: bytes) -> None:
         """Return once a turn is durable. Repeating the last append is a no-op.

@@ -24,6 +24,10 @@ class TurnJournal:
         self.entry_count = 0
         """Entries in them."""
 
+    def has_room(self) -> bool:
+        """Whether more may be taken in; see `JournalWriter.has_room`."""
+        return self._writer.has_room()
+
     async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
         """Return once the entries of one turn are durable; see `Journal.append`."""
         data = encode_turn(entries)
