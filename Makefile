@@ -9,7 +9,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-core test-service test-integration test-containers test-gpu verify \
   verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
-  verify-spelling protos simulate bench bench-core bench-peers chaos learn-check up down clean
+  verify-spelling protos simulate bench bench-core bench-peers chaos endings learn-check up down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -71,6 +71,9 @@ protos: $(VENV)/.ready  ## Write the stubs from protos/
 
 chaos: $(VENV)/.ready  ## Kill everything at random and balance the ledgers (ARGS="--seconds 120 --seed 7")
 	$(BIN)/python tests/chaos/run.py $(ARGS)
+
+endings: $(VENV)/.ready  ## End servers under load, and by replacing them (ARGS="--rounds 500")
+	$(BIN)/python tests/chaos/endings.py $(ARGS)
 
 simulate: $(VENV)/.ready  ## Server, store and clients in simulated time (ARGS="--seed N" replays one)
 	$(BIN)/python tests/simulation $(ARGS)

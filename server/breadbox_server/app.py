@@ -10,8 +10,8 @@ import random
 import resource
 import shutil
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, start_http_server
 
@@ -35,7 +35,9 @@ from breadbox_server.clients import ClientCensus
 from breadbox_server.clock import Clock, LoopClock
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.errors import StartError
+from breadbox_server.health import Health
 from breadbox_server.interceptors import CallInterceptor
+from breadbox_server.jobs import CLOSE_S_MAX, Jobs, bounded
 from breadbox_server.journal.storage import JournalError
 from breadbox_server.metrics import Metrics
 from breadbox_server.reconciliation import Reconciler
@@ -49,6 +51,9 @@ log = logging.getLogger(__name__)
 SERVICE_NAME: Final = replay_buffer_service_pb2.DESCRIPTOR.services_by_name[
     "ReplayBufferService"
 ].full_name
+HEALTH_NAME: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+STOP_S_MAX: Final = 2.0
+"""Seconds beyond the grace in which gRPC has to cut off the calls that are left."""
 FLUSH_S_MAX: Final = 5.0
 """Seconds that the last deletions may take; what is left is deleted at the next start."""
 CALLS_MAX: Final = 32_768
@@ -96,6 +101,8 @@ async def serving(
     *,
     custodian: PayloadCustodian | None = None,
     clock: Clock | None = None,
+    leftovers: ExitStack | None = None,
+    on_end: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[RunningServer]:
     """Run a server inside the block; drain it when the block ends.
 
@@ -103,6 +110,8 @@ async def serving(
         settings: What to run.
         custodian: The payload store; None: opened from the settings.
         clock: Where instants come from; None: the loop's.
+        leftovers: Gets what is to be deleted by whoever ends the process without ending the block.
+        on_end: Called once, as soon as the server begins to end, for whatever reason.
 
     Raises:
         StartError: Something that the settings name cannot be used; says what, why, what to do.
@@ -111,10 +120,10 @@ async def serving(
     async with AsyncExitStack() as stack:
         metrics = Metrics(CollectorRegistry())
         metrics_address = stack.enter_context(_metrics_served(settings, metrics))
-        stack.enter_context(_store_directory(settings))
+        stack.enter_context(_store_directory(settings, leftovers or ExitStack()))
         settings = _fitted_to_disk(settings)
         custodian = await _open_store(settings, custodian)
-        stack.push_async_callback(custodian.close)
+        stack.push_async_callback(bounded, custodian.close, CLOSE_S_MAX, "closing the store")
         seed = settings.seed if settings.seed is not None else random.SystemRandom().getrandbits(64)
         books = await stack.enter_async_context(books_open(settings, random.Random(seed), metrics))
         clock = clock or LoopClock(asyncio.get_running_loop(), not_before=books.now)
@@ -139,26 +148,92 @@ async def serving(
         for role in Role:
             metrics.clients.labels(role.value).set_function(partial(census.count, role))
         interceptor = CallInterceptor(metrics, Gate(tokens), census, driver.outage)
-        server, health_servicer = _build_server(settings, driver, metrics, interceptor)
+        health = Health(("", SERVICE_NAME))
+        server = _build_server(settings, driver, metrics, interceptor, health)
         address = _bind(server, settings, metrics)
+        ending = _Ending(server, health, driver, settings.drain_grace_s, on_end)
         with _one_line_errors():
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(driver.run())]
+            async with Jobs(ending.fail) as jobs:
+                jobs.start(driver.run(ending.fail))
                 if tokens:
-                    tasks.append(group.create_task(tokens.keep_fresh()))
+                    jobs.start(tokens.keep_fresh())
                 try:
                     await _open_books(driver, reconciler, books)
-                    tasks.append(group.create_task(reconciler.run()))
+                    jobs.start(reconciler.run())
                     if books.compaction is not None:
-                        tasks.append(group.create_task(books.compaction.run()))
+                        jobs.start(books.compaction.run())
                     await server.start()
-                    await _set_health(health_servicer, health_pb2.HealthCheckResponse.SERVING)
+                    health.serve()
                     log.info("serving on %s, payloads in %s", address, settings.store_shown)
                     yield RunningServer(address, metrics_address, driver, metrics)
                 finally:
-                    await _drain(server, health_servicer, driver, settings.drain_grace_s)
-                    for task in tasks:
-                        task.cancel()
+                    # What fails from here on must not cut the end short.
+                    jobs.release_block()
+                    await ending.drain()
+
+
+class _Ending:
+    """How a server ends: in order, each step bounded; what is cut short the next start mends.
+
+    Args:
+        server: Answers calls.
+        health: Says that they are not answered any more.
+        driver: Finishes what was begun.
+        grace_s: Seconds that running calls get to end.
+        on_end: Called once, when the end begins.
+    """
+
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        health: Health,
+        driver: Driver,
+        grace_s: float,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._server = server
+        self._health = health
+        self._driver = driver
+        self._grace_s = grace_s
+        self._on_end = on_end
+        self._has_begun = False
+        self._has_failed = False
+
+    def fail(self, error: BaseException) -> None:
+        """Say at once that, and why, the server does not serve any more; a job cannot go on."""
+        if not self._has_failed:
+            self._has_failed = True
+            if isinstance(error, JournalError | StartError):
+                log.error("ending: %s", error)
+            else:
+                log.error("ending, which is a bug", exc_info=error)
+            self._begin()
+
+    def _begin(self) -> None:
+        """What takes no time, and happens at once. Idempotent."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._health.end()
+            self._on_end()
+
+    async def drain(self) -> None:
+        """Refuse what is new, end what runs, write down and delete what is left.
+
+        Of a server that failed nothing can become durable any more: who waits for that is cut off
+        at once.
+        """
+        log.info("draining")
+        self._begin()
+        self._driver.drain()
+        grace_s = 0.0 if self._has_failed else self._grace_s
+        await bounded(
+            partial(self._server.stop, grace_s), grace_s + STOP_S_MAX, "ending the calls that run"
+        )
+        if not self._has_failed:
+            await bounded(self._driver.flush, FLUSH_S_MAX, "writing down and deleting what is left")
+        if left := len(self._driver.deletions):
+            log.warning("%d payloads are left for deletion", left)
+        log.info("stopped")
 
 
 @contextmanager
@@ -203,25 +278,6 @@ def _is_alone(settings: Settings, books: Books) -> bool:
     return books.journal is not None or parse_store_url(settings.store).kind == "file"
 
 
-async def _drain(
-    server: grpc.aio.Server,
-    health_servicer: health.aio.HealthServicer,
-    driver: Driver,
-    grace_s: float,
-) -> None:
-    """Stop in order, each step bounded; what is cut short is made good at the next start."""
-    log.info("draining")
-    await health_servicer.enter_graceful_shutdown()
-    driver.drain()
-    await server.stop(grace_s)
-    try:
-        async with asyncio.timeout(FLUSH_S_MAX):
-            await driver.flush()
-    except TimeoutError:
-        log.warning("%d payloads are left for deletion", len(driver.deletions))
-    log.info("stopped")
-
-
 def _read_tokens(settings: Settings, metrics: Metrics) -> TokenFile | None:
     """The tokens that are known; None: nobody is asked for one."""
     if settings.tokens is None:
@@ -230,8 +286,12 @@ def _read_tokens(settings: Settings, metrics: Metrics) -> TokenFile | None:
 
 
 def _build_server(
-    settings: Settings, driver: Driver, metrics: Metrics, interceptor: CallInterceptor
-) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+    settings: Settings,
+    driver: Driver,
+    metrics: Metrics,
+    interceptor: CallInterceptor,
+    health: Health,
+) -> grpc.aio.Server:
     server = grpc.aio.server(
         interceptors=[interceptor],
         options=(
@@ -252,12 +312,11 @@ def _build_server(
         default_config=settings.default_config,
     )
     replay_buffer_service_pb2_grpc.add_ReplayBufferServiceServicer_to_server(service, server)
-    health_servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
     if settings.has_reflection:
-        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (SERVICE_NAME, HEALTH_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-    return server, health_servicer
+    return server
 
 
 def _connections_max(settings: Settings) -> int:
@@ -280,13 +339,6 @@ def _connections_max(settings: Settings) -> int:
             settings.connections_max,
         )
     return min(room, settings.connections_max)
-
-
-async def _set_health(
-    servicer: health.aio.HealthServicer, state: health_pb2.HealthCheckResponse.ServingStatus
-) -> None:
-    for name in ("", SERVICE_NAME):
-        await servicer.set(name, state)
 
 
 def _bind(server: grpc.aio.Server, settings: Settings, metrics: Metrics) -> str:
@@ -410,8 +462,10 @@ async def _open_store(settings: Settings, custodian: PayloadCustodian | None) ->
 
 
 @contextmanager
-def _store_directory(settings: Settings) -> Iterator[None]:
+def _store_directory(settings: Settings, leftovers: ExitStack) -> Iterator[None]:
     """Hold a `file://` store for this server alone; delete it afterwards if it is ephemeral.
+
+    An ephemeral one is put among the leftovers as well: it goes however the process ends.
 
     Raises:
         StartError: Another server uses it, or it is to be ephemeral and is not empty.
@@ -447,6 +501,8 @@ def _store_directory(settings: Settings) -> Iterator[None]:
                 f"--store {settings.store_shown} is in use by another server; "
                 "stop that one or give another directory"
             ) from error
+        if settings.is_ephemeral:
+            leftovers.callback(shutil.rmtree, directory, ignore_errors=True)
         try:
             yield
         finally:

@@ -14,6 +14,7 @@ from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.inputs import UpdateBuffer
 from breadbox_server.errors import StartError
+from breadbox_server.jobs import CLOSE_S_MAX, bounded
 from breadbox_server.journal.compaction import SIZE_BYTES_MAX, Compaction
 from breadbox_server.journal.place import AUTO, NONE, JournalPlace
 from breadbox_server.journal.recovery import Recovered, begin, recover
@@ -88,7 +89,7 @@ async def books_open(
         yield Books(recovered.buffers, recovered.now, journal, compaction, note_limits)
     finally:
         archive.close()
-        await writer.close()
+        await bounded(writer.close, CLOSE_S_MAX, "closing the journal")
 
 
 def _choose_place(settings: Settings) -> JournalPlace | None:

@@ -55,6 +55,7 @@ from breadbox_server.core.inputs import (
 )
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import OutageError, WatchersFullError
+from breadbox_server.jobs import Jobs
 from breadbox_server.metrics import Metrics
 from breadbox_server.turns import OUTAGE_S, Journal, Turns
 from breadbox_server.waiting import waiting_for
@@ -421,14 +422,19 @@ class Driver:
 
     # --- life --------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Admit, delete, make durable and keep house, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.appends.run(self))
-            group.create_task(self.deletions.run())
-            group.create_task(self._keep_house())
-            group.create_task(self._watch_store())
-            group.create_task(self.turns.run())
+    async def run(self, on_failure: Callable[[BaseException], None] = lambda _: None) -> None:
+        """Admit, delete, make durable and keep house, until cancelled.
+
+        Args:
+            on_failure: Told at once what one of these failed with; the others are ended then.
+        """
+        async with Jobs(on_failure) as jobs:
+            jobs.start(self.appends.run(self))
+            jobs.start(self.deletions.run())
+            jobs.start(self._keep_house())
+            jobs.start(self._watch_store())
+            jobs.start(self.turns.run())
+            await jobs.wait()
 
     def drain(self) -> None:
         """Refuse new fetches and fragments, and tell everybody who waits; idempotent."""

@@ -1,13 +1,17 @@
 """`breadbox serve`: parse, run until a signal, exit."""
 
 import asyncio
+import contextlib
+import faulthandler
 import logging
 import os
 import resource
 import signal
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -24,6 +28,7 @@ from breadbox_server.core.config import (
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.samplers import SAMPLERS
 from breadbox_server.errors import StartError
+from breadbox_server.jobs import end_tasks
 from breadbox_server.settings import (
     Settings,
     default_store_url,
@@ -35,6 +40,10 @@ from breadbox_server.transport import tls_files
 log = logging.getLogger(__name__)
 
 _DEFAULTS = BufferConfig()
+
+END_S_MAX: Final = 30.0
+"""Seconds beyond the grace after which an end that hangs is broken off: more than all the bounds of
+its steps together."""
 
 
 class Unusable(click.ClickException):
@@ -295,7 +304,7 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
 @_option(
     "--ready-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File that gets the bound address once the server answers.",
+    help="File that gets the bound address once the server answers; deleted when it ends.",
 )
 @_option("--seed", type=int, default=None, help="Of all random choices; none: a fresh one.")
 @_option(
@@ -380,21 +389,71 @@ _CONFIG_OPTIONS = (
 
 
 async def _serve_until_signal(settings: Settings) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            _exit_at_once()
-        stop.set()
-
+    ending = _Ending(asyncio.get_running_loop(), settings.drain_grace_s + END_S_MAX)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        # Not the loop's own handlers: while it reads a journal back, or is stuck, it runs none.
+        signal.signal(number, ending.on_signal)
     tune_garbage_collection()
-    async with serving(settings) as server:
+    async with serving(settings, leftovers=ending.leftovers, on_end=ending.begin) as server:
+        ending.is_serving = True
         tune_garbage_collection()
         _announce(server, settings)
-        await stop.wait()
+        ending.ready_file = settings.ready_file
+        await ending.wanted.wait()
+    # Calls that were cut off, and steps of the end that were left behind.
+    await end_tasks(asyncio.all_tasks() - {asyncio.current_task()})
+
+
+class _Ending:
+    """Sees to it that this process ends when it is asked to, or has to, whatever hangs.
+
+    Args:
+        loop: Runs the server.
+        within_s: Seconds that an end may take, all its bounded steps together, before the process
+            ends without the rest.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, within_s: float) -> None:
+        self._loop = loop
+        self._within_s = within_s
+        self._is_asked = False
+        self.wanted = asyncio.Event()
+        """Set by the first signal."""
+        self.is_serving = False
+        self.ready_file: Path | None = None
+        """Goes as soon as the end begins: nobody is told any more where the server answers."""
+        self.leftovers = ExitStack()
+        """What a process that ends early must not leave behind either."""
+
+    def on_signal(self, number: int, frame: object) -> None:
+        """Begin to end; the second time, and while nobody is served yet, end at once."""
+        del number, frame
+        if self._is_asked or not self.is_serving:
+            self._exit_at_once(int(self._is_asked))
+        self._is_asked = True
+        self._watch()
+        self._loop.call_soon_threadsafe(self.wanted.set)
+
+    def begin(self) -> None:
+        """Take note that the server begins to end, for whatever reason."""
+        self._forget_ready_file()
+        self._watch()
+
+    def _watch(self) -> None:
+        """End the process, telling where it hangs, if its end takes too long."""
+        assert sys.__stderr__ is not None
+        faulthandler.dump_traceback_later(self._within_s, exit=True, file=sys.__stderr__)
+
+    def _forget_ready_file(self) -> None:
+        if self.ready_file is not None:
+            self.ready_file.unlink(missing_ok=True)
+
+    def _exit_at_once(self, code: int) -> NoReturn:
+        """End without cleaning up, but for what nobody else would: the rest survives a crash."""
+        with contextlib.suppress(OSError):
+            self._forget_ready_file()
+        self.leftovers.close()
+        os._exit(code)
 
 
 def _announce(server: RunningServer, settings: Settings) -> None:
@@ -409,8 +468,3 @@ def _announce(server: RunningServer, settings: Settings) -> None:
         half.replace(settings.ready_file)
     # Last: whoever reads the line may rely on the file.
     click.echo(line)
-
-
-def _exit_at_once() -> NoReturn:
-    """End without cleaning up: the operator asked twice, and everything survives a crash."""
-    os._exit(1)

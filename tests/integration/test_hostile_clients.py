@@ -7,7 +7,6 @@ that even when nothing hostile is going on, within three times what was measured
 import asyncio
 import contextlib
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,20 @@ import breadbox
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
 from support.eventually import eventually_sync
+from support.http2 import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    SETTINGS,
+    call_headers,
+    connect,
+    frame,
+    literal,
+    message_prefix,
+)
 from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -27,10 +40,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 P99_S_MAX = 0.1
 BUSY_FACTOR = 3.0
 SAMPLES = 200
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SERVICE = "/breadbox.v1.ReplayBufferService/"
-HEADERS, SETTINGS, DATA, CONTINUATION = 1, 4, 0, 9
-END_STREAM, END_HEADERS = 1, 4
 
 
 @pytest.fixture
@@ -69,39 +79,6 @@ def bystander(server: ServerProcess) -> Iterator[Bystander]:
         yield Bystander(client)
 
 
-def connect(server: ServerProcess) -> socket.socket:
-    host, _, port = server.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=5)
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """One HTTP/2 frame."""
-    return len(payload).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def literal(name: bytes, value: bytes) -> bytes:
-    """One header field, neither compressed nor remembered; both parts below 127 bytes."""
-    return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-def call_headers(method: str) -> bytes:
-    """Header fields that begin a call."""
-    return b"".join(
-        [
-            b"\x83\x86",  # :method POST, :scheme http
-            literal(b":path", (SERVICE + method).encode()),
-            literal(b":authority", b"localhost"),
-            literal(b"te", b"trailers"),
-            literal(b"content-type", b"application/grpc"),
-        ]
-    )
-
-
-def message_prefix(size_bytes: int) -> bytes:
-    """What stands before a message, true or not."""
-    return struct.pack(">BI", 0, size_bytes)
-
-
 def send_until_refused(stranger: socket.socket, data: Iterator[bytes]) -> None:
     """Send until the other side hangs up, or takes no more for a while."""
     with contextlib.suppress(OSError):
@@ -113,9 +90,9 @@ def test_clients_that_send_a_byte_at_a_time_hold_up_nobody(
     server: ServerProcess, bystander: Bystander
 ):
     opening = PREFACE + frame(SETTINGS, 0, 0, b"")
-    opening += frame(HEADERS, END_HEADERS, 1, call_headers("ListBuffers"))
+    opening += frame(HEADERS, END_HEADERS, 1, call_headers(SERVICE + "ListBuffers"))
     with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(connect(server)) for _ in range(200)]
+        slow = [stack.enter_context(connect(server.address)) for _ in range(200)]
         for position in range(0, len(opening), 7):
             for stranger in slow:
                 with contextlib.suppress(OSError):
@@ -131,10 +108,10 @@ def test_a_client_that_never_reads_its_answers_holds_up_nobody(
     def requests() -> Iterator[bytes]:
         yield PREFACE + frame(SETTINGS, 0, 0, b"")
         for stream in range(1, 20_001, 2):
-            yield frame(HEADERS, END_HEADERS, stream, call_headers("ListBuffers"))
+            yield frame(HEADERS, END_HEADERS, stream, call_headers(SERVICE + "ListBuffers"))
             yield frame(DATA, END_STREAM, stream, message_prefix(0))
 
-    with connect(server) as stranger:
+    with connect(server.address) as stranger:
         stranger.settimeout(1.0)
         send_until_refused(stranger, requests())
         bystander.check()
@@ -147,12 +124,12 @@ def test_a_message_of_a_gibibyte_is_refused_before_it_is_kept(
 
     def requests() -> Iterator[bytes]:
         yield PREFACE + frame(SETTINGS, 0, 0, b"")
-        yield frame(HEADERS, END_HEADERS, 1, call_headers("AppendFragments"))
+        yield frame(HEADERS, END_HEADERS, 1, call_headers(SERVICE + "AppendFragments"))
         yield frame(DATA, 0, 1, message_prefix(2**30))
         for _ in range(2**30 // 16_000):
             yield frame(DATA, 0, 1, bytes(16_000))
 
-    with connect(server) as stranger:
+    with connect(server.address) as stranger:
         stranger.settimeout(1.0)
         send_until_refused(stranger, requests())
         bystander.check()
@@ -166,12 +143,12 @@ def test_metadata_of_64_mebibytes_is_refused_before_it_is_kept(
 
     def requests() -> Iterator[bytes]:
         yield PREFACE + frame(SETTINGS, 0, 0, b"")
-        yield frame(HEADERS, 0, 1, call_headers("ListBuffers"))
+        yield frame(HEADERS, 0, 1, call_headers(SERVICE + "ListBuffers"))
         noise = literal(b"noise", b"x" * 120) * 120
         for _ in range(64 * 2**20 // len(noise)):
             yield frame(CONTINUATION, 0, 1, noise)
 
-    with connect(server) as stranger:
+    with connect(server.address) as stranger:
         stranger.settimeout(1.0)
         send_until_refused(stranger, requests())
         bystander.check()

@@ -76,11 +76,11 @@ class ServerProcess:
         """Send a signal."""
         os.kill(self.pid, number)
 
-    def wait(self) -> int:
-        """Wait for its end; gives the exit status."""
+    def wait(self, end_s: float = END_S) -> int:
+        """Wait for its end, at most so long; gives the exit status."""
         assert self._process is not None
         try:
-            return self._process.wait(timeout=END_S)
+            return self._process.wait(timeout=end_s)
         finally:
             self._process.kill()
             self._reap()

@@ -1,10 +1,12 @@
 """Payloads in Redis, as the server sees them: confirm, delete and count, on the event loop."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Final
 
 from breadbox.stores.base import StoreUsage
+from breadbox.stores.cancellation import kept_cancellation
 from breadbox.stores.keys import (
     KEY_PATTERN,
     is_payload_id,
@@ -53,6 +55,13 @@ everything that is held: one argument costs the server a sixth of a thousand key
 cluster, which must be told the keys."""
 
 
+@contextmanager
+def _answers() -> Iterator[None]:
+    """Around every trip to Redis: errors in words of ours, and no cancellation is lost."""
+    with kept_cancellation(), translated_errors():
+        yield
+
+
 class RedisCustodian:
     """A `PayloadCustodian` in Redis. See `breadbox.stores.base` for the contract."""
 
@@ -68,14 +77,14 @@ class RedisCustodian:
 
     async def ping(self) -> None:
         """See PayloadCustodian."""
-        with translated_errors():
+        with _answers():
             await self._client.ping()
 
     async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
         """See PayloadCustodian."""
         groups = [piece_keys(each) if is_sound(each) else [] for each in references]
         flags = [b""] * len(groups)
-        with translated_errors():
+        with _answers():
             if any(len(keys) > 1 for keys in groups):
                 several = [keys if len(keys) > 1 else [] for keys in groups]
                 flags = await self._ask_each(_CONFIRM_WHOLE, several)
@@ -87,7 +96,7 @@ class RedisCustodian:
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadCustodian."""
-        with translated_errors():
+        with _answers():
             await self._ask(_UNLINK, [piece_keys(each) for each in references if is_sound(each)])
 
     async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
@@ -108,7 +117,7 @@ class RedisCustodian:
             for at in range(0, len(single), _KEYS_PER_SCRIPT):
                 ids = " ".join([each.payload_id for each in single[at : at + _KEYS_PER_SCRIPT]])
                 pipeline.eval(_EXISTS_BY_ID, 0, ids)
-            with translated_errors():
+            with _answers():
                 flags = b"".join(await pipeline.execute())
             if b"0" in flags:
                 missing = [each for each, flag in zip(single, flags, strict=True) if flag != _THERE]
@@ -118,7 +127,7 @@ class RedisCustodian:
 
     async def confirmed(self) -> AsyncIterator[str]:
         """See PayloadCustodian."""
-        with translated_errors():
+        with _answers():
             batch: list[bytes] = []
             async for key in self._client.scan_iter(match=KEY_PATTERN, count=_SCAN_COUNT):
                 batch.append(key)
@@ -133,7 +142,7 @@ class RedisCustodian:
         """See PayloadCustodian. Pieces are deleted from 0 on until one is not there."""
         payload_ids = [each for each in payload_ids if is_payload_id(each)]
         piece = 0
-        with translated_errors():
+        with _answers():
             while payload_ids:
                 # A payload of n pieces takes n round trips, shared by all: this is for sweeping.
                 keys = [[piece_key(payload_id, piece)] for payload_id in payload_ids]
@@ -178,7 +187,7 @@ class RedisCustodian:
 
     async def _info(self, section: str) -> list[Mapping[str, Any]]:
         """A section of INFO, of each primary."""
-        with translated_errors():
+        with _answers():
             if not self._is_cluster:
                 return [await self._client.info(section)]
             found = await self._client.info(section, target_nodes="primaries")
@@ -193,7 +202,7 @@ class RedisCustodian:
     async def _are_all(self, script: str, references: Sequence[PayloadReference]) -> list[bool]:
         """Run a script on the pieces of payloads; whether it answers 1 for all of each."""
         keys = [piece_keys(each) if is_sound(each) else [] for each in references]
-        with translated_errors():
+        with _answers():
             flags = await self._ask(script, keys)
         return [bool(each) and b"0" not in each for each in flags]
 

@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any, Final
 
+from breadbox.stores.cancellation import kept_cancellation
 from breadbox.stores.redis_factory import open_redis, open_redis_async
 from breadbox.stores.redis_wire import REDIS_ERRORS
 from breadbox.stores.urls import redact
@@ -206,7 +207,7 @@ class RedisWriter:
 
     async def append(self, sequence: int, data: bytes) -> None:
         """See JournalWriter."""
-        with _translated_errors():
+        with kept_cancellation(), _translated_errors():
             answer = await self._client.eval(
                 _APPEND, 3, TURNS, OWNER, _TOUCH, self._token, sequence, sequence - 1, data
             )
@@ -214,7 +215,7 @@ class RedisWriter:
 
     async def begin_again(self, sequence: int, snapshot: bytes) -> None:
         """See JournalWriter."""
-        with _translated_errors():
+        with kept_cancellation(), _translated_errors():
             owner = await self._client.get(OWNER)
             if owner not in (None, self._token.encode()):
                 raise JournalTakenError("another server writes this journal")
@@ -234,7 +235,7 @@ class RedisWriter:
 
     async def trim(self, up_to: int) -> bool:
         """See JournalWriter."""
-        with _translated_errors():
+        with kept_cancellation(), _translated_errors():
             # The newest turn stays in any case: appends look at it.
             trimmed = await self._client.xtrim(
                 TURNS, minid=f"{up_to}-0", approximate=True, limit=TRIM_TURNS
