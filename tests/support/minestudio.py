@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import torch
 
 from breadbox.compat.minestudio import FragmentMetadata, SampleFragment
 
@@ -53,13 +54,17 @@ def alike(first: Any, second: Any) -> bool:
     if type(first) is not type(second):
         return False
     match first:
+        case np.ndarray() if first.dtype.kind == "O":
+            return first.shape == second.shape and alike(list(first.flat), list(second.flat))
         case np.ndarray():
             return first.dtype == second.dtype and np.array_equal(first, second)
+        case torch.Tensor():
+            return first.dtype == second.dtype and torch.equal(first, second)
         case dict():
-            return list(first) == list(second) and all(
+            return alike(list(first), list(second)) and all(
                 alike(first[key], second[key]) for key in first
             )
-        case list():
+        case list() | tuple():
             return len(first) == len(second) and all(
                 alike(one, other) for one, other in zip(first, second, strict=True)
             )

@@ -56,7 +56,7 @@ class BufferConfig:
     """
 
     fragments_per_chunk: int = 1
-    """Consecutive fragments that make a chunk; 1 to 1024; changes only while the buffer is empty."""
+    """Consecutive fragments that make a chunk; 1 to 1024; changes only in an empty buffer."""
     capacity_chunks: int = 4096
     """Chunks held for sampling; at the limit `full_policy` decides."""
     capacity_bytes: int = 8 * 2**30

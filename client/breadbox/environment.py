@@ -1,0 +1,68 @@
+"""A client from environment variables: those that the options of every command line name.
+
+For code that runs where nobody gives it arguments, such as workers that another framework starts.
+"""
+
+import os
+from collections.abc import Mapping
+
+from breadbox.client import Client, connect
+from breadbox.errors import InvalidRequestError
+from breadbox.options import Tls
+
+DEFAULT_SERVER = "localhost:50051"
+_TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
+_FALSE = frozenset({"", "0", "false", "f", "no", "n", "off"})
+
+
+def connect_from_environment(
+    *,
+    server: str | None = None,
+    buffer: str | None = None,
+    reconnect_s: float = 30.0,
+    environment: Mapping[str, str] = os.environ,
+) -> Client:
+    """Make a client as `breadbox.connect` does.
+
+    Args:
+        server: HOST:PORT; None: `BREADBOX_SERVER`, else localhost:50051.
+        buffer: Name of the buffer; None: `BREADBOX_BUFFER`, else "default".
+        reconnect_s: Seconds for which a call tries to reach a server that went away.
+        environment: Where `BREADBOX_TOKEN` (bearer token), `BREADBOX_TLS` (1: encrypt),
+            `BREADBOX_TLS_CA`, `BREADBOX_TLS_CERT`, `BREADBOX_TLS_KEY` (PEM files; naming one
+            encrypts) and `BREADBOX_STORE_URL` (where payloads live, seen from here) are looked up.
+
+    Raises:
+        InvalidRequestError: A value is malformed, or a certificate cannot be read.
+    """
+    return connect(
+        server or environment.get("BREADBOX_SERVER") or DEFAULT_SERVER,
+        buffer=buffer or environment.get("BREADBOX_BUFFER") or "default",
+        tls=_tls(environment),
+        token=environment.get("BREADBOX_TOKEN") or None,
+        reconnect_s=reconnect_s,
+        store_url=environment.get("BREADBOX_STORE_URL") or None,
+    )
+
+
+def seconds_from_environment(
+    name: str, environment: Mapping[str, str] = os.environ
+) -> float | None:
+    """A number of seconds; None where the variable is not set or empty.
+
+    Raises:
+        InvalidRequestError: It is not a number.
+    """
+    text = environment.get(name, "").strip()
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise InvalidRequestError(name, f"must be a number of seconds, got {text!r}") from None
+
+
+def _tls(environment: Mapping[str, str]) -> Tls | None:
+    files = [environment.get(f"BREADBOX_TLS_{name}") or None for name in ("CA", "CERT", "KEY")]
+    wanted = environment.get("BREADBOX_TLS", "").strip().lower()
+    if wanted not in _TRUE | _FALSE:
+        raise InvalidRequestError("BREADBOX_TLS", f"must be 1 or 0, got {wanted!r}")
+    return Tls(*files) if wanted in _TRUE or any(files) else None
