@@ -39,7 +39,7 @@ QUIET_S = 5.0
 """Seconds after which a step that prints nothing is said to be going on."""
 TAIL_LINES = 60
 """Lines of what was not shown that are shown when a step fails."""
-SHOWN = re.compile(rb"\x1b|\xe2\x94\x81|^ *(Downloading|ERROR|error|Successfully installed)")
+SHOWN = re.compile(rb"\x1b|\xe2\x94\x81|^ *(Downloading|ERROR|error)")
 """Of pip's lines: what is downloaded, progress bars and errors; the rest only if it fails."""
 
 

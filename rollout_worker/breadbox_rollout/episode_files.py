@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import zipfile
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.fragment import Tree
+from breadbox.paths import naming
 from breadbox_rollout.media import Frame, FrameWriter, ImageFolderWriter, VideoWriter
 
 _TEXT_CHARACTERS_MAX = 1000
@@ -109,16 +111,18 @@ class EpisodeFiles:
         return {key: target for key, (_, target) in names.items()}
 
     def discard(self) -> None:
-        """Leave nothing behind."""
-        self._close()
+        """Leave nothing behind, also where there was no room for what is still to be written."""
+        with suppress(OSError):
+            self._close()
         shutil.rmtree(self._partial, ignore_errors=True)
 
     def _close(self) -> None:
-        self._infos.close()
-        self._columns.close()
-        self._observations.close()
-        if self._frames is not None:
-            self._frames.close()
+        with ExitStack() as closing:  # Each, also where another one cannot write its rest.
+            if self._frames is not None:
+                closing.callback(self._frames.close)
+            closing.callback(self._observations.close)
+            closing.callback(self._columns.close)
+            closing.callback(self._infos.close)
 
 
 class _ColumnSpool:
@@ -166,8 +170,9 @@ class _ColumnSpool:
                     shutil.copyfileobj(source, out, _COPY_BYTES)
 
     def close(self) -> None:
-        for file, _, _ in self._files.values():
-            file.close()
+        with ExitStack() as closing:
+            for file, _, _ in self._files.values():
+                closing.callback(file.close)
 
 
 def _leaves(tree: Tree, path: str) -> list[tuple[str, NDArray[Any]]]:
@@ -212,10 +217,13 @@ def plain(value: Any) -> Any:
 
 def append_line(path: Path, data: dict[str, Any]) -> None:
     """Append one JSON line, whole and safely on disk before this returns."""
+    left = memoryview((json.dumps(plain(data), allow_nan=False) + "\n").encode())
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(descriptor, (json.dumps(plain(data), allow_nan=False) + "\n").encode())
-        os.fsync(descriptor)
+        with naming(path):
+            while left:  # What has room for a part only is written in part, and then fails.
+                left = left[os.write(descriptor, left) :]
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -1,6 +1,7 @@
 """`breadbox rollout` and `breadbox generate`, as processes and as commands."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -191,6 +192,23 @@ def test_generate_tells_why_nothing_starts(runner: CliRunner, tmp_path: Path) ->
     result = runner.invoke(generate, arguments)
     assert 2 == result.exit_code
     assert "no environment starts; build_raised" in result.stderr.splitlines()[-1]
+
+
+def test_generate_without_room_is_one_line_that_names_the_file(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk: both refuse the next bytes."""
+    done = subprocess.run(
+        [sys.executable, "-m", "breadbox.cli.main", "generate", "--env", "CartPole-v1",
+         "--policy", "random", "--media", "none", "--episodes", "1000", "--no-progress",
+         "--out", str(tmp_path / "g")],
+        capture_output=True, text=True, timeout=120, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048)),
+    )  # fmt: skip
+    assert 2 == done.returncode, done.stderr
+    *log, line = done.stderr.splitlines()
+    assert line.startswith(f"Error: {tmp_path}/g/"), done.stderr
+    assert "File too large; make room there" in line
+    assert "Traceback" not in "".join(log), done.stderr
+    assert [] == [*(tmp_path / "g").glob(".partial-*")]
 
 
 def test_ctrl_c_ends_generate_and_keeps_finished_episodes(tmp_path: Path) -> None:

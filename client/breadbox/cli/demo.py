@@ -24,6 +24,7 @@ from breadbox.demo.progress import ProgressLog
 from breadbox.demo.report import write_report
 from breadbox.demo.screen import Screen
 from breadbox.errors import ReplayBufferError
+from breadbox.paths import naming
 
 POLL_S = 0.25
 LINE_EVERY_S = 5.0
@@ -302,4 +303,6 @@ def demo(
     options = DemoOptions(
         env, workers, envs_per_worker, target_return, time_limit_s, seed, run_dir.resolve()
     )
-    sys.exit(Demo(options, Console()).run())
+    with naming(options.run_dir):
+        status = Demo(options, Console()).run()
+    sys.exit(status)

@@ -6,6 +6,7 @@ with a traceback.
 """
 
 import errno
+import os
 import sys
 from collections.abc import MutableMapping, Sequence
 from importlib import import_module
@@ -95,9 +96,13 @@ class LazyGroup(click.Group):
         except click.Abort:
             _fail("interrupted", INTERRUPTED)
         except OSError as error:
-            if error.errno != errno.EPIPE:
+            if _can_be_mended(error):  # Of the library's errors, deadlines are OSErrors as well.
+                _fail(_text(error), Unusable.exit_code)
+            if error.errno == errno.EPIPE and error.filename is None:
+                sys.exit(1)  # Whoever read the output, such as `head`, has seen enough.
+            if error.errno is None:
                 raise
-            sys.exit(1)  # Whoever read the output, such as `head`, has seen enough.
+            _fail(_refusal(error), Unusable.exit_code)
         except ModuleNotFoundError as error:
             name = next(iter(sys.argv[1:] if args is None else args), "")
             if name not in COMMANDS or (error.name or "").startswith("breadbox"):
@@ -124,6 +129,25 @@ def _can_be_mended(error: Exception) -> bool:
 def _text(error: Exception) -> str:
     notes: Sequence[str] = getattr(error, "__notes__", ())
     return " ".join([str(error), *(f"({note})" for note in notes)])
+
+
+def _refusal(error: OSError) -> str:
+    """What the operating system refused, of which path, and what to do about it."""
+    path = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    return f"{path}{error.strerror}{_REMEDIES.get(error.errno or 0, '')}"
+
+
+_NO_ROOM = "; make room there, or name a folder elsewhere"
+_NO_RIGHT = "; name a place that this user may use"
+_REMEDIES = {
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.EFBIG: _NO_ROOM,
+    errno.EACCES: _NO_RIGHT,
+    errno.EPERM: _NO_RIGHT,
+    errno.EROFS: _NO_RIGHT,
+    errno.EMFILE: "; allow this process more open files (ulimit -n)",
+}
 
 
 def load_command(name: str) -> click.Command:
