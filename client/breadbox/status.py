@@ -200,4 +200,8 @@ def from_rpc_error(
     failure = read_failure(error.code(), error.details() or "", trailing)
     if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
         return unreachable(failure.text, address, encrypted=encrypted)
+    if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and not failure.reason:
+        return errors.DeadlineExceededError(
+            f"no answer from {address} in time, which is slow, stuck or cut off ({failure.text})"
+        )
     return error_of(failure)

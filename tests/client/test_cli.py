@@ -1,6 +1,7 @@
 """The command line: one line for what goes wrong, JSON for machines, nothing imported too early."""
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -15,14 +16,19 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 from google.protobuf.timestamp_pb2 import Timestamp
+from rich.console import Console
 
 import breadbox
+from breadbox.cli import buffers
 from breadbox.cli import main as cli_main
 from breadbox.cli.buffers import SizeBytes
+from breadbox.cli.frame import FittedTable
 from breadbox.cli.main import COMMANDS, cli
+from breadbox.cli.top import Sample, render
 from breadbox.paths import naming
 from breadbox.v1 import buffer_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.wire import buffer_from_wire
 from support.fake_service import FakeService, refuse, serving
 
 BUFFER = buffer_pb2.Buffer(
@@ -433,6 +439,30 @@ def test_top_outlives_a_server_that_goes_away(address: str, fake: FakeService) -
     assert 3 == result.stdout.count("run-1")
 
 
+NAME = "pixels-of-the-second-run"
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 160])
+@pytest.mark.parametrize("command", ["top", "list"])
+def test_a_buffers_name_is_readable_however_narrow_the_window_is(command: str, width: int) -> None:
+    long = buffer_pb2.Buffer()
+    long.CopyFrom(BUFFER)
+    long.name, long.session_id = NAME, "2026-11-21-a-long-session"
+    found = {NAME: buffer_from_wire(long)}
+    if command == "top":
+        shown: Any = render(Sample(1.0, found, {}), "localhost:50051", "12:00:00")
+    else:
+        lines = [buffers._line(description) for description in found.values()]
+        shown = FittedTable(buffers._COLUMNS, lines, expendable=buffers._EXPENDABLE)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(shown)
+    text = console.export_text()
+    row = next(line for line in text.splitlines() if NAME in line)
+    assert "12" in row.split(), "chunks"
+    assert ("2026-11-21-a-l" in row) == (width == 160 or (width == 120 and command == "list"))
+    assert ("since the window is narrow" in " ".join(text.split())) == ("2026-11" not in row)
+
+
 # Doctor -----------------------------------------------------------------------------------------
 
 
@@ -476,6 +506,7 @@ def test_a_doctor_looks_at_the_store_where_it_is_seen_from_here(
     assert "--store-url" in findings["store"]["remedy"]
     code, findings = examined(address, "--store-url", f"file://{here}")
     assert (0, "good") == (code, findings["store"]["verdict"].replace("warning", "good"))
+    assert f"file://{here}: wrote" in findings["store"]["detail"], "not the server's own URL"
 
 
 def test_a_doctor_finds_what_a_token_may_not_do(

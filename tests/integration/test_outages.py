@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import breadbox
 from breadbox.cli.doctor import doctor
 from breadbox.cli.explain import explain
+from breadbox.cli.main import cli
 from breadbox.cli.stats import stats
 from breadbox.cli.top import top
 from breadbox.errors import UnavailableError
@@ -109,3 +110,42 @@ def test_what_only_looks_is_answered_in_an_outage_and_names_it(
         eventually_sync(
             lambda: client.get_buffer().state.outage == "", "the outage being over for the server"
         )
+
+
+def test_tools_name_a_redis_that_is_gone_and_not_the_server(
+    redis: RedisServer, server: ServerProcess
+) -> None:
+    """Killed instead of silenced: connections are refused at once."""
+    with breadbox.connect(server.address, deadline_s=CALL_S, reconnect_s=0.0) as client:
+        client.start_session("run")
+        redis.kill()
+        known_outage(client)
+    for arguments in (
+        ["stats"],
+        ["explain", "--seconds", "0.1"],
+        ["top", "--count", "1"],
+        ["doctor"],
+        ["buffers", "list"],
+    ):
+        said = CliRunner().invoke(cli, [*arguments, "--server", server.address])
+        shown = " ".join(said.output.split())
+        assert "its journal and its payload store do not answer it" in shown, said.output
+        assert "Start `breadbox serve`" not in shown
+        assert "Traceback" not in shown
+    log = server.log.read_text()
+    assert 1 == log.count("writing the journal failed, trying again: "), log
+    assert 1 >= log.count("comparing books and store failed, trying again: "), log
+
+
+def test_a_server_that_is_stuck_is_told_from_one_that_is_not_there(server: ServerProcess) -> None:
+    server.signal(signal.SIGSTOP)
+    try:
+        arguments = ["--server", server.address, "--deadline-s", "1"]
+        for command in ("stats", "top", "explain"):
+            said = CliRunner().invoke(cli, [command, *arguments])
+            assert 2 == said.exit_code, said.output
+            assert 1 == len(said.stderr.splitlines()), said.stderr
+        said = CliRunner().invoke(cli, ["doctor", *arguments])
+        assert (1, True) == (said.exit_code, "address" in said.output), said.output
+    finally:
+        server.signal(signal.SIGCONT)

@@ -220,9 +220,7 @@ def test_a_small_board_is_a_vector() -> None:
         (OBSERVATIONS["conv_lstm"], "ConvLstmPolicy"),
     ],
 )
-def test_the_automatic_policy_fits_what_is_seen(
-    space: gymnasium.Space[Any], expected: str
-) -> None:
+def test_the_automatic_policy_fits_what_is_seen(space: gymnasium.Space[Any], expected: str) -> None:
     policy = make_policy("auto", space, spaces.Discrete(2))
     assert expected == type(policy).__name__
     policy.act(

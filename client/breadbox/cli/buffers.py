@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import click
 
 from breadbox.cli import frame
-from breadbox.cli.stats import describe, staleness_text
+from breadbox.cli.stats import describe, outage_text, staleness_text
 from breadbox.errors import InvalidRequestError
 from breadbox.types import (
     BufferConfig,
@@ -32,10 +32,17 @@ def list_buffers(target: frame.Target) -> None:
     if target.as_json:
         frame.print_json(found)
         return
-    table = frame.table(
-        "name", "session", "#version", "#chunks", "#capacity", "#bytes", "staleness", "#waiters"
-    )
-    frame.console().print(frame.rows(table, [_line(description) for description in found]))
+    console = frame.console()
+    lines = [_line(description) for description in found]
+    console.print(frame.FittedTable(_COLUMNS, lines, expendable=_EXPENDABLE))
+    if outage := next(filter(None, map(outage_text, found)), ""):
+        console.print(outage)
+
+
+_COLUMNS = (
+    *("name", "session", "#version", "#chunks", "#capacity", "#bytes", "staleness", "#waiters"),
+)
+_EXPENDABLE = ("session", "#capacity", "staleness", "#bytes", "#waiters", "#version")
 
 
 def _line(description: BufferDescription) -> tuple[object, ...]:

@@ -76,7 +76,7 @@ def doctor(target: frame.Target) -> int:
     findings: list[Finding] = []
     console = frame.console()
     with target.connect() as client:
-        for finding in examine(client):
+        for finding in examine(client, target.store_url):
             findings.append(finding)
             if not target.as_json:
                 detail = escape(finding.detail)
@@ -89,8 +89,14 @@ def doctor(target: frame.Target) -> int:
     return int(any(finding.verdict is Verdict.BAD for finding in findings))
 
 
-def examine(client: breadbox.Client) -> Iterator[Finding]:
-    """All checks, in the order in which one depends on the other; stops where none can follow."""
+def examine(client: breadbox.Client, store_url: str | None) -> Iterator[Finding]:
+    """All checks, in the order in which one depends on the other; stops where none can follow.
+
+    Args:
+        client: Of the server to look at.
+        store_url: Where payloads are, seen from here, as the client knows it; None: where the
+            server says.
+    """
     yield _this_side()
     address = _checked("address", lambda: _address(client))
     yield address
@@ -110,7 +116,7 @@ def examine(client: breadbox.Client) -> Iterator[Finding]:
         return
     yield _versions(config.server_version)
     yield _clock(client)
-    yield _checked("store", lambda: _store(client, config))
+    yield _checked("store", lambda: _store(client, store_url or config.store_url))
     yield _checked("calls", lambda: _calls(client))
 
 
@@ -130,7 +136,12 @@ def _remedy(error: errors.ReplayBufferError) -> str:
     match error:
         case errors.TlsError():
             return "SECURITY.md says how the certificates of both sides belong together."
-        case errors.UnavailableError() | errors.DeadlineExceededError():
+        case errors.DeadlineExceededError():
+            return (
+                "Something takes connections there: look whether it is a Breadbox that runs and is "
+                "not stopped, and at the load of its machine. --deadline-s waits for longer."
+            )
+        case errors.UnavailableError():
             return (
                 "Start `breadbox serve`, or name its address with --server: in a container the "
                 "service's name, not localhost. Look at firewalls and, with TLS, at --tls-ca."
@@ -239,14 +250,14 @@ def _clock(client: breadbox.Client) -> Finding:
     return Finding("clock", Verdict.GOOD, detail)
 
 
-def _store(client: breadbox.Client, config: StoreConfig) -> Finding:
+def _store(client: breadbox.Client, store_url: str) -> Finding:
     """Write a payload, read it back, compare, delete it."""
     store = client.store
     fragment = _probe_fragment()
     write_s, read_s = _round_trip(store, fragment)
     per_s = fragment.size_bytes / max(write_s, read_s)
     detail = (
-        f"{redact(config.store_url)}: wrote at {frame.size_text(fragment.size_bytes / write_s)}/s, "
+        f"{redact(store_url)}: wrote at {frame.size_text(fragment.size_bytes / write_s)}/s, "
         f"read at {frame.size_text(fragment.size_bytes / read_s)}/s"
     )
     if per_s < STORE_BYTES_PER_S_MIN:

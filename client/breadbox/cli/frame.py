@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 import breadbox
@@ -158,6 +158,52 @@ def rows(made: Table, lines: Iterable[Iterable[object]]) -> Table:
     for line in lines:
         made.add_row(*(str(cell) for cell in line))
     return made
+
+
+class FittedTable:
+    """A table that leaves out columns, one after the other, until the others fit whole.
+
+    Args:
+        columns: As for `table`.
+        lines: A cell for each column.
+        expendable: Columns that may be left out, the least wanted first.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        lines: Iterable[Iterable[object]],
+        *,
+        expendable: Sequence[str],
+    ) -> None:
+        self._columns = columns
+        self._lines = [[*line] for line in lines]
+        self._expendable = expendable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render for the width that there is."""
+        left_out: list[str] = []
+        made = self._without(left_out)
+        for column in self._expendable:
+            if console.measure(made, options=options.update_width(_ENDLESS)).maximum <= (
+                options.max_width
+            ):
+                break
+            left_out.append(column)
+            made = self._without(left_out)
+        yield made
+        if left_out:
+            names = ", ".join(column.lstrip("#") for column in left_out)
+            yield f"[dim]left out, since the window is narrow: {names}[/]"
+
+    def _without(self, left_out: Sequence[str]) -> Table:
+        kept = [index for index, column in enumerate(self._columns) if column not in left_out]
+        made = table(*(self._columns[index] for index in kept))
+        return rows(made, ([line[index] for index in kept] for line in self._lines))
+
+
+_ENDLESS = 10_000
+"""Columns of characters; more than any table takes."""
 
 
 def size_text(size_bytes: float) -> str:

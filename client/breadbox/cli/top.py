@@ -9,7 +9,6 @@ import click
 from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
 
 import breadbox
 from breadbox.cli import frame
@@ -63,7 +62,7 @@ def samples(client: breadbox.Client, interval_s: float, count: int | None) -> It
 def render(sample: Sample, server: str, moment: str) -> Group:
     """A sample as text."""
     outages = [buffer.state.outage for buffer in sample.buffers.values()]
-    problem = sample.problem or next(iter(outages), "")
+    problem = sample.problem or next(filter(None, outages), "")
     state = f"[red]{escape(problem)}[/]" if problem else f"{len(sample.buffers)} buffers"
     reasons = [
         f"{name}: a fetch waits, {description.state.waiting_reason}"
@@ -75,12 +74,19 @@ def render(sample: Sample, server: str, moment: str) -> Group:
     )
 
 
-def _table(sample: Sample) -> Table:
-    made = frame.table(
-        *("buffer", "session", "#version", "#chunks", "#full", "#bytes", "#in", "#out", "#stale"),
-        *("#refused", "#leases", "#waiters", "#workers", "staleness"),
-    )
-    return frame.rows(made, [_line(sample, name) for name in sorted(sample.buffers)])
+_COLUMNS = (
+    *("buffer", "session", "#version", "#chunks", "#full", "#bytes", "#in", "#out", "#stale"),
+    *("#refused", "#leases", "#waiters", "#workers", "staleness"),
+)
+_EXPENDABLE = (
+    *("#workers", "session", "#leases", "#refused", "staleness", "#bytes", "#waiters", "#stale"),
+    *("#full", "#version", "#out", "#in"),
+)
+
+
+def _table(sample: Sample) -> frame.FittedTable:
+    lines = [_line(sample, name) for name in sorted(sample.buffers)]
+    return frame.FittedTable(_COLUMNS, lines, expendable=_EXPENDABLE)
 
 
 def _line(sample: Sample, name: str) -> tuple[object, ...]:
