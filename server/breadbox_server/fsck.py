@@ -3,12 +3,18 @@
 While a server runs, books and store differ for moments: a payload is confirmed before its fragment
 is admitted, and deleted after its fragment was forgotten. So what looks wrong is looked at again
 after a while, and only what still is wrong counts.
+
+A journal tells inputs and grants; that a lease or an open chunk has expired since its last entry
+follows from the time alone. So the books are brought to the present before they are compared.
+Whether they are a moment behind or ahead of the server's clock then does not matter: missing is
+what they refer to now, and an orphan what they referred to neither at the last entry nor now.
 """
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import time
 from typing import Any
 
 from breadbox.stores import open_custodian
@@ -33,13 +39,15 @@ class Findings:
     """What was found."""
 
     books: dict[str, PayloadReference] = field(default_factory=dict)
-    """Every payload that the books refer to, by id."""
+    """Every payload that the books refer to at present, by id."""
     kept_count: int = 0
     """Confirmed payloads in the store."""
     missing: list[PayloadReference] = field(default_factory=list)
     """In the books, and not whole in the store."""
     orphans: list[str] = field(default_factory=list)
     """Confirmed in the store, and in no book."""
+    leaving_count: int = 0
+    """Kept, and in no book since something expired; the server deletes them when it sees that."""
     deleted_count: int = 0
     """Orphans that were deleted."""
 
@@ -121,7 +129,10 @@ async def _examine(
 async def _compare(custodian: PayloadCustodian, archive: JournalArchive) -> Findings:
     """Look once. The store is listed first: what is admitted meanwhile is in the books only."""
     kept = {payload_id async for payload_id in custodian.confirmed()}
-    books = {reference.payload_id: reference for reference in _references(archive)}
+    found = _recover(archive)
+    told = set(_references(found.buffers))
+    found.buffers.handle_timer(now=max(found.now, time()))
+    books = _references(found.buffers)
     doubtful = [reference for reference in books.values() if reference.payload_id not in kept]
     present = await custodian.present(doubtful) if doubtful else []
     return Findings(
@@ -130,15 +141,18 @@ async def _compare(custodian: PayloadCustodian, archive: JournalArchive) -> Find
         missing=[
             reference for reference, is_there in zip(doubtful, present, strict=True) if not is_there
         ],
-        orphans=sorted(kept - set(books)),
+        orphans=sorted(kept - told),
+        leaving_count=len((kept & told) - set(books)),
     )
 
 
-def _references(archive: JournalArchive) -> Iterable[PayloadReference]:
-    found = _recover(archive)
-    for name in found.buffers.names():
-        for payload in found.buffers.payloads(name):
-            yield payload_reference(payload)
+def _references(buffers: BufferSet) -> dict[str, PayloadReference]:
+    """Every payload that the books refer to, by id."""
+    return {
+        payload.payload_id: payload_reference(payload)
+        for name in buffers.names()
+        for payload in buffers.payloads(name)
+    }
 
 
 def _recover(archive: JournalArchive) -> Recovered:

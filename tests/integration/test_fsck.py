@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import breadbox
 from breadbox.stores import open_store
+from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 from support.redis_server import RedisServer
 from support.server_process import ServerProcess, plain_environment
@@ -23,9 +25,9 @@ FRAGMENTS = 6
 class World:
     """A store with some fragments in it, and the server that admitted them."""
 
-    def __init__(self, stack: ExitStack, url: str, log: Path) -> None:
+    def __init__(self, stack: ExitStack, url: str, log: Path, *arguments: str) -> None:
         self.url = url
-        self.server = stack.enter_context(ServerProcess("--store", url, log=log))
+        self.server = stack.enter_context(ServerProcess("--store", url, *arguments, log=log))
         self.client = stack.enter_context(breadbox.connect(self.server.address))
         self.client.start_session("s")
         self.client.append_many([vector_fragment(index) for index in range(FRAGMENTS)])
@@ -73,6 +75,33 @@ def test_books_and_store_that_agree_are_told_so(kind: str, tmp_path: Path):
         report, "books", "kept", "missing", "orphans", "corrupt"
     )
     assert held == report["book_bytes"]
+
+
+@pytest.mark.parametrize("is_running", [True, False], ids=["running", "killed"])
+def test_what_a_lease_held_that_expired_after_the_journals_last_entry_is_not_missed(
+    tmp_path: Path, is_running: bool
+):
+    """Expiry is no entry of its own: whoever reads the journal has to do what is due since."""
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        arguments = ("--lease-expiry-policy", "consume", "--lease-s", "0.5")
+        world = World(stack, redis.url, tmp_path / "log", *arguments)
+        inspector = stack.enter_context(redis.client())
+
+        def kept_count() -> int:
+            return len(inspector.keys("breadbox:{*}:0"))
+
+        world.client.fetch_fragments(2)  # Nobody renews this lease.
+        if is_running:
+            eventually_sync(lambda: FRAGMENTS - 2 == kept_count(), "the server deleting two")
+        else:
+            world.server.kill()
+            time.sleep(0.6)  # The lease has to run out with nobody there to see it.
+        status, report = world.fsck()
+        kept, leaving = (FRAGMENTS - 2, 0) if is_running else (FRAGMENTS, 2)
+        names = ("books", "kept", "missing", "orphans", "leaving")
+        assert (0, [FRAGMENTS - 2, kept, 0, 0, leaving]) == (status, counts(report, *names))
+        assert (0, kept) == (world.fsck("--repair")[0], kept_count())
 
 
 def test_an_orphan_is_told_and_repaired(redis_world):

@@ -60,6 +60,8 @@ def fsck(
 
     Reported are missing payloads (in the books and not in the store), orphans (in the store and
     in no book) and corrupt ones (damaged, or of a format version that this Breadbox cannot read).
+    Payloads that are leaving, such as those of a lease that has expired, are none of these: the
+    server deletes them.
 
     With --repair, orphans and damaged payloads are deleted; those of another format version are
     kept. The books are the server's alone: what refers to a missing payload, a deleted one
@@ -91,6 +93,7 @@ def fsck(
         "kept": found.kept_count,
         "missing": len(found.missing),
         "orphans": len(found.orphans),
+        "leaving": found.leaving_count,
         "corrupt": len(corrupt),
         "deleted": found.deleted_count,
         "deleted_corrupt": len(deleted),
@@ -144,6 +147,8 @@ def _print(report: dict[str, int], found: Any, corrupt: Sequence[str]) -> None:
     ):
         shown = f": {', '.join(ids[:5])}{' ...' if len(ids) > 5 else ''}" if ids else ""
         console.print(f"{name}: {len(ids)}{shown}", highlight=False)
+    if report["leaving"]:
+        console.print(f"leaving: {report['leaving']}; of leases that have expired, for instance")
     if report["deleted"]:
         console.print(f"deleted {report['deleted']} orphans")
     if report["deleted_corrupt"]:
