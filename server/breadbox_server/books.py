@@ -1,12 +1,14 @@
 """The core as it was when the server ended: opened at the start, written from then on."""
 
+import asyncio
 import gc
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from time import perf_counter, time
+from math import inf
+from time import monotonic, perf_counter, time
 from typing import Any, Final
 
 from breadbox.errors import StoreUrlError
@@ -15,10 +17,11 @@ from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.inputs import UpdateBuffer
 from breadbox_server.errors import StartError
 from breadbox_server.jobs import CLOSE_S_MAX, bounded
+from breadbox_server.journal.claims import Claim, Holder
 from breadbox_server.journal.compaction import SIZE_BYTES_MAX, Compaction
 from breadbox_server.journal.place import AUTO, NONE, JournalPlace
 from breadbox_server.journal.recovery import Recovered, begin, recover
-from breadbox_server.journal.storage import JournalArchive, JournalError
+from breadbox_server.journal.storage import JournalArchive, JournalError, JournalHeldError
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.metrics import Metrics
 from breadbox_server.settings import Settings
@@ -26,6 +29,10 @@ from breadbox_server.settings import Settings
 log = logging.getLogger(__name__)
 
 _CONFIG_NOTE: Final = "default_config"
+CLAIM_PERIOD_S: Final = 0.05
+"""Between two attempts at a journal that another server holds."""
+ENDING_S_MAX: Final = 2.0
+"""Seconds that a process that holds a directory may take to end, before it is taken to live."""
 
 
 @dataclass(slots=True)
@@ -47,7 +54,8 @@ async def books_open(
 ) -> AsyncIterator[Books]:
     """Build the core: from its journal, or empty; inside the block it can be written.
 
-    Blocks the loop while it reads: nobody is served yet.
+    Blocks the loop while it reads: nobody is served yet. Before, it waits for a server that may be
+    dead, for at most `STARTING_S`.
 
     Raises:
         StartError: The journal cannot be reached or read; says what, why, what to do.
@@ -61,9 +69,11 @@ async def books_open(
     except JournalError as error:
         raise _cannot_start(error) from error
     try:
+        # First of all: what is read back before could be added to by another server meanwhile.
+        claim = await _claim(archive, takes_over=settings.takes_over)
         recovered = _recover(archive, settings, rng)
         has_new_limits = _apply_new_limits(archive, settings, recovered)
-        writer = place.open_writer(archive, sync=settings.has_journal_sync)
+        writer = place.open_writer(claim, sync=settings.has_journal_sync)
     except JournalError as error:
         archive.close()
         raise _cannot_start(error) from error
@@ -88,8 +98,48 @@ async def books_open(
     try:
         yield Books(recovered.buffers, recovered.now, journal, compaction, note_limits)
     finally:
-        archive.close()
+        # The claim first: SQLite's lock goes with the archive.
         await bounded(writer.close, CLOSE_S_MAX, "closing the journal")
+        archive.close()
+
+
+async def _claim(archive: JournalArchive, *, takes_over: bool) -> Claim:
+    """Become the one that may write the journal.
+
+    Whoever ended without a word is waited for until its sign of life has expired, unless it can be
+    seen from here that its process is gone.
+
+    Raises:
+        StartError: Another server writes it.
+        JournalUnavailableError: It cannot be reached.
+    """
+    holder = Holder.of_this_process()
+    displaced = ""
+    left_s = inf
+    give_up_at = monotonic() + ENDING_S_MAX
+    while True:
+        try:
+            return archive.claim(holder, displaced)
+        except JournalHeldError as error:
+            other = error.holder
+            is_renewed = error.left_s is not None and error.left_s > left_s
+            is_locked = error.left_s is None and monotonic() >= give_up_at
+            if takes_over or other.is_dead():
+                displaced = other.token
+            elif is_renewed:
+                raise _is_held(archive, error, "start this one with --take-over") from error
+            if is_locked:
+                raise _is_held(archive, error, "kill it if it hangs") from error
+            left_s = inf if error.left_s is None else error.left_s
+            log.debug("%s; waiting for its end", error)
+        await asyncio.sleep(CLAIM_PERIOD_S)
+
+
+def _is_held(archive: JournalArchive, error: JournalHeldError, remedy: str) -> StartError:
+    return StartError(
+        f"--journal {archive.shown} is in use: {error}; stop that one, or {remedy}, "
+        "or name another journal"
+    )
 
 
 def _choose_place(settings: Settings) -> JournalPlace | None:

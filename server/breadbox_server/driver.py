@@ -434,6 +434,7 @@ class Driver:
             jobs.start(self._keep_house())
             jobs.start(self._watch_store())
             jobs.start(self.turns.run())
+            jobs.start(self.turns.keep_claim())
             await jobs.wait()
 
     def drain(self) -> None:

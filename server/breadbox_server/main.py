@@ -284,6 +284,13 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     help="Where decisions are made durable: auto (beside the payloads), none, a Redis, file:///DIR.",
 )
 @_option(
+    "--take-over",
+    "takes_over",
+    is_flag=True,
+    help="Take a journal in Redis from a server that lives; that one ends. Without it, this one "
+    "starts once the other has ended or shown no sign of life for 1.5 s, else refuses to.",
+)
+@_option(
     "--journal-sync/--no-journal-sync",
     "has_journal_sync",
     default=False,

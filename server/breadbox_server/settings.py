@@ -71,6 +71,8 @@ class Settings:
     """Whether tools may ask the server for its methods."""
     journal: str = field(default="auto", repr=False)
     """URL of the journal's Redis or directory; "auto": beside the payloads; "none": none."""
+    takes_over: bool = False
+    """Whether a server that writes the journal in Redis is displaced although it lives."""
     has_journal_sync: bool = False
     """Whether a turn in SQLite must survive the machine, not only the process."""
     snapshot_entries: int = 30_000

@@ -13,7 +13,12 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 
 from breadbox.errors import StoreUnavailableError
-from breadbox_server.journal.storage import JournalLostError, JournalUnavailableError
+from breadbox_server.journal.claims import RENEW_S
+from breadbox_server.journal.storage import (
+    JournalLostError,
+    JournalTakenError,
+    JournalUnavailableError,
+)
 from breadbox_server.logs import OutageLog
 from breadbox_server.metrics import Metrics
 
@@ -38,6 +43,15 @@ class Journal(Protocol):
 
         Raises:
             JournalUnavailableError: It is not known whether they are; try again with the same.
+            JournalLostError: The journal has lost what was in it before.
+            JournalTakenError: Another server writes the journal.
+        """
+
+    async def renew(self) -> None:
+        """Show a sign of life, and see whether the journal is still ours and whole.
+
+        Raises:
+            JournalUnavailableError: It is not known.
             JournalLostError: The journal has lost what was in it before.
             JournalTakenError: Another server writes the journal.
         """
@@ -87,6 +101,10 @@ class Turns:
         """On the loop's clock."""
         self._wake = asyncio.Event()
         self._outage = OutageLog(log, "writing the journal")
+        self._is_lost = False
+        """Whether the journal was found lost while nothing was being written."""
+        self._call = asyncio.Lock()
+        """Of a call of the journal: there is one at a time."""
 
     @property
     def is_journalled(self) -> bool:
@@ -153,8 +171,34 @@ class Turns:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._open.entries:
+            while self._open.entries or self._is_lost:
                 await self._commit(self._journal)
+
+    async def keep_claim(self) -> None:
+        """Show signs of life, for ever: a server with nothing to write must hear of its end too.
+
+        Raises:
+            JournalTakenError: Another server writes the journal: this one must stop.
+        """
+        if self._journal is None:
+            return
+        while True:
+            try:
+                if not self._is_lost:
+                    async with self._call:
+                        await self._journal.renew()
+            except JournalTakenError as error:
+                # At once: who waits for an answer may keep this server from its end for a while.
+                log.error("%s: this one ends", error)  # noqa: TRY400 - expected
+                raise
+            except JournalLostError as error:
+                log.error("%s: beginning it again from memory", error)  # noqa: TRY400 - expected
+                self._is_lost = True
+                self._wake.set()
+            except JournalUnavailableError as error:
+                # Whoever has something to write says so aloud.
+                log.debug("%s; no sign of life was shown", error)
+            await asyncio.sleep(RENEW_S)
 
     async def _commit(self, journal: Journal) -> None:
         turn, self._open = self._open, _Turn()
@@ -162,12 +206,15 @@ class Turns:
         self._committing_since = asyncio.get_running_loop().time()
         while True:
             try:
-                await journal.append(turn.entries)
+                if self._is_lost:
+                    await self._begin_again(journal, turn)
+                    break
+                async with self._call:
+                    await journal.append(turn.entries)
                 break
             except JournalLostError as error:
                 log.error("%s: beginning it again from memory", error)  # noqa: TRY400 - expected
-                await self._begin_again(journal, turn)
-                break
+                self._is_lost = True
             except JournalUnavailableError as error:
                 self._outage.failed(error)
                 await asyncio.sleep(RETRY_DELAY_S)
@@ -186,11 +233,13 @@ class Turns:
         later, self._open = self._open, _Turn()
         while True:
             try:
-                await journal.begin_again(state, now)
+                async with self._call:
+                    await journal.begin_again(state, now)
                 break
             except JournalUnavailableError as error:
                 self._outage.failed(error)
                 await asyncio.sleep(RETRY_DELAY_S)
+        self._is_lost = False
         # In this order: what was decided first takes effect first.
         turn.effects += later.effects
         turn.effects.append(later.durable.set)

@@ -174,6 +174,7 @@ class Endings:
         return ServerProcess(
             *("--store", self._redis.url, "--capacity-chunks", "2000"),
             *("--drain-grace-s", str(self._rng.choice(GRACES_S)), "--snapshot-entries", "2000"),
+            *(["--take-over"] if name == "successor" else []),
             log=self._folder / f"{name}.log",
         )
 

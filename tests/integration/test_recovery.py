@@ -249,7 +249,7 @@ def test_a_server_that_was_replaced_stops_and_says_why(tmp_path: Path):
         redis = stack.enter_context(RedisServer())
         old = World(stack, redis.url, tmp_path / "old.log")
         old.start_session()
-        new = World(stack, redis.url, tmp_path / "new.log")
+        new = World(stack, redis.url, tmp_path / "new.log", "--take-over")
         with pytest.raises(grpc.RpcError):
             old.stub.EndSession(pb.EndSessionRequest(session_id="run"), timeout=CALL_S)
         assert 2 == old.server.wait()

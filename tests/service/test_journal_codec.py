@@ -41,9 +41,9 @@ from breadbox_server.journal.codec import (
 from breadbox_server.journal.compactor import compact
 from breadbox_server.journal.place import JournalPlace
 from breadbox_server.journal.recovery import begin, recover
-from breadbox_server.journal.sqlite import SqliteWriter
 from breadbox_server.journal.storage import BEGINNING, JournalDamagedError
 from breadbox_server.journal.turn_journal import TurnJournal
+from support.journals import SqliteJournal
 
 PAYLOAD = Payload("0" * 32, 100, 64)
 FRAGMENT = Fragment(
@@ -144,11 +144,11 @@ def test_every_change_of_an_entry_grows_the_version():
 
 
 def test_a_journal_cut_anywhere_is_compacted_into_the_same_core(tmp_path):
-    place = JournalPlace("sqlite", str(tmp_path))
-    archive = place.open_archive()
+    journal = SqliteJournal(tmp_path)
+    archive = journal.archive
     live = BufferSet(random.Random(3), BufferConfig(), is_recording=True)
     begin(archive, live, 0.0)
-    _write_history(tmp_path, live)
+    _write_history(journal, live)
     wanted = live.snapshot()
     for _ in range(2):
         assert BEGINNING + 30 == compact(archive)
@@ -161,9 +161,9 @@ def test_a_journal_cut_anywhere_is_compacted_into_the_same_core(tmp_path):
 class TrimmedMeanwhile:
     """An archive that a server compacts and trims between two reads of somebody else."""
 
-    def __init__(self, archive, directory: Path) -> None:
-        self._archive = archive
-        self._directory = directory
+    def __init__(self, journal: SqliteJournal) -> None:
+        self._archive = journal.archive
+        self._journal = journal
         self.reads = 0
 
     def __getattr__(self, name):
@@ -173,38 +173,38 @@ class TrimmedMeanwhile:
         self.reads += 1
         if self.reads == 1:
             sequence = compact(self._archive)
-            writer = SqliteWriter(self._directory, sync=False)
+            writer = self._journal.open_writer()
             _run_at_once(writer.trim(sequence - 5))
             _run_at_once(writer.close())
         return self._archive.read_turns(after)
 
 
 def test_fsck_reads_a_journal_again_that_was_trimmed_between_its_reads(tmp_path):
-    place = JournalPlace("sqlite", str(tmp_path))
-    archive = place.open_archive()
+    journal = SqliteJournal(tmp_path)
+    archive = journal.archive
     live = BufferSet(random.Random(3), BufferConfig(), is_recording=True)
     begin(archive, live, 0.0)
-    _write_history(tmp_path, live)
-    meanwhile = TrimmedMeanwhile(archive, tmp_path)
+    _write_history(journal, live)
+    meanwhile = TrimmedMeanwhile(journal)
     assert live.snapshot() == fsck._recover(meanwhile).buffers.snapshot()
     assert 2 == meanwhile.reads
     with archive._connection as connection:
         connection.execute("DELETE FROM turns")
-        connection.execute("INSERT INTO turns VALUES (?, ?)", (BEGINNING + 99, encode_turn([])))
+        connection.execute("INSERT INTO turns VALUES (?, ?, 0)", (BEGINNING + 99, encode_turn([])))
     with pytest.raises(JournalDamagedError, match="lacks turns"):
         fsck._recover(archive)
     archive.close()
 
 
 def test_the_compactor_process_takes_the_place_from_its_input(tmp_path):
-    place = JournalPlace("sqlite", str(tmp_path))
-    archive = place.open_archive()
+    journal = SqliteJournal(tmp_path)
+    archive = journal.archive
     live = BufferSet(random.Random(3), BufferConfig(), is_recording=True)
     begin(archive, live, 0.0)
-    _write_history(tmp_path, live)
+    _write_history(journal, live)
     done = subprocess.run(
         [sys.executable, "-m", "breadbox_server.journal.compactor"],
-        input=place.to_line(),
+        input=JournalPlace("sqlite", str(tmp_path)).to_line(),
         capture_output=True,
         text=True,
         timeout=60,
@@ -221,15 +221,15 @@ def test_an_entry_that_does_not_fit_is_a_damaged_journal(tmp_path):
     begin(archive, BufferSet(random.Random(3), BufferConfig()), 0.0)
     bad = encode_turn([(1.0, ReleaseLease("nowhere", "l", ReleaseMode.CONSUMED))])
     with archive._connection as connection:
-        connection.execute("INSERT INTO turns VALUES (?, ?)", (BEGINNING + 1, bad))
+        connection.execute("INSERT INTO turns VALUES (?, ?, 0)", (BEGINNING + 1, bad))
     with pytest.raises(JournalDamagedError, match=r"turn 2.*start empty"):
         recover(archive, lambda state: BufferSet.restore(state, random.Random(0)))
     archive.close()
 
 
-def _write_history(directory, live: BufferSet) -> None:
+def _write_history(place: SqliteJournal, live: BufferSet) -> None:
     """Thirty turns of appends and publishes."""
-    writer = SqliteWriter(directory, sync=False)
+    writer = place.open_writer()
     journal = TurnJournal(writer, BEGINNING)
     for step in range(30):
         now = float(step)

@@ -10,6 +10,7 @@ import redis
 from breadbox_server.journal.redis_stream import TURNS, RedisArchive, RedisWriter
 from breadbox_server.journal.sqlite import SqliteArchive
 from breadbox_server.journal.storage import BEGINNING, JournalLostError, JournalUnavailableError
+from support.journals import claim_of
 from support.redis_server import RedisServer
 
 FIRST = BEGINNING + 1
@@ -60,8 +61,8 @@ def archive(server: RedisServer) -> Iterator[RedisArchive]:
 
 
 async def begun(archive: RedisArchive, url: str, last: int) -> RedisWriter:
+    writer = RedisWriter(url, claim_of(archive))
     archive.begin(b"nothing")
-    writer = RedisWriter(url, archive.take())
     for sequence in range(FIRST, last + 1):
         await writer.append(sequence, b"turn")
     return writer

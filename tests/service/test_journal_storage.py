@@ -1,14 +1,21 @@
 """Places for a journal: one contract for both, and what only one of them can meet."""
 
 import asyncio
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from breadbox_server.journal import claims, sqlite
+from breadbox_server.journal.claims import Claim, Holder
 from breadbox_server.journal.redis_stream import (
     HALF,
     OWNER,
@@ -17,38 +24,64 @@ from breadbox_server.journal.redis_stream import (
     RedisArchive,
     RedisWriter,
 )
-from breadbox_server.journal.sqlite import SqliteArchive, SqliteWriter
+from breadbox_server.journal.sqlite import SqliteArchive
 from breadbox_server.journal.storage import (
     BEGINNING,
     JournalDamagedError,
+    JournalHeldError,
     JournalLostError,
     JournalTakenError,
     JournalUnavailableError,
 )
-from support.eventually import eventually
+from support.eventually import eventually, eventually_sync
+from support.journals import SqliteJournal, claim_of
 from support.redis_server import RedisServer
 
 FIRST = BEGINNING + 1
 
 
+@dataclass
 class Place:
-    """One place for a journal, its archive open."""
+    """One place for a journal, its archive open and claimed, and what happens behind its back."""
 
-    def __init__(self, archive, open_writer: Callable, damage: Callable) -> None:
-        self.archive = archive
-        self.open_writer = open_writer
-        self.damage = damage
+    archive: Any
+    open_writer: Callable
+    damage: Callable
+    """Deletes a turn."""
+    reopen: Callable
+    """Opens another archive."""
+    write_owner: Callable
+    """Makes somebody else's claim the one that counts."""
+    write_as_another: Callable
+    """Writes a turn with the expected data, in another's epoch."""
 
 
 def sqlite_place(stack: ExitStack, directory: Path, *, sync: bool) -> Place:
-    archive = SqliteArchive(directory)
-    stack.callback(archive.close)
+    journal = SqliteJournal(directory)
+    archive = journal.archive
+    stack.callback(journal.close)
 
     def lose_turn(sequence: int) -> None:
         with archive._connection as connection:
             connection.execute("DELETE FROM turns WHERE sequence = ?", (sequence,))
 
-    return Place(archive, lambda: SqliteWriter(directory, sync=sync), lose_turn)
+    def write_owner(claim: Claim) -> None:
+        sqlite._write_owner(archive._connection, claim)
+
+    def write_as_another(sequence: int) -> None:
+        with archive._connection as connection:
+            connection.execute(
+                "INSERT INTO turns VALUES (?, ?, 1)", (sequence, b"turn %d" % sequence)
+            )
+
+    return Place(
+        archive,
+        lambda: journal.open_writer(sync=sync),
+        lose_turn,
+        lambda: SqliteArchive(directory),
+        write_owner,
+        write_as_another,
+    )
 
 
 def redis_place(stack: ExitStack) -> Place:
@@ -56,12 +89,22 @@ def redis_place(stack: ExitStack) -> Place:
     client = stack.enter_context(server.client())
     archive = RedisArchive(server.url)
     stack.callback(archive.close)
-    token = archive.take()
+    claim = claim_of(archive)
 
     def lose_turn(sequence: int) -> None:
         client.xdel(TURNS, f"{sequence}-0")
 
-    return Place(archive, lambda: RedisWriter(server.url, token), lose_turn)
+    def write_as_another(sequence: int) -> None:
+        client.xadd(TURNS, {"d": b"turn %d" % sequence, "e": 1}, id=f"{sequence}-0")
+
+    return Place(
+        archive,
+        lambda: RedisWriter(server.url, claim),
+        lose_turn,
+        lambda: RedisArchive(server.url),
+        lambda other: client.set(OWNER, other.to_text()),
+        write_as_another,
+    )
 
 
 @pytest.fixture(params=["sqlite", "sqlite-sync", "redis"])
@@ -135,9 +178,10 @@ async def test_trimming_takes_old_turns_and_leaves_the_rest(place):
 
 @pytest.mark.parametrize("sync", [False, True])
 async def test_large_turns_are_trimmed_a_few_at_a_time_so_that_the_loop_goes_on(tmp_path, sync):
-    archive = SqliteArchive(tmp_path)
+    journal = SqliteJournal(tmp_path)
+    archive = journal.archive
     archive.begin(b"nothing")
-    writer = SqliteWriter(tmp_path, sync=sync)
+    writer = journal.open_writer(sync=sync)
     last = FIRST + 9
     for sequence in range(FIRST, last + 1):
         await writer.append(sequence, b"x" * 2**20)
@@ -188,9 +232,9 @@ async def test_a_journal_can_be_begun_again_at_any_sequence(place):
 async def test_turns_survive_a_killed_redis_that_syncs():
     with RedisServer(is_durable=True) as server:
         archive = RedisArchive(server.url)
-        token = archive.take()
+        claim = claim_of(archive)
         archive.begin(b"nothing")
-        writer = RedisWriter(server.url, token)
+        writer = RedisWriter(server.url, claim)
         await write(writer, FIRST)
         server.kill()
         with pytest.raises(JournalUnavailableError):
@@ -205,7 +249,7 @@ async def test_turns_survive_a_killed_redis_that_syncs():
 async def test_an_emptied_redis_is_noticed_at_the_next_turn():
     with RedisServer() as server, server.client() as client:
         archive = RedisArchive(server.url)
-        writer = RedisWriter(server.url, archive.take())
+        writer = RedisWriter(server.url, claim_of(archive))
         archive.begin(b"nothing")
         await write(writer, FIRST)
         client.flushall()
@@ -221,7 +265,7 @@ async def test_an_emptied_redis_is_noticed_at_the_next_turn():
 async def test_a_redis_that_lost_its_newest_turns_is_noticed():
     with RedisServer() as server, server.client() as client:
         archive = RedisArchive(server.url)
-        writer = RedisWriter(server.url, archive.take())
+        writer = RedisWriter(server.url, claim_of(archive))
         archive.begin(b"nothing")
         await write(writer, FIRST, FIRST + 1)
         client.xdel(TURNS, f"{FIRST + 1}-0")
@@ -234,10 +278,10 @@ async def test_a_redis_that_lost_its_newest_turns_is_noticed():
 async def test_the_server_that_wrote_before_is_refused_when_another_takes_over():
     with RedisServer() as server:
         archive = RedisArchive(server.url)
-        old = RedisWriter(server.url, archive.take())
+        old = RedisWriter(server.url, claim_of(archive))
         archive.begin(b"nothing")
         await write(old, FIRST)
-        new = RedisWriter(server.url, archive.take())
+        new = RedisWriter(server.url, claim_of(archive, displaced=old.claim.holder.token))
         with pytest.raises(JournalTakenError):
             await write(old, FIRST + 1)
         with pytest.raises(JournalTakenError):
@@ -275,7 +319,7 @@ async def test_what_a_killed_writer_left_of_a_snapshot_goes_with_the_next(begins
     large = b"x" * (3 * PIECE_SIZE_BYTES)
     with RedisServer() as server, server.client() as client:
         archive = RedisArchive(server.url)
-        writer = RedisWriter(server.url, archive.take())
+        writer = RedisWriter(server.url, claim_of(archive))
         archive.begin(b"nothing")
         await write(writer, FIRST, FIRST + 1, FIRST + 2)
         killed = RedisArchive(server.url)
@@ -304,7 +348,7 @@ async def test_a_full_redis_still_takes_turns_and_snapshots():
     """Otherwise nothing could be released, and so nothing be freed."""
     with RedisServer(memory_bytes_max=4 * 2**20) as server, server.client() as client:
         archive = RedisArchive(server.url)
-        writer = RedisWriter(server.url, archive.take())
+        writer = RedisWriter(server.url, claim_of(archive))
         archive.begin(b"nothing")
         while client.info("memory")["used_memory"] < 4 * 2**20:
             client.eval(
@@ -321,10 +365,9 @@ async def test_a_full_redis_still_takes_turns_and_snapshots():
 
 
 async def test_a_deleted_sqlite_journal_is_noticed(tmp_path):
-    archive = SqliteArchive(tmp_path)
-    archive.begin(b"nothing")
-    archive.close()
-    writer = SqliteWriter(tmp_path, sync=False)
+    journal = SqliteJournal(tmp_path)
+    journal.archive.begin(b"nothing")
+    writer = journal.open_writer(sync=False)
     await write(writer, FIRST)
     for path in tmp_path.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -333,6 +376,7 @@ async def test_a_deleted_sqlite_journal_is_noticed(tmp_path):
     await writer.begin_again(FIRST, b"state")
     await write(writer, FIRST + 1)
     await writer.close()
+    journal.close()
     archive = SqliteArchive(tmp_path)
     assert (FIRST, b"state") == archive.read_snapshot()
     assert expected(FIRST + 1) == list(archive.read_turns(FIRST))
@@ -365,10 +409,9 @@ class HeldConnection:
 
 async def test_a_sqlite_journal_is_not_begun_again_under_a_trim(tmp_path):
     """The trim would find its connection closed, and that would end the server."""
-    archive = SqliteArchive(tmp_path)
-    archive.begin(b"nothing")
-    archive.close()
-    writer = SqliteWriter(tmp_path, sync=True)
+    journal = SqliteJournal(tmp_path)
+    journal.archive.begin(b"nothing")
+    writer = journal.open_writer(sync=True)
     await write(writer, FIRST, FIRST + 1)
     held = writer._connection = HeldConnection(writer._connection)
     async with asyncio.TaskGroup() as group:
@@ -380,6 +423,7 @@ async def test_a_sqlite_journal_is_not_begun_again_under_a_trim(tmp_path):
     assert trimming.result() is False
     await write(writer, FIRST + 2)
     await writer.close()
+    journal.close()
     archive = SqliteArchive(tmp_path)
     assert (FIRST + 1, b"state") == archive.read_snapshot()
     assert expected(FIRST + 2) == list(archive.read_turns(FIRST + 1))
@@ -390,3 +434,132 @@ def test_a_file_that_is_no_journal_is_refused_with_the_remedy(tmp_path):
     (tmp_path / "journal.sqlite").write_bytes(b"this is not SQLite" * 100)
     with pytest.raises(JournalDamagedError, match="to start empty"):
         SqliteArchive(tmp_path)
+
+
+# Whose the journal is -----------------------------------------------------------------------------
+
+
+async def test_a_journal_of_a_server_that_lives_is_held(place):
+    place.archive.begin(b"nothing")
+    writer = place.open_writer()
+    other = place.reopen()
+    with pytest.raises(JournalHeldError) as caught:
+        claim_of(other)
+    await write(writer, FIRST)
+    assert writer.claim.holder == caught.value.holder
+    assert f"process {os.getpid()}" in str(caught.value)
+    await writer.close()
+    other.close()
+
+
+async def test_a_claim_that_was_given_up_leaves_the_next_server_nothing_to_wait_for(place):
+    place.archive.begin(b"nothing")
+    writer = place.open_writer()
+    first = writer.claim
+    await writer.close()
+    place.archive.close()
+    other = place.reopen()
+    second = claim_of(other)
+    assert (first.journal, True) == (second.journal, first.epoch < second.epoch)
+    other.close()
+
+
+async def test_a_turn_of_our_sequence_that_somebody_else_wrote_is_not_taken_for_ours(place):
+    place.archive.begin(b"nothing")
+    writer = place.open_writer()
+    await write(writer, FIRST)
+    place.write_as_another(FIRST + 1)
+    with pytest.raises(JournalLostError):
+        await write(writer, FIRST + 1)
+    await writer.close()
+
+
+async def test_another_turn_of_the_same_sequence_is_no_repeat(place):
+    place.archive.begin(b"nothing")
+    writer = place.open_writer()
+    await write(writer, FIRST)
+    with pytest.raises(JournalLostError):
+        await writer.append(FIRST, b"something else")
+    await writer.close()
+
+
+@pytest.mark.parametrize("call", ["append", "renew"])
+async def test_an_older_epoch_is_lost_and_a_newer_one_is_taken(place, call):
+    place.archive.begin(b"nothing")
+    writer = place.open_writer()
+    await write(writer, FIRST)
+
+    async def use() -> None:
+        if call == "append":
+            await write(writer, FIRST + 1)
+        else:
+            await writer.renew(FIRST)
+
+    await writer.renew(FIRST)
+    earlier = Claim(writer.claim.journal, writer.claim.epoch - 1, Holder("earlier"))
+    place.write_owner(earlier)
+    with pytest.raises(JournalLostError):
+        await use()
+    await writer.begin_again(FIRST + 1, b"state")
+    assert writer.claim.epoch > earlier.epoch + 1
+    await write(writer, FIRST + 2)
+    place.write_owner(Claim("journal", writer.claim.epoch + 1, Holder("later")))
+    with pytest.raises(JournalTakenError):
+        await use()
+    with pytest.raises(JournalTakenError):
+        await writer.begin_again(FIRST + 2, b"state")
+    assert (FIRST + 1, b"state") == place.archive.read_snapshot()
+    await writer.close()
+
+
+async def test_a_journal_that_lost_its_newest_turns_is_noticed_by_who_writes_nothing(place):
+    place.archive.begin(b"nothing")
+    writer = place.open_writer()
+    await write(writer, FIRST, FIRST + 1)
+    await writer.renew(FIRST + 1)
+    place.damage(FIRST + 1)
+    with pytest.raises(JournalLostError):
+        await writer.renew(FIRST + 1)
+    await writer.close()
+
+
+async def test_a_server_that_lost_its_claim_neither_writes_snapshots_nor_trims():
+    with RedisServer() as server:
+        old = RedisArchive(server.url)
+        claim = claim_of(old)
+        old.begin(b"nothing")
+        writer = RedisWriter(server.url, claim)
+        await write(writer, *range(FIRST, FIRST + 400))
+        old.read_snapshot()
+        new = RedisArchive(server.url)
+        claim_of(new, displaced=claim.holder.token)
+        for act in (
+            lambda: old.begin(b"empty"),
+            lambda: old.write_snapshot(FIRST + 300, b"state"),
+            lambda: old.write_note("name", "text"),
+        ):
+            with pytest.raises(JournalTakenError):
+                act()
+        assert not await writer.trim(FIRST + 300)
+        assert (BEGINNING, b"nothing") == new.read_snapshot()
+        assert expected(*range(FIRST, FIRST + 400)) == list(new.read_turns(BEGINNING))
+        await writer.close()
+        old.close()
+        new.close()
+
+
+def test_a_holder_whose_process_ended_is_known_to_be_dead():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    here = Holder.of_this_process()
+    _, started = claims._state_and_start(child.pid)
+    holder = replace(here, pid=child.pid, started=started)
+    lives = holder.is_dead()
+    child.kill()
+    eventually_sync(holder.is_dead, "a process nobody has waited for counting as dead")
+    child.communicate()
+    assert not lives
+    assert holder.is_dead()
+    assert not here.is_dead()
+    assert replace(here, started="1").is_dead()
+    assert not replace(holder, boot="another machine").is_dead()
+    assert holder == Holder.from_text(holder.to_text())

@@ -78,9 +78,9 @@ class SimulatedServer:
         if self.archive.is_begun() and rng.random() < 0.5:
             compact(self.archive)
         loop = asyncio.get_running_loop()
+        self._writer = SimulatedWriter(self.archive, self._fates, self.life)
         buffers, sequence = self._recover(rng)
         self._watch_drops(buffers)
-        self._writer = SimulatedWriter(self.archive, self._fates, self.life)
         self._custodian = SimulatedCustodian(self.store, self._fates, self.life)
         clock = SimulatedClock(loop)
         driver = self._variant.make_driver(

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from breadbox.errors import StoreUnavailableError
 from breadbox.stores.base import StoreUsage
 from breadbox.types import PayloadReference
+from breadbox_server.journal.claims import Claim, Holder
 from breadbox_server.journal.storage import (
     BEGINNING,
+    JournalLostError,
     JournalTakenError,
     JournalUnavailableError,
 )
@@ -131,8 +133,13 @@ class SimulatedArchive:
     def __init__(self) -> None:
         self.snapshot: tuple[int, bytes] | None = None
         self.records: dict[int, bytes] = {}
-        self.owner = 0
-        """The life of the server that may write."""
+        self.owner: Claim | None = None
+        """Of the server that may write."""
+
+    def claim(self, holder: Holder, displaced: str = "") -> Claim:
+        epoch = 0 if self.owner is None else self.owner.epoch
+        self.owner = Claim("simulated", epoch + 1, holder)
+        return self.owner
 
     def is_begun(self) -> bool:
         return self.snapshot is not None
@@ -172,10 +179,15 @@ class SimulatedWriter:
     def __init__(self, archive: SimulatedArchive, fates: Fates, life: int) -> None:
         self._archive = archive
         self._fates = fates
-        self._life = life
         self._rng = fates.rng(f"writer {life}")
         self.is_dead = False
-        archive.owner = life
+        self.claim = archive.claim(Holder(str(life)))
+
+    async def renew(self, sequence: int) -> None:
+        await asyncio.sleep(self._fates.delay_s(self._rng))
+        if self.is_dead:
+            await asyncio.Event().wait()
+        self._check_owner()
 
     def has_room(self) -> bool:
         return True
@@ -209,5 +221,8 @@ class SimulatedWriter:
         return self._fates.happens(self._rng, self._fates.plan.journal_error_probability)
 
     def _check_owner(self) -> None:
-        if self._archive.owner != self._life:
+        owner = self._archive.owner
+        if owner is not None and owner.epoch > self.claim.epoch:
             raise JournalTakenError("another server writes the simulated journal")
+        if owner != self.claim:
+            raise JournalLostError("the simulated journal is older than it was")

@@ -15,6 +15,7 @@ from breadbox.errors import PayloadMissingError, StoreUnavailableError
 from breadbox.stores import open_custodian, open_store, redis_store
 from breadbox.stores.base import PayloadStore, Segment
 from breadbox.types import PayloadReference
+from breadbox_server.journal.claims import Claim, Holder
 from breadbox_server.journal.redis_stream import RedisArchive, RedisWriter
 from breadbox_server.journal.storage import JournalUnavailableError
 from support.fragments import vector_fragment
@@ -254,7 +255,7 @@ async def test_a_cluster_without_a_living_node_is_unavailable(dead_url: str) -> 
     with pytest.raises(StoreUnavailableError):
         await custodian.ping()
     await custodian.close()
-    writer = RedisWriter(dead_url, "token")
+    writer = RedisWriter(dead_url, Claim("journal", 1, Holder("token")))
     with pytest.raises(JournalUnavailableError):
         await writer.append(1, b"")
     await writer.close()

@@ -32,6 +32,10 @@ class FakeJournal:
             raise JournalLostError("the fake journal is empty")
         self.turns.append(list(entries))
 
+    async def renew(self) -> None:
+        if self.is_down:
+            raise JournalUnavailableError("the fake journal is down")
+
     async def begin_again(self, state: Any, now: float) -> None:
         if self.is_down:
             raise JournalUnavailableError("the fake journal is down")

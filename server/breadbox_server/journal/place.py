@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from breadbox.stores.urls import parse_store_url
+from breadbox_server.journal.claims import Claim
 from breadbox_server.journal.reserve import share_bytes
 from breadbox_server.journal.sqlite import SqliteArchive, SqliteWriter
 from breadbox_server.journal.storage import JournalArchive, JournalWriter
@@ -72,19 +73,18 @@ class JournalPlace:
         Path(self.where).mkdir(mode=0o700, parents=True, exist_ok=True)
         return SqliteArchive(Path(self.where))
 
-    def open_writer(self, archive: JournalArchive, *, sync: bool) -> JournalWriter:
-        """Open it for writing; from now on whoever wrote before is refused.
+    def open_writer(self, claim: Claim, *, sync: bool) -> JournalWriter:
+        """Open it for writing.
 
         Args:
-            archive: The same place, open.
+            claim: Of the same place; it lasts as long as the archive that made it is open.
             sync: Whether a turn must survive the machine. Redis does as it is configured.
 
         Raises:
             JournalUnavailableError: It cannot be reached.
         """
         if self.kind == "redis":
-            from breadbox_server.journal.redis_stream import RedisArchive, RedisWriter
+            from breadbox_server.journal.redis_stream import RedisWriter
 
-            assert isinstance(archive, RedisArchive)
-            return RedisWriter(self.where, archive.take())
-        return SqliteWriter(Path(self.where), sync=sync)
+            return RedisWriter(self.where, claim)
+        return SqliteWriter(Path(self.where), claim, sync=sync)

@@ -4,26 +4,39 @@
     breadbox:{journal}:snapshot         hash: sequence, piece count
     breadbox:{journal}:piece:<n>:<k>    piece k of the snapshot of sequence n
     breadbox:{journal}:half             hash: sequence to piece count, of snapshots being written
-    breadbox:{journal}:owner            the server that may write
+    breadbox:{journal}:owner            epoch and token of the server that may write, and the
+                                        journal's identity
+    breadbox:{journal}:alive            that server's sign of life; expires unless it is renewed
     breadbox:{journal}:notes            hash: what is noted beside the journal
 
 The braces are a hash tag: in a cluster all of them live on one node, so that a script may use them.
-A turn is written by a script that first looks whether the journal is still ours and still whole:
-that makes an append that is repeated after a lost connection harmless, and finds out about a Redis
-that came back empty.
+Everything is written by scripts that first look whether the journal is still ours, and a turn by
+one that also looks whether it is whole: that makes an append that is repeated after a lost
+connection harmless, and finds out about a Redis that came back empty, or with less than it had.
 """
 
-import secrets
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from breadbox.stores.cancellation import kept_cancellation
 from breadbox.stores.redis_factory import open_redis, open_redis_async
 from breadbox.stores.redis_wire import REDIS_ERRORS
 from breadbox.stores.urls import redact
+from breadbox_server.journal.claims import (
+    ALIVE_S,
+    STARTING_S,
+    Claim,
+    Holder,
+    as_claim,
+    epoch_after,
+    new_journal_id,
+)
 from breadbox_server.journal.storage import (
     BEGINNING,
     JournalDamagedError,
+    JournalHeldError,
     JournalLostError,
     JournalTakenError,
     JournalUnavailableError,
@@ -34,6 +47,7 @@ TURNS: Final = _PREFIX + "turns"
 SNAPSHOT: Final = _PREFIX + "snapshot"
 HALF: Final = _PREFIX + "half"
 OWNER: Final = _PREFIX + "owner"
+ALIVE: Final = _PREFIX + "alive"
 NOTES: Final = _PREFIX + "notes"
 _TOUCH: Final = _PREFIX + "touch"
 PIECE_SIZE_BYTES: Final = 2**20
@@ -45,45 +59,126 @@ READ_TURNS: Final = 500
 
 # The DEL of a key that is never there counts as a write, after which Redis lets a script go on
 # although it has reached maxmemory: without it a full Redis could not even be told what to free.
-_APPEND: Final = """
-redis.call('DEL', KEYS[3])
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then
-  if redis.call('EXISTS', KEYS[2]) == 1 then return 'TAKEN' end
-  return 'LOST'
+_OURS: Final = """
+redis.call('DEL', KEYS[2])
+local owner = redis.call('GET', KEYS[1]) or ''
+if owner ~= ARGV[1] then
+  local theirs = tonumber(string.match(owner, '^(%d+) ')) or 0
+  local ours = tonumber(string.match(ARGV[1], '^(%d+) ')) or 0
+  if theirs >= ours then return {'TAKEN', redis.call('GET', KEYS[3]) or ''} end
+  return {'LOST'}
 end
-local newest = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
-if #newest == 0 then return 'LOST' end
-local last = newest[1][1]
-if last == ARGV[2] .. '-0' then return 'OK' end
-if last ~= ARGV[3] .. '-0' then return 'LOST' end
-redis.call('XADD', KEYS[1], ARGV[2] .. '-0', 'd', ARGV[4])
-return 'OK'
 """
-_ANYWAY: Final = """
+"""Begins scripts that write: ends them unless the journal is that of the claim in ARGV[1]. An owner
+of an older epoch has come back with an older Redis. KEYS: owner, touch, alive."""
+_CLAIM: Final = """
 redis.call('DEL', KEYS[2])
-return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))
+local alive = redis.call('GET', KEYS[3])
+local function begins(with) return string.sub(alive, 1, #with) == with end
+if alive and not (begins(ARGV[5]) or begins(ARGV[2])) then
+  return {'HELD', alive, redis.call('PTTL', KEYS[3])}
+end
+local owner = redis.call('GET', KEYS[1]) or ''
+local epoch, journal = string.match(owner, '^(%d+) %S+ (%S+)$')
+local new = math.max(tonumber(ARGV[1]), (tonumber(epoch) or 0) + 1)
+owner = string.format('%.0f', new) .. ' ' .. ARGV[2] .. ' ' .. (journal or ARGV[3])
+redis.call('SET', KEYS[1], owner)
+redis.call('SET', KEYS[3], ARGV[2] .. ' ' .. ARGV[4], 'PX', ARGV[6])
+return {'OK', owner}
 """
+"""ARGV: least epoch, token, identity for a new journal, holder, what a sign of life that is in the
+way must begin with (what none begins with: none may), milliseconds of the new one."""
+_CLAIM_AGAIN: Final = """
+redis.call('DEL', KEYS[2])
+local owner = redis.call('GET', KEYS[1]) or ''
+local epoch, token = string.match(owner, '^(%d+) (%S+) %S+$')
+epoch = tonumber(epoch) or 0
+if epoch >= tonumber(ARGV[1]) and token ~= ARGV[2] then
+  return {'TAKEN', redis.call('GET', KEYS[3]) or ''}
+end
+local new = math.max(tonumber(ARGV[3]), epoch + 1)
+owner = string.format('%.0f', new) .. ' ' .. ARGV[2] .. ' ' .. ARGV[4]
+redis.call('SET', KEYS[1], owner)
+redis.call('SET', KEYS[3], ARGV[5], 'PX', ARGV[6])
+return {'OK', owner}
+"""
+"""ARGV: our epoch, token, least epoch, identity of the journal, sign of life, its milliseconds."""
+_APPEND: Final = (
+    _OURS
+    + """
+local newest = redis.call('XREVRANGE', KEYS[4], '+', '-', 'COUNT', 1)
+if #newest == 0 then return {'LOST'} end
+local last, fields = newest[1][1], newest[1][2]
+if last == ARGV[2] .. '-0' then
+  if fields[2] == ARGV[4] and fields[4] == ARGV[5] then return {'OK'} end
+  return {'LOST'}
+end
+if last ~= ARGV[3] .. '-0' then return {'LOST'} end
+redis.call('XADD', KEYS[4], ARGV[2] .. '-0', 'd', ARGV[4], 'e', ARGV[5])
+return {'OK'}
+"""
+)
+"""ARGV: claim, sequence, the one before, data, epoch. Only the same turn of the same owner is a
+repeat."""
+_RENEW: Final = (
+    _OURS
+    + """
+local newest = redis.call('XREVRANGE', KEYS[4], '+', '-', 'COUNT', 1)
+if #newest == 0 then return {'LOST'} end
+if tonumber(string.match(newest[1][1], '^(%d+)')) < tonumber(ARGV[2]) then return {'LOST'} end
+if redis.call('EXISTS', KEYS[5]) == 0 then return {'LOST'} end
+redis.call('SET', KEYS[3], ARGV[3], 'PX', ARGV[4])
+return {'OK'}
+"""
+)
+"""ARGV: claim, sequence, sign of life, its milliseconds."""
+_ANYWAY: Final = _OURS + "return {'OK', redis.call(ARGV[2], KEYS[4], unpack(ARGV, 3))}"
 """Runs one command, also at maxmemory."""
-_HEAD: Final = """
-redis.call('DEL', KEYS[2])
-local newest = redis.call('HGET', KEYS[1], 'sequence')
-if newest and tonumber(newest) > tonumber(ARGV[1]) then return 0 end
-redis.call('HSET', KEYS[1], 'sequence', ARGV[1], 'piece_count', ARGV[2])
-return 1
+_HEAD: Final = (
+    _OURS
+    + """
+local newest = redis.call('HGET', KEYS[4], 'sequence')
+if newest and tonumber(newest) > tonumber(ARGV[2]) then return {'OK', 0} end
+redis.call('HSET', KEYS[4], 'sequence', ARGV[2], 'piece_count', ARGV[3])
+return {'OK', 1}
 """
+)
 """Makes a snapshot the one that counts, unless a newer one came while its pieces were written."""
-_ONLY_TURN: Final = """
-redis.call('DEL', KEYS[1], KEYS[2])
-redis.call('XADD', KEYS[1], ARGV[1] .. '-0', 'd', '')
+_BEGIN: Final = (
+    _OURS
+    + """
+redis.call('HSET', KEYS[4], 'sequence', ARGV[2], 'piece_count', ARGV[3])
+redis.call('DEL', KEYS[5])
+redis.call('XADD', KEYS[5], ARGV[2] .. '-0', 'd', '', 'e', ARGV[4])
+return {'OK'}
 """
-"""Leaves one turn, with nothing in it: what the next one follows."""
+)
+"""Makes a snapshot all there is, whatever there was: one turn stays, with nothing in it, which the
+next one follows."""
+_TRIM: Final = (
+    _OURS
+    + """
+local head = tonumber(redis.call('HGET', KEYS[5], 'sequence') or '0')
+local up_to = string.format('%.0f', math.min(tonumber(ARGV[2]), head))
+return {'OK', redis.call('XTRIM', KEYS[4], 'MINID', '~', up_to .. '-0', 'LIMIT', ARGV[3])}
+"""
+)
+"""ARGV: claim, sequence, turns at a time. Only what the snapshot that counts has made superfluous.
+The newest turn stays in any case: appends look at it."""
+_RELEASE: Final = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[2]) end
+"""
+_NONE: Final = "\n"
+"""No sign of life begins with it."""
 
 
 class RedisArchive:
-    """A `JournalArchive` in Redis. Opening it changes nothing; `take` makes it this server's."""
+    """A `JournalArchive` in Redis. Opening it changes nothing; `claim` makes it this server's."""
 
     def __init__(self, url: str) -> None:
         self._shown = redact(url)
+        self._owner: str | None = None
+        """Who had the journal when it was claimed, or first read; None: neither has happened."""
         with _translated_errors():
             self._client: Any = open_redis(url)
 
@@ -92,16 +187,19 @@ class RedisArchive:
         """See JournalArchive."""
         return f"{self._shown} ({TURNS})"
 
-    def take(self) -> str:
-        """Become the one that may write; whoever wrote before is refused from now on.
-
-        Returns:
-            What `RedisWriter` shows for it.
-        """
-        token = secrets.token_hex(16)
+    def claim(self, holder: Holder, displaced: str = "") -> Claim:
+        """See JournalArchive."""
         with _translated_errors():
-            self._client.eval(*_anyway("SET", OWNER, token))
-        return token
+            answer = self._client.eval(
+                *(_CLAIM, 3, OWNER, _TOUCH, ALIVE, epoch_after(), holder.token, new_journal_id()),
+                *(holder.to_text(), f"{displaced} " if displaced else _NONE),
+                round(STARTING_S * 1000),
+            )
+        if answer[0] == b"HELD":
+            raise JournalHeldError(_holder(answer[1]), max(0, answer[2]) / 1000)
+        claim = as_claim(answer[1], holder)
+        self._owner = claim.to_text()
+        return claim
 
     def is_begun(self) -> bool:
         """See JournalArchive."""
@@ -110,16 +208,17 @@ class RedisArchive:
 
     def begin(self, data: bytes) -> None:
         """See JournalArchive."""
-        # Snapshot first: without it, turns are a damaged journal; without turns, it is one that
-        # the server begins again.
-        self.write_snapshot(BEGINNING, data)
+        pieces = _cut(data)
         with _translated_errors():
-            self._client.eval(_ONLY_TURN, 2, TURNS, _TOUCH, BEGINNING)
+            for k, piece in enumerate(pieces):
+                self._eval(_anyway("SET", _piece(BEGINNING, k), piece))
+            self._eval(_begin(BEGINNING, len(pieces), self._seen_owner()))
 
     def read_snapshot(self) -> tuple[int, bytes]:
         """See JournalArchive."""
         for _ in range(SNAPSHOT_READS):
             with _translated_errors():
+                self._seen_owner()
                 head = self._client.hgetall(SNAPSHOT)
                 if not head:
                     raise JournalDamagedError(self._remedy("has no snapshot"))
@@ -154,10 +253,10 @@ class RedisArchive:
                 return
             halves = self._client.hgetall(HALF)
             pieces = _cut(data)
-            self._client.eval(*_anyway("HSET", HALF, sequence, len(pieces)))
+            self._eval(_anyway("HSET", HALF, sequence, len(pieces)))
             for k, piece in enumerate(pieces):
-                self._client.eval(*_anyway("SET", _piece(sequence, k), piece))
-            if self._client.eval(*_head(sequence, len(pieces))):
+                self._eval(_anyway("SET", _piece(sequence, k), piece))
+            if self._eval(_head(sequence, len(pieces))):
                 # From here on the newer one counts; what is left of others is of no use.
                 useless = _useless(sequence, len(pieces), old, halves)
             else:
@@ -175,11 +274,20 @@ class RedisArchive:
     def write_note(self, name: str, text: str) -> None:
         """See JournalArchive."""
         with _translated_errors():
-            self._client.eval(*_anyway("HSET", NOTES, name, text))
+            self._eval(_anyway("HSET", NOTES, name, text))
 
     def close(self) -> None:
         """See JournalArchive."""
         self._client.close()
+
+    def _eval(self, call: "_Call") -> Any:
+        """Run a script that writes; gives what it answers."""
+        return _checked(self._client.eval(*call.arguments(self._seen_owner())))
+
+    def _seen_owner(self) -> str:
+        if self._owner is None:
+            self._owner = (self._client.get(OWNER) or b"").decode()
+        return self._owner
 
     def _remedy(self, problem: str) -> str:
         return (
@@ -193,13 +301,18 @@ class RedisWriter:
 
     Args:
         url: Of Redis.
-        token: What `RedisArchive.take` gave.
+        claim: What `RedisArchive.claim` gave.
         answer_s: Seconds that Redis may take for one answer.
     """
 
-    def __init__(self, url: str, token: str, *, answer_s: float = 5.0) -> None:
-        self._token = token
+    def __init__(self, url: str, claim: Claim, *, answer_s: float = 5.0) -> None:
+        self._claim = claim
         self._client: Any = open_redis_async(url, answer_s=answer_s)
+
+    @property
+    def claim(self) -> Claim:
+        """See JournalWriter."""
+        return self._claim
 
     def has_room(self) -> bool:
         """See JournalWriter: it is written at maxmemory too."""
@@ -207,62 +320,115 @@ class RedisWriter:
 
     async def append(self, sequence: int, data: bytes) -> None:
         """See JournalWriter."""
-        with kept_cancellation(), _translated_errors():
-            answer = await self._client.eval(
-                _APPEND, 3, TURNS, OWNER, _TOUCH, self._token, sequence, sequence - 1, data
-            )
-        self._check(answer)
+        epoch = self._claim.epoch
+        await self._eval(_Call(_APPEND, (TURNS,), (sequence, sequence - 1, data, epoch)))
+
+    async def renew(self, sequence: int) -> None:
+        """See JournalWriter."""
+        await self._eval(_Call(_RENEW, (TURNS, SNAPSHOT), (sequence, *self._sign_of_life())))
 
     async def begin_again(self, sequence: int, snapshot: bytes) -> None:
         """See JournalWriter."""
+        await self._claim_again()
         with kept_cancellation(), _translated_errors():
-            owner = await self._client.get(OWNER)
-            if owner not in (None, self._token.encode()):
-                raise JournalTakenError("another server writes this journal")
-            await self._client.eval(*_anyway("SET", OWNER, self._token))
             old = await self._client.hgetall(SNAPSHOT)
             halves = await self._client.hgetall(HALF)
-            pieces = _cut(snapshot)
-            await self._client.eval(*_anyway("HSET", HALF, sequence, len(pieces)))
-            for k, piece in enumerate(pieces):
-                await self._client.eval(*_anyway("SET", _piece(sequence, k), piece))
-            await self._client.eval(*_head(sequence, len(pieces)))
-            # Only now: until the snapshot counts, the turns that are left are all there is.
-            await self._client.eval(_ONLY_TURN, 2, TURNS, _TOUCH, sequence)
+        pieces = _cut(snapshot)
+        await self._eval(_anyway("HSET", HALF, sequence, len(pieces)))
+        for k, piece in enumerate(pieces):
+            await self._eval(_anyway("SET", _piece(sequence, k), piece))
+        # Until the snapshot counts, what is left of the old journal is all there is.
+        await self._eval(_begin(sequence, len(pieces), self._claim.to_text()))
+        with kept_cancellation(), _translated_errors():
             if useless := _useless(sequence, len(pieces), old, halves):
                 await self._client.unlink(*useless)
             await self._client.hdel(HALF, *_done(sequence, halves))
 
-    async def trim(self, up_to: int) -> bool:
-        """See JournalWriter."""
+    def _sign_of_life(self) -> tuple[str, int]:
+        """And for how many milliseconds it counts."""
+        holder = self._claim.holder
+        return f"{holder.token} {holder.to_text()}", round(ALIVE_S * 1000)
+
+    async def _claim_again(self) -> None:
+        """Raise the epoch beyond the one that was lost, so that nothing of it can come back."""
+        claim = self._claim
         with kept_cancellation(), _translated_errors():
-            # The newest turn stays in any case: appends look at it.
-            trimmed = await self._client.xtrim(
-                TURNS, minid=f"{up_to}-0", approximate=True, limit=TRIM_TURNS
+            answer = await self._client.eval(
+                *(_CLAIM_AGAIN, 3, OWNER, _TOUCH, ALIVE, claim.epoch, claim.holder.token),
+                *(epoch_after(claim.epoch), claim.journal, *self._sign_of_life()),
             )
+        self._claim = as_claim(_checked(answer), claim.holder)
+
+    async def _eval(self, call: "_Call") -> Any:
+        with kept_cancellation(), _translated_errors():
+            answer = await self._client.eval(*call.arguments(self._claim.to_text()))
+        return _checked(answer)
+
+    async def trim(self, up_to: int) -> bool:
+        """See JournalWriter. What is lost or another server's is left as it is."""
+        try:
+            trimmed = await self._eval(_Call(_TRIM, (TURNS, SNAPSHOT), (up_to, TRIM_TURNS)))
+        except (JournalLostError, JournalTakenError):
+            return False
         # Redis deletes whole nodes of a stream, some hundred turns; the last stays for later.
         return bool(trimmed)
 
     async def close(self) -> None:
-        """See JournalWriter."""
-        await self._client.aclose()
-
-    @staticmethod
-    def _check(answer: bytes) -> None:
-        if answer == b"TAKEN":
-            raise JournalTakenError("another server writes this journal now")
-        if answer == b"LOST":
-            raise JournalLostError("Redis does not have the journal any more")
+        """See JournalWriter. A Redis that does not answer keeps the claim until it expires."""
+        try:
+            with kept_cancellation(), suppress(*REDIS_ERRORS):
+                await self._client.eval(_RELEASE, 2, OWNER, ALIVE, self._claim.to_text())
+        finally:
+            await self._client.aclose()
 
 
-def _anyway(command: str, key: str, *arguments: str | bytes | int) -> tuple[Any, ...]:
-    """Arguments of EVAL for one command on one key that must work at maxmemory too."""
-    return _ANYWAY, 2, key, _TOUCH, command, *arguments
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A script that only the owner may run, and what it is given beside the owner's keys."""
+
+    script: str
+    keys: tuple[str, ...]
+    values: tuple[str | bytes | int, ...]
+
+    def arguments(self, owner: str) -> tuple[Any, ...]:
+        """Of EVAL."""
+        keys = (OWNER, _TOUCH, ALIVE, *self.keys)
+        return (self.script, len(keys), *keys, owner, *self.values)
 
 
-def _head(sequence: int, piece_count: int) -> tuple[Any, ...]:
-    """Arguments of EVAL that make a snapshot the one that counts; answered 0 if it is too old."""
-    return _HEAD, 2, SNAPSHOT, _TOUCH, sequence, piece_count
+def _checked(answer: list[bytes]) -> Any:
+    """What a script that only the owner may run has answered.
+
+    Raises:
+        JournalTakenError: The journal is another server's.
+        JournalLostError: It is of an older epoch, or has less than it had.
+    """
+    if answer[0] == b"TAKEN":
+        raise JournalTakenError(f"another server ({_holder(answer[1]).shown}) took the journal")
+    if answer[0] == b"LOST":
+        raise JournalLostError("Redis does not have the journal any more, or an older one")
+    return answer[1] if len(answer) > 1 else None
+
+
+def _holder(alive: bytes) -> Holder:
+    """Whose sign of life this is."""
+    return Holder.from_text(alive.decode(errors="replace").partition(" ")[2])
+
+
+def _anyway(command: str, key: str, *arguments: str | bytes | int) -> _Call:
+    """One command on one key that must work at maxmemory too."""
+    return _Call(_ANYWAY, (key,), (command, *arguments))
+
+
+def _head(sequence: int, piece_count: int) -> _Call:
+    """Makes a snapshot the one that counts; answered 0 if it is too old."""
+    return _Call(_HEAD, (SNAPSHOT,), (sequence, piece_count))
+
+
+def _begin(sequence: int, piece_count: int, owner: str) -> _Call:
+    """Makes a snapshot all there is."""
+    epoch = owner.partition(" ")[0]
+    return _Call(_BEGIN, (SNAPSHOT, TURNS), (sequence, piece_count, epoch))
 
 
 def _cut(data: bytes) -> list[bytes]:

@@ -2,31 +2,45 @@
 
     DIR/journal.sqlite          turns
     DIR/snapshot-<sequence>     the newest snapshot; renamed into place
+    DIR/journal.lock            held by the server that may write
     DIR/reserve/                room to give up when the disk is full
 
-Only one server holds the directory (`breadbox_server.app` locks it), so a turn's write never waits
-for another writer; the compactor's process only reads turns.
+Only one server holds the lock, so a turn's write never waits for another writer; the compactor's
+process only reads turns. The owner's epoch and token stand in the database too, and each turn is
+written together with a look at them: a lock can be deleted, and the file be put back from a copy.
 """
 
 import asyncio
+import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
+from breadbox_server.journal.claims import (
+    Claim,
+    Holder,
+    epoch_after,
+    new_journal_id,
+    owner_from_text,
+)
 from breadbox_server.journal.reserve import FULL_ERRNOS, Reserve, share_bytes
 from breadbox_server.journal.storage import (
     BEGINNING,
     JournalDamagedError,
     JournalFullError,
+    JournalHeldError,
     JournalLostError,
+    JournalTakenError,
     JournalUnavailableError,
 )
 
 FILE_NAME: Final = "journal.sqlite"
+LOCK_NAME: Final = "journal.lock"
 SNAPSHOT_PREFIX: Final = "snapshot-"
 TRIM_TURNS: Final = 500
 TRIM_SIZE_BYTES: Final = 2 * 2**20
@@ -44,6 +58,7 @@ class SqliteArchive:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._lock: IO[str] | None = None
         self._reserve = Reserve(directory)
         self._connection = self._reserve.with_room(partial(_connect, directory, sync=False))
 
@@ -51,6 +66,23 @@ class SqliteArchive:
     def shown(self) -> str:
         """See JournalArchive."""
         return str(self._directory / FILE_NAME)
+
+    def claim(self, holder: Holder, displaced: str = "") -> Claim:
+        """See JournalArchive. Who lives is not displaced: its lock goes with its process."""
+        with _translated_errors():
+            lock = (self._directory / LOCK_NAME).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            _, other = _read_owner(self._connection)
+            raise JournalHeldError(other, None) from error
+        self._lock = lock
+        owner, _ = _read_owner(self._connection)
+        epoch, _, journal = owner_from_text(owner)
+        claim = Claim(journal or new_journal_id(), epoch_after(epoch), holder)
+        self._reserve.with_room(partial(_write_owner, self._connection, claim))
+        return claim
 
     def is_begun(self) -> bool:
         """See JournalArchive."""
@@ -99,6 +131,13 @@ class SqliteArchive:
         older = self._snapshots()
         if older and max(older) > sequence:
             return
+        self._replace_snapshots(older, sequence, data)
+
+    def begin_again(self, sequence: int, data: bytes) -> None:
+        """Make a snapshot the one that counts, whatever there was."""
+        self._replace_snapshots(self._snapshots(), sequence, data)
+
+    def _replace_snapshots(self, older: dict[int, Path], sequence: int, data: bytes) -> None:
         path = self._directory / f"{SNAPSHOT_PREFIX}{sequence}"
         half = path.with_name(f".{path.name}")
         self._reserve.with_room(partial(_write_file, half, data), is_snapshot=True)
@@ -122,8 +161,10 @@ class SqliteArchive:
         self._reserve.with_room(partial(self._execute, sql, name, text))
 
     def close(self) -> None:
-        """See JournalArchive."""
+        """See JournalArchive. The claim goes with the lock."""
         self._connection.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def _execute(self, sql: str, *values: str) -> None:
         with _translated_errors(), self._connection:
@@ -142,17 +183,25 @@ class SqliteWriter:
     """A `JournalWriter` in a directory.
 
     Args:
-        directory: Held by this server alone.
+        directory: Where the journal is.
+        claim: What `SqliteArchive.claim` gave; its lock stays with that archive.
         sync: Whether a turn must survive the machine, not only the process: each commit then
             reaches the disk, in a thread. Without it a commit is some tens of microseconds.
     """
 
-    def __init__(self, directory: Path, *, sync: bool) -> None:
+    def __init__(self, directory: Path, claim: Claim, *, sync: bool) -> None:
         self._directory = directory
+        self._claim = claim
         self._thread = ThreadPoolExecutor(1, "journal") if sync else None
         self._reserve = Reserve(directory)
         self._connection = self._reserve.with_room(partial(_connect, directory, sync=sync))
+        self._file = _identity(directory / FILE_NAME)
         self._reserve.refill()
+
+    @property
+    def claim(self) -> Claim:
+        """See JournalWriter."""
+        return self._claim
 
     def has_room(self) -> bool:
         """See JournalWriter: while most of the reserve is there."""
@@ -160,53 +209,94 @@ class SqliteWriter:
 
     async def append(self, sequence: int, data: bytes) -> None:
         """See JournalWriter."""
-        if self._thread is None:
-            self._append(sequence, data)
-            return
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._append, sequence, data)
+        await self._run(self._append, sequence, data)
 
     def _append(self, sequence: int, data: bytes) -> None:
         self._reserve.with_room(partial(self._insert, sequence, data))
-        if not (self._directory / FILE_NAME).exists():
+        if _identity(self._directory / FILE_NAME) != self._file:
             # The rows went into a file that nobody will ever find again.
-            raise JournalLostError(f"{self._directory / FILE_NAME} was deleted")
+            raise JournalLostError(f"{self._directory / FILE_NAME} was deleted or replaced")
 
     def _insert(self, sequence: int, data: bytes) -> None:
         with _translated_errors(), self._connection:
-            self._connection.execute(
-                "INSERT OR REPLACE INTO turns (sequence, data) VALUES (?, ?)", (sequence, data)
-            )
+            # First of all a write, with which this connection is alone until the commit.
+            written = self._connection.execute(
+                "INSERT INTO turns (sequence, data, epoch) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                (sequence, data, self._claim.epoch),
+            ).rowcount
+            self._check_ours()
+            if not written:
+                self._check_repeat(sequence, data)
+
+    def _check_repeat(self, sequence: int, data: bytes) -> None:
+        (row,) = self._connection.execute(
+            "SELECT data, epoch FROM turns WHERE sequence = ?", (sequence,)
+        )
+        if row != (data, self._claim.epoch):
+            raise JournalLostError(f"{self._directory / FILE_NAME} holds another turn {sequence}")
+
+    def _check_ours(self) -> None:
+        text, holder = _read_owner(self._connection)
+        if text == self._claim.to_text():
+            return
+        epoch, token, _ = owner_from_text(text)
+        if epoch >= self._claim.epoch and token != self._claim.holder.token:
+            raise JournalTakenError(f"another server ({holder.shown}) took the journal")
+        raise JournalLostError(f"{self._directory / FILE_NAME} is older than it was")
+
+    async def renew(self, sequence: int) -> None:
+        """See JournalWriter. The lock is the sign of life."""
+        await self._run(self._renew, sequence)
+
+    def _renew(self, sequence: int) -> None:
+        if _identity(self._directory / FILE_NAME) != self._file:
+            raise JournalLostError(f"{self._directory / FILE_NAME} was deleted or replaced")
+        with _translated_errors():
+            self._check_ours()
+            newest = self._connection.execute("SELECT max(sequence) FROM turns").fetchone()[0]
+        if newest is not None and newest < sequence:
+            raise JournalLostError(f"{self._directory / FILE_NAME} lacks its newest turns")
 
     async def begin_again(self, sequence: int, snapshot: bytes) -> None:
         """See JournalWriter."""
-        if self._thread is None:
-            self._begin_again(sequence, snapshot)
-            return
         # In the thread, so that the connection is not closed under a trim.
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._begin_again, sequence, snapshot)
+        await self._run(self._begin_again, sequence, snapshot)
 
     def _begin_again(self, sequence: int, snapshot: bytes) -> None:
         self._connection.close()
         with _translated_errors():
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for path in self._directory.glob(f"{FILE_NAME}*"):
-                path.unlink()
+        # Where the file was replaced, this is the one that took its place.
         connect = partial(_connect, self._directory, sync=self._thread is not None)
         self._connection = self._reserve.with_room(connect)
+        self._file = _identity(self._directory / FILE_NAME)
+        with suppress(JournalLostError), _translated_errors():
+            self._check_ours()
         archive = SqliteArchive(self._directory)
         try:
-            archive.write_snapshot(sequence, snapshot)
+            archive.begin_again(sequence, snapshot)
         finally:
             archive.close()
+        owner, _ = _read_owner(self._connection)
+        epoch, _, _ = owner_from_text(owner)
+        claim = self._claim.raised(epoch_after(epoch, self._claim.epoch))
+        self._reserve.with_room(partial(_write_owner, self._connection, claim, is_only=True))
+        self._claim = claim
+
+    async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Do it at once, or in the thread where each commit reaches the disk."""
+        if self._thread is None:
+            return work(*arguments)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, work, *arguments)
 
     async def trim(self, up_to: int) -> bool:
-        """See JournalWriter."""
-        if self._thread is None:
-            return self._trim(up_to)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._trim, up_to)
+        """See JournalWriter. What is lost or another server's is left as it is."""
+        try:
+            has_more: bool = await self._run(self._trim, up_to)
+        except (JournalLostError, JournalTakenError):
+            return False
+        return has_more
 
     def _trim(self, up_to: int) -> bool:
         # It writes before it frees.
@@ -225,6 +315,7 @@ class SqliteWriter:
                 if size_bytes >= TRIM_SIZE_BYTES:
                     break
             self._connection.execute("DELETE FROM turns WHERE sequence <= ?", (through,))
+            self._check_ours()
             return len(turns) == TRIM_TURNS or size_bytes >= TRIM_SIZE_BYTES
 
     async def close(self) -> None:
@@ -244,10 +335,15 @@ def _connect(directory: Path, *, sync: bool) -> sqlite3.Connection:
         connection.execute(f"PRAGMA wal_autocheckpoint = {max(1, log_pages)}")
         connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'OFF'}")
         connection.execute(
-            "CREATE TABLE IF NOT EXISTS turns (sequence INTEGER PRIMARY KEY, data BLOB NOT NULL)"
+            "CREATE TABLE IF NOT EXISTS turns (sequence INTEGER PRIMARY KEY, data BLOB NOT NULL, "
+            "epoch INTEGER NOT NULL)"
         )
         connection.execute(
             "CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, text TEXT NOT NULL)"
+        )
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS owner (row INTEGER PRIMARY KEY CHECK (row = 1), "
+            "claim TEXT NOT NULL, holder TEXT NOT NULL)"
         )
         connection.commit()
         return connection
@@ -270,6 +366,33 @@ def _means_full(error: BaseException | None) -> bool:
         # The second: the index of the write-ahead log could not grow.
         return error.sqlite_errorcode in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
     return isinstance(error, OSError) and error.errno in FULL_ERRNOS
+
+
+def _read_owner(connection: sqlite3.Connection) -> tuple[str, Holder]:
+    """The text of the owner's claim, empty where there is none, and the owner."""
+    with _translated_errors():
+        row = connection.execute("SELECT claim, holder FROM owner").fetchone()
+    return (row[0], Holder.from_text(row[1])) if row else ("", Holder(""))
+
+
+def _write_owner(connection: sqlite3.Connection, claim: Claim, *, is_only: bool = False) -> None:
+    """Make a claim the one that counts; `is_only`: and all turns go."""
+    with _translated_errors(), connection:
+        connection.execute(
+            "INSERT OR REPLACE INTO owner (row, claim, holder) VALUES (1, ?, ?)",
+            (claim.to_text(), claim.holder.to_text()),
+        )
+        if is_only:
+            connection.execute("DELETE FROM turns")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file a path leads to; None: none."""
+    try:
+        seen = path.stat()
+    except FileNotFoundError:
+        return None
+    return seen.st_dev, seen.st_ino
 
 
 class _translated_errors:  # noqa: N801 - a context manager that reads as a function

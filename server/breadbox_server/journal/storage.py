@@ -10,6 +10,8 @@ turns may still be there and are of no use.
 from collections.abc import Iterator
 from typing import Final, Protocol
 
+from breadbox_server.journal.claims import Claim, Holder
+
 BEGINNING: Final = 1
 """Sequence of the first snapshot, before which there was nothing; the first turn is the next."""
 
@@ -34,6 +36,21 @@ class JournalTakenError(JournalError):
     """Another server has begun to write this journal; this one must stop."""
 
 
+class JournalHeldError(JournalError):
+    """Another server writes this journal, and shows signs of life.
+
+    Args:
+        holder: Whose claim it is.
+        left_s: Seconds until its last sign of life no longer counts; None: it counts as long as
+            that process lives.
+    """
+
+    def __init__(self, holder: Holder, left_s: float | None) -> None:
+        super().__init__(f"another server ({holder.shown}) writes this journal")
+        self.holder = holder
+        self.left_s = left_s
+
+
 class JournalDamagedError(JournalError):
     """The journal has a gap, or cannot be read; says what to do."""
 
@@ -49,11 +66,28 @@ class JournalArchive(Protocol):
     def shown(self) -> str:
         """Where it is, for people: without credentials."""
 
+    def claim(self, holder: Holder, displaced: str = "") -> Claim:
+        """Become the one that may write; whoever wrote before is refused from now on.
+
+        What is read after this is all there is: nobody else can add to it.
+
+        Args:
+            holder: Who claims.
+            displaced: Token of a holder that may be displaced although it shows signs of life.
+
+        Raises:
+            JournalHeldError: Another server shows signs of life; nothing was changed.
+        """
+
     def is_begun(self) -> bool:
-        """Whether there is a snapshot to start from."""
+        """Whether there is anything of a journal: it is to be read back, or refused."""
 
     def begin(self, data: bytes) -> None:
-        """Write the first snapshot, whose sequence is `BEGINNING`."""
+        """Write the first snapshot, whose sequence is `BEGINNING`. Only for who has claimed it.
+
+        Raises:
+            JournalTakenError: Another server has claimed it since.
+        """
 
     def read_snapshot(self) -> tuple[int, bytes]:
         """The newest snapshot and its sequence.
@@ -70,35 +104,68 @@ class JournalArchive(Protocol):
         """
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
-        """Replace the snapshot by this one, whole or not at all, unless it is an older one."""
+        """Replace the snapshot by this one, whole or not at all, unless it is an older one.
+
+        Raises:
+            JournalTakenError: The journal was claimed since this was opened to read it.
+        """
 
     def read_note(self, name: str) -> str:
         """What was noted under a name beside the journal; empty when nothing was."""
 
     def write_note(self, name: str, text: str) -> None:
-        """Note something under a name."""
+        """Note something under a name. Only for who has claimed the journal.
+
+        Raises:
+            JournalTakenError: Another server has claimed it since.
+        """
 
     def close(self) -> None:
         """Close files or connections. Idempotent."""
 
 
 class JournalWriter(Protocol):
-    """A journal as the server that writes it sees it. On one event loop; one call at a time."""
+    """A journal as the server that writes it sees it. On one event loop; one call at a time.
+
+    An epoch in the journal that is older than this server's, or none, is a journal that has come
+    back with less than it had: it is lost, and is begun again. A newer one is another server's.
+    """
+
+    @property
+    def claim(self) -> Claim:
+        """Under which it writes; of a later epoch once the journal was begun again."""
 
     def has_room(self) -> bool:
         """Whether more may be taken in; False: only what makes room again should be written."""
 
     async def append(self, sequence: int, data: bytes) -> None:
-        """Return once a turn is durable. Repeating the last append is a no-op.
+        """Return once a turn is durable.
+
+        Repeating the last append is a no-op; a turn of that sequence that somebody else wrote, or
+        that says something else, is never taken for it.
 
         Raises:
             JournalUnavailableError: It is not known whether the turn was written; try again.
-            JournalLostError: Earlier turns are gone.
+            JournalLostError: Earlier turns are gone, or are not those that this server wrote.
+            JournalTakenError: Another server writes this journal.
+        """
+
+    async def renew(self, sequence: int) -> None:
+        """Show a sign of life, and see whether the journal is still this server's, and whole.
+
+        Args:
+            sequence: Of the last turn that was written.
+
+        Raises:
+            JournalUnavailableError: It cannot be reached.
+            JournalLostError: Turns are gone.
             JournalTakenError: Another server writes this journal.
         """
 
     async def begin_again(self, sequence: int, snapshot: bytes) -> None:
-        """Begin a journal that was lost: a snapshot of `sequence`, and no turns.
+        """Begin a journal that was lost, in a later epoch: a snapshot of `sequence`, and no turns.
+
+        What can still be read of the old one stays until the new one is whole.
 
         Raises:
             JournalUnavailableError: It cannot be reached; try again.
@@ -116,4 +183,4 @@ class JournalWriter(Protocol):
         """
 
     async def close(self) -> None:
-        """Close files or connections. Idempotent."""
+        """Give the claim up, so that the next server need not wait, and close. Idempotent."""

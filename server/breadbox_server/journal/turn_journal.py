@@ -36,6 +36,10 @@ class TurnJournal:
         self.size_bytes += len(data)
         self.entry_count += len(entries)
 
+    async def renew(self) -> None:
+        """Show a sign of life, and see whether the journal is still ours and whole."""
+        await self._writer.renew(self.sequence)
+
     async def begin_again(self, state: Any, now: float) -> None:
         """Begin a journal that was lost; see `Journal.begin_again`."""
         sequence = self.sequence + 1
