@@ -7,8 +7,8 @@ ARGS ?=
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-core test-service test-integration test-containers test-gpu verify \
-  verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
+.PHONY: help setup demo test test-core test-service test-integration test-containers test-peers \
+  test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
   verify-spelling protos simulate bench bench-core bench-peers chaos endings learn-check up down clean
 
 help:  ## List the targets
@@ -22,8 +22,8 @@ setup: $(VENV)/.ready  ## Make the virtual environment with everything in it
 demo: $(VENV)/.ready  ## Watch an agent learn CartPole through the service (ARGS="--help" for options)
 	$(BIN)/breadbox demo $(ARGS)
 
-test: $(VENV)/.ready  ## All tests but those that need containers
-	$(BIN)/python -m pytest -m "not containers" $(ARGS)
+test: $(VENV)/.ready  ## All tests but those that need containers or other projects' packages
+	$(BIN)/python -m pytest -m "not containers and not peers" $(ARGS)
 
 test-core: $(VENV)/.ready  ## The pure core alone
 	$(BIN)/python -m pytest tests/core $(ARGS)
@@ -36,6 +36,9 @@ test-integration: $(VENV)/.ready  ## Real processes, real Redis
 
 test-containers: $(VENV)/.ready  ## Build, start, drive and stop the containers
 	$(BIN)/python -m pytest tests/containers -m containers $(ARGS)
+
+test-peers: $(VENV)/.ready  ## Other projects' own code on Breadbox; pip fetches their packages
+	$(BIN)/python -m pytest tests/peers -m peers $(ARGS)
 
 test-gpu: $(VENV)/.ready  ## What needs a CUDA device
 	$(BIN)/python -m pytest tests/gpu $(ARGS)

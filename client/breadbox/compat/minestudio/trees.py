@@ -4,8 +4,10 @@ Each decides by the kind of what it is given, in the order in which MineStudio d
 imported only where there is something to make a tensor of.
 """
 
+import operator
 import sys
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -121,7 +123,7 @@ def auto_cat(elems: Sequence[Any], dim: int = 0) -> Any:
         return _torch().cat(list(elems), dim=dim)
     if isinstance(first, list):
         if dim == 0:
-            return [item for each in elems for item in each]
+            return reduce(operator.add, elems, [])
         return [auto_cat([each[place] for each in elems], dim - 1) for place in range(len(first))]
     if isinstance(first, dict):
         return {key: auto_cat([each[key] for each in elems], dim) for key in first}

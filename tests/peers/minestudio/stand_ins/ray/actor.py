@@ -1,0 +1,2 @@
+class ActorHandle:
+    """For annotations."""

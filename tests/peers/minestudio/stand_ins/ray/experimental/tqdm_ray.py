@@ -1,0 +1,2 @@
+def tqdm(iterable, **options):
+    return iterable

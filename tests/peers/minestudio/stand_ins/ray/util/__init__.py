@@ -1,0 +1,1 @@
+from . import pdb  # noqa: F401, TID252

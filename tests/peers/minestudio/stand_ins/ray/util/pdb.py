@@ -1,0 +1,2 @@
+def set_trace():
+    raise RuntimeError("MineStudio would wait for a debugger here")

@@ -1,0 +1,50 @@
+"""Other projects' packages, installed for a test and gone with it.
+
+Without their dependencies: a simulator, a cluster or gigabytes of wheels are not what is tested. A
+test puts small stand-ins of these on the path, and says which.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+INSTALL_LIMIT_S = 240.0
+
+
+def install(requirement: str, folder: Path) -> Path:
+    """Install one package from pip's index, without dependencies, and return where it lies.
+
+    Skips the test where there is no index, or nothing that fits in it; but fails it where `CI` is
+    set, so that nobody takes a tier that never ran for one that passed.
+
+    Args:
+        requirement: With its exact version, such as "minestudio==1.1.6".
+        folder: Gets a folder of its own for the package.
+    """
+    target = folder / requirement.replace("=", "-")
+    command = [
+        *(sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"),
+        *("--no-deps", "--no-compile", "--retries", "1", "--target", str(target), requirement),
+    ]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=INSTALL_LIMIT_S
+        )
+        problem = done.stderr.strip().splitlines()[-1:] if done.returncode else []
+    except subprocess.TimeoutExpired:
+        problem = [f"pip was not done within {INSTALL_LIMIT_S:.0f} s"]
+    if problem or not target.is_dir():
+        reason = f"{requirement} cannot be installed: {' '.join(problem) or 'pip made nothing'}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return target
+
+
+def environment(*paths: Path) -> dict[str, str]:
+    """This process' environment without settings of Breadbox, and with paths to import from."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("BREADBOX_")}
+    return clean | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONUNBUFFERED": "1"}
