@@ -1,11 +1,13 @@
 """The asyncio client: the same operations as `breadbox.Client`, awaited.
 
 ```python
-async with await breadbox.aio.connect("localhost:50051") as client:
+async with breadbox.aio.connect("localhost:50051") as client:
     await client.append(fragment)
-    async with await client.fetch(fragment_count=32, max_wait_s=30) as lease:
+    async with client.fetch(fragment_count=32, max_wait_s=30) as lease:
         async for batch in lease.batches(batch_size=8): ...
 ```
+
+`connect` and `fetch` may also be awaited, for a client or a lease to be closed by hand.
 
 Payloads move in threads, so that the loop never blocks on the store. Cancelling a call cancels it
 on the server; a payload that is being moved at that moment is moved to its end in its thread, and
@@ -21,6 +23,8 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Coroutine,
+    Generator,
     Mapping,
     Sequence,
 )
@@ -56,6 +60,7 @@ from breadbox.types import FragmentReference, LeaseGrant, ReleaseMode
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 
 T = TypeVar("T")
+E = TypeVar("E", bound="Client | Lease")
 
 ReadBatch = Callable[
     [
@@ -70,7 +75,47 @@ ReadBatch = Callable[
 _log = logging.getLogger(__name__)
 
 
-async def connect(
+class Entering(Coroutine[Any, Any, E]):
+    """What a call gives once it is awaited; `async with` awaits and enters it at once.
+
+    A coroutine like that of an `async def`: it can be awaited once, or made a task.
+    """
+
+    __slots__ = ("_coroutine", "_entered")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, E]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, E]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        """See `collections.abc.Coroutine`."""
+        return self._coroutine.send(value)
+
+    def throw(self, *raised: Any) -> Any:
+        """See `collections.abc.Coroutine`."""
+        return self._coroutine.throw(*raised)
+
+    def close(self) -> None:
+        """See `collections.abc.Coroutine`."""
+        self._coroutine.close()
+
+    async def __aenter__(self) -> E:
+        self._entered = await self._coroutine
+        await self._entered.__aenter__()
+        return self._entered
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._entered.__aexit__(kind, error, trace)
+
+
+def connect(
     address: str,
     *,
     buffer: str = "default",
@@ -81,8 +126,11 @@ async def connect(
     append_wait_s: float = 300.0,
     codecs: str | Mapping[str, str] = "raw",
     store_url: str | None = None,
-) -> "Client":
-    """Make a client of the running loop; see `breadbox.connect` for arguments and errors."""
+) -> "Entering[Client]":
+    """Make a client of the running loop; see `breadbox.connect` for arguments and errors.
+
+    Use it as `async with connect(...) as client`, or `client = await connect(...)`.
+    """
     options = ClientOptions(
         buffer=buffer,
         tls=tls,
@@ -93,7 +141,12 @@ async def connect(
         codecs=codecs,
         store_url=store_url,
     )
-    return Client(check_address(address), options)
+    checked = check_address(address)
+
+    async def made() -> Client:
+        return Client(checked, options)
+
+    return Entering(made())
 
 
 def open_channel(address: str, options: ClientOptions) -> grpc.aio.Channel:
@@ -355,7 +408,7 @@ class Client:
         )
         return await self._run(operations.fetch(self._context, buffer or self.buffer, request))
 
-    async def fetch(
+    def fetch(
         self,
         fragment_count: int,
         max_wait_s: float = 0.0,
@@ -365,24 +418,31 @@ class Client:
         request_id: str | None = None,
         lease_s: float | None = None,
         buffer: str | None = None,
-    ) -> "Lease":
-        """Take fragments under a lease, an async context manager; see `breadbox.Client.fetch`."""
-        grant = await self.fetch_fragments(
-            fragment_count,
-            max_wait_s,
-            rank=rank,
-            world_size=world_size,
-            request_id=request_id,
-            lease_s=lease_s,
-            buffer=buffer,
-        )
-        return Lease(
-            self,
-            buffer or self.buffer,
-            grant,
-            once=self._invoke_once,
-            read_batch=self._read_batch,
-        )
+    ) -> "Entering[Lease]":
+        """Take fragments under a lease; see `breadbox.Client.fetch`.
+
+        Use it as `async with client.fetch(...) as lease`, or `lease = await client.fetch(...)`.
+        """
+
+        async def granted() -> Lease:
+            grant = await self.fetch_fragments(
+                fragment_count,
+                max_wait_s,
+                rank=rank,
+                world_size=world_size,
+                request_id=request_id,
+                lease_s=lease_s,
+                buffer=buffer,
+            )
+            return Lease(
+                self,
+                buffer or self.buffer,
+                grant,
+                once=self._invoke_once,
+                read_batch=self._read_batch,
+            )
+
+        return Entering(granted())
 
     async def get_prepared_fragments(
         self, request_id: str = "", *, buffer: str | None = None

@@ -141,6 +141,39 @@ async def test_an_async_lease_is_consumed_by_a_clean_exit(
     assert [pb.RELEASE_MODE_CONSUMED] == released(fake)
 
 
+async def test_an_async_lease_needs_no_await_in_its_with(
+    async_client: aio.Client, fake: FakeService
+) -> None:
+    async with async_client.fetch(FRAGMENT_COUNT) as lease:
+        assert FRAGMENT_COUNT == len(lease)
+        assert [] == released(fake)
+    assert [pb.RELEASE_MODE_CONSUMED] == released(fake)
+
+
+async def test_an_exception_returns_an_async_lease_entered_at_once(
+    async_client: aio.Client, fake: FakeService
+) -> None:
+    with pytest.raises(LearnerError):
+        async with async_client.fetch(FRAGMENT_COUNT):
+            raise LearnerError
+    assert [pb.RELEASE_MODE_RETURNED] == released(fake)
+
+
+async def test_an_async_fetch_can_be_a_task(async_client: aio.Client, fake: FakeService) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        fetching = tasks.create_task(async_client.fetch(FRAGMENT_COUNT))
+    await fetching.result().release()
+    assert [pb.RELEASE_MODE_CONSUMED] == released(fake)
+
+
+async def test_an_async_client_needs_no_await_in_its_with(address: str) -> None:
+    async with aio.connect(address) as client:
+        assert not client.closed
+    assert client.closed
+    with pytest.raises(errors.InvalidRequestError):
+        aio.connect("nowhere")
+
+
 async def test_an_exception_leaves_an_async_lease_as_it_was_raised(
     async_client: aio.Client, fake: FakeService
 ) -> None:

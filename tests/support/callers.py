@@ -1,7 +1,6 @@
 """Both clients behind one face."""
 
 import asyncio
-import inspect
 import random
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ class Caller:
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         function = getattr(self.client, method)
-        if inspect.iscoroutinefunction(function):
+        if isinstance(self.client, aio.Client):
             return await function(*args, **kwargs)
         return await asyncio.to_thread(function, *args, **kwargs)
 
