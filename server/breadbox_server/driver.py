@@ -9,7 +9,7 @@ is no journal.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -26,6 +26,8 @@ from breadbox_server.core.events import (
     Event,
     FetchGranted,
     FetchRefused,
+    LeaseEnd,
+    LeaseEnded,
     ModelChanged,
     PayloadsDisposable,
     WaitElapsed,
@@ -43,6 +45,7 @@ from breadbox_server.core.inputs import (
     AppendFragment,
     CancelFetch,
     DeleteBuffer,
+    DropPayloads,
     Fetch,
     Fragment,
     GrantedFragment,
@@ -51,6 +54,8 @@ from breadbox_server.core.inputs import (
     Payload,
     Published,
     PublishModel,
+    ReleaseLease,
+    ReleaseMode,
     UndeliveredGrant,
 )
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
@@ -64,6 +69,9 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_PERIOD_S: Final = 1.0
 SWEEP_PERIOD_S: Final = 60.0
+RETURN_CHECK_S: Final = 2.0
+"""How long a returned lease waits to hear whether its payloads are there."""
+DROP_BATCH: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +125,8 @@ class Driver:
         self._draining = False
         self._store_silent_since: float | None = None
         """Since when the store owes an answer, on the loop's clock; None: it gave the last one."""
+        self.suspicion_count = 0
+        """Times that somebody may have been unable to read a payload, and was not asked."""
         self._model_changes = 0
         """Changes of models that are not durable yet."""
         self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
@@ -363,6 +373,64 @@ class Driver:
         """Every payload that a buffer refers to; not to be held over an `await`."""
         return self._buffers.payloads(buffer)
 
+    async def release(self, command: ReleaseLease) -> None:
+        """End a lease. What a returned one could not read goes before anybody gets it again.
+
+        Waits for the store at most `RETURN_CHECK_S`.
+
+        Raises:
+            DomainError: The core refuses the input, which changed nothing.
+        """
+        if command.mode is ReleaseMode.RETURNED:
+            await self._check_returned(command)
+        await self.apply(command)
+
+    async def _check_returned(self, command: ReleaseLease) -> None:
+        payloads = self._buffers.leased_payloads(command.buffer, command.lease_id)
+        try:
+            async with asyncio.timeout(RETURN_CHECK_S):
+                if await self.drop_missing(command.buffer, payloads):
+                    self.suspicion_count += 1
+        except (TimeoutError, StoreError):
+            self.suspicion_count += 1
+
+    async def drop_missing(self, buffer: BufferName, payloads: Iterable[Payload]) -> int:
+        """Ask the store for payloads, and give up what refers to those that it lacks.
+
+        Returns:
+            How many were lost.
+
+        Raises:
+            StoreUnavailableError: The store cannot be reached.
+            BufferNotFoundError: The buffer was deleted meanwhile.
+        """
+        looked_at = [payload_reference(payload) for payload in payloads]
+        if not looked_at:
+            return 0
+        with self._metrics.store_trip("present"):
+            missing = await self._custodian.missing(looked_at)
+        # Released and deleted while we asked is not lost.
+        lost = tuple(
+            [
+                PayloadId(each.payload_id)
+                for each in missing
+                if self._buffers.refers_to(buffer, PayloadId(each.payload_id))
+            ]
+        )
+        if not lost:
+            return 0
+        dropped = 0
+        for start in range(0, len(lost), DROP_BATCH):
+            dropped += await self.apply(DropPayloads(buffer, lost[start : start + DROP_BATCH]))
+        self._metrics.count_lost(buffer, len(lost))
+        log.error(
+            "the store lost %d payloads of buffer %s: %d fragments dropped",
+            len(lost),
+            buffer,
+            dropped,
+        )
+        return len(lost)
+
     def refers_to(self, buffer: BufferName, payload_id: PayloadId) -> bool:
         """Whether a buffer refers to a payload."""
         return self._buffers.refers_to(buffer, payload_id)
@@ -469,6 +537,8 @@ class Driver:
             for event in events:
                 if type(event) is PayloadsDisposable:
                     disposable += event.payloads
+                elif type(event) is LeaseEnded:
+                    self.suspicion_count += event.end is LeaseEnd.EXPIRED
                 elif type(event) in _EFFECTFUL:
                     self._model_changes += type(event) is ModelChanged
                     self.turns.when_settled(partial(self._carry_out, event))

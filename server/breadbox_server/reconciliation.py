@@ -4,21 +4,21 @@ A payload that the books know and the store lacks was lost: what refers to it go
 A payload that the store keeps and no book knows is what a crash left between two steps: confirmed
 and not yet admitted, or forgotten and not yet deleted. Its sender may still be about to announce
 it, so it is deleted only after a while, if nobody has referred to it by then.
+
+Nothing is given up on the word of a list, which may miss what moves between nodes meanwhile: the
+store is asked for every payload by name.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
 from breadbox.errors import StoreError
 from breadbox.stores.base import PayloadCustodian
 from breadbox_server.clock import Clock
-from breadbox_server.convert import payload_reference
 from breadbox_server.core.errors import BufferNotFoundError
-from breadbox_server.core.ids import BufferName, PayloadId
-from breadbox_server.core.inputs import DropPayloads, Payload
+from breadbox_server.core.ids import PayloadId
 from breadbox_server.driver import Driver
 from breadbox_server.logs import OutageLog
 from breadbox_server.metrics import Metrics
@@ -29,8 +29,14 @@ PERIOD_S: Final = 1.0
 """Between two looks at a few payloads of each buffer."""
 LOOK_PAYLOADS: Final = 8
 """Payloads of a buffer looked at: enough to notice a store that was emptied."""
+LOOK_BATCH: Final = 65_536
+"""Payloads asked for at a time: tens of milliseconds of the loop's time. A directory is read once
+for each."""
+REST_S: Final = 5.0
+"""Between two comparisons for mere suspicion, at least,"""
+REST_FACTOR: Final = 20.0
+"""and so many times as long as one takes."""
 DELETE_BATCH: Final = 256
-DROP_BATCH: Final = 1024
 
 
 class Reconciler:
@@ -64,6 +70,11 @@ class Reconciler:
         self._orphans: set[PayloadId] = set()
         self._orphans_due_at = 0.0
         self._is_compared = True
+        self._incarnation = ""
+        """Of the store, when it was last compared."""
+        self._suspicion_count = 0
+        """Of the driver, likewise."""
+        self._rest_until = 0.0
         self._outage = OutageLog(log, "comparing books and store")
 
     async def begin(self) -> None:
@@ -75,8 +86,9 @@ class Reconciler:
         Raises:
             StoreUnavailableError: The store cannot be reached.
         """
+        self._incarnation = await self._custodian.incarnation()
         for buffer in self._driver.names():
-            await self._drop(buffer, await self._missing(buffer, self._driver.payloads(buffer)))
+            await self._driver.drop_missing(buffer, self._driver.payloads(buffer))
         self._is_compared = False
 
     async def reconcile(self) -> None:
@@ -85,16 +97,10 @@ class Reconciler:
         Raises:
             StoreUnavailableError: The store cannot be reached.
         """
-        # Only what was in the books before the list was begun must be on it: what is confirmed and
-        # admitted meanwhile may stand where the list has been read already.
-        known_before = {
-            buffer: {each.payload_id for each in self._driver.payloads(buffer)}
-            for buffer in self._driver.names()
-        }
+        incarnation = await self._custodian.incarnation()
+        await self._drop_missing()
         with self._metrics.store_trip("list"):
             kept = {PayloadId(each) async for each in self._custodian.confirmed()}
-        for buffer, of_buffer in known_before.items():
-            await self._drop(buffer, of_buffer - kept)
         known = {
             each.payload_id
             for buffer in self._driver.names()
@@ -103,16 +109,22 @@ class Reconciler:
         self._orphans = kept - known if self._deletes_orphans else set()
         self._orphans_due_at = self._clock.now() + self._orphan_s
         self._is_compared = True
+        # As it was before: what came back meanwhile is compared once more.
+        self._incarnation = incarnation
         if self._orphans:
             log.info("%d payloads in the store are of no buffer", len(self._orphans))
 
     async def run(self) -> None:
-        """Look at a few payloads now and then, and at all of them when one is missing."""
+        """Compare everything once, and again whenever something may be, or is, missing."""
         while True:
             await asyncio.sleep(PERIOD_S)
             try:
-                if not self._is_compared or await self._is_anything_missing():
+                if await self._may_have_lost():
+                    self._is_compared = False
+                if not self._is_compared:
                     await self.reconcile()
+                elif self._is_suspicious():
+                    await self._drop_missing()
                 await self._delete_orphans()
                 self._outage.succeeded()
             except StoreError as error:
@@ -120,44 +132,38 @@ class Reconciler:
             except BufferNotFoundError as error:
                 log.debug("%s went while it was compared; trying again", error.buffer)
 
-    async def _is_anything_missing(self) -> bool:
-        """Look at a few payloads of each buffer."""
+    async def _may_have_lost(self) -> bool:
+        """Whether the store is another than before, or lacks one of a few payloads."""
+        if await self._custodian.incarnation() != self._incarnation:
+            log.warning("the payload store was restarted or replaced: comparing it with the books")
+            return True
         for buffer in self._driver.names():
-            if await self._missing(buffer, islice(self._driver.payloads(buffer), LOOK_PAYLOADS)):
+            few = islice(self._driver.payloads(buffer), LOOK_PAYLOADS)
+            if await self._driver.drop_missing(buffer, few):
                 return True
         return False
 
-    async def _missing(self, buffer: BufferName, payloads: Iterable[Payload]) -> list[PayloadId]:
-        """Those that the store lacks and the buffer still refers to."""
-        looked_at = [payload_reference(payload) for payload in payloads]
-        if not looked_at:
-            return []
-        with self._metrics.store_trip("present"):
-            missing = await self._custodian.missing(looked_at)
-        # Released and deleted while we asked is not lost.
-        return [
-            PayloadId(each.payload_id)
-            for each in missing
-            if self._driver.refers_to(buffer, PayloadId(each.payload_id))
-        ]
+    def _is_suspicious(self) -> bool:
+        """Whether somebody may have met a loss, and it is time to look.
 
-    async def _drop(self, buffer: BufferName, missing: Iterable[PayloadId]) -> None:
-        # What was released and deleted while the list was read is not lost.
-        missing = tuple(each for each in missing if self._driver.refers_to(buffer, each))
-        if not missing:
-            return
-        dropped = 0
-        for start in range(0, len(missing), DROP_BATCH):
-            dropped += await self._driver.apply(
-                DropPayloads(buffer, missing[start : start + DROP_BATCH])
-            )
-        self._metrics.count_lost(buffer, len(missing))
-        log.error(
-            "the store lost %d payloads of buffer %s: %d fragments dropped",
-            len(missing),
-            buffer,
-            dropped,
+        Not every time: comparing costs the store a look at everything that is held.
+        """
+        return (
+            self._driver.suspicion_count != self._suspicion_count
+            and self._clock.now() >= self._rest_until
         )
+
+    async def _drop_missing(self) -> None:
+        """Ask the store for every payload of the books."""
+        started_at = self._clock.now()
+        suspicion_count = self._driver.suspicion_count
+        for buffer in self._driver.names():
+            payloads = list(self._driver.payloads(buffer))
+            for start in range(0, len(payloads), LOOK_BATCH):
+                await self._driver.drop_missing(buffer, payloads[start : start + LOOK_BATCH])
+        self._suspicion_count = suspicion_count
+        took_s = self._clock.now() - started_at
+        self._rest_until = self._clock.now() + max(REST_S, REST_FACTOR * took_s)
 
     async def _delete_orphans(self) -> None:
         if not self._orphans or self._clock.now() < self._orphans_due_at:

@@ -214,7 +214,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.ReleaseLeaseRequest, context: Context
     ) -> pb.ReleaseLeaseResponse:
         """End a lease."""
-        await self._driver.apply(
+        await self._driver.release(
             ReleaseLease(
                 convert.buffer_name(request.buffer),
                 LeaseId(request.lease_id),

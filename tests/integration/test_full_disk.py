@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from breadbox.errors import ReplayBufferError, WaitElapsedError
 from breadbox.fragment import Fragment
 from breadbox.types import AdmissionOutcome
 from support.eventually import eventually_sync
+from support.fragments import vector_fragment
 from support.server_process import ServerProcess
 from support.small_disk import CannotMountError, fill_up, small_disk
 
@@ -39,23 +41,9 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"a small file system cannot be mounted here: {error}")
 
 
-def fragment(index: int, worker: str = "w", size_bytes: int = FRAGMENT_BYTES) -> Fragment:
-    flags = np.zeros(4, np.bool_)
-    return Fragment(
-        worker_id=worker,
-        fragment_index=index,
-        session_id="run",
-        model_version_min=0,
-        model_version_max=0,
-        obs=np.full((4, size_bytes // 4), index % 251, np.uint8),
-        action=np.zeros(4, np.int64),
-        reward=np.ones(4, np.float32),
-        terminated=flags,
-        truncated=flags,
-        first=flags,
-        episode_id=np.zeros(4, np.int64),
-        next_obs=np.zeros(4, np.float32),
-    )
+def fragment(index: int, size_bytes: int = FRAGMENT_BYTES) -> Fragment:
+    obs = np.full((4, size_bytes // 4), index % 251, np.uint8)
+    return replace(vector_fragment(index), obs=obs)
 
 
 class World:
@@ -67,7 +55,7 @@ class World:
         self.server = ServerProcess("--store", f"file://{disk}/store", *arguments, log=log)
         stack.enter_context(self.server)
         self.client = stack.enter_context(breadbox.connect(self.server.address, reconnect_s=60.0))
-        self.client.start_session("run")
+        self.client.start_session("s")
         self.fragment_bytes = FRAGMENT_BYTES
         self.batch_count = 4
         self.appended = 0

@@ -8,12 +8,15 @@ from prometheus_client import CollectorRegistry
 
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.ids import BufferName, SessionId
+from breadbox_server.core.events import FetchGranted
+from breadbox_server.core.ids import BufferName, RequestId, SessionId
 from breadbox_server.core.inputs import (
     AdmissionOutcome,
     EndSession,
     Fragment,
     Payload,
+    ReleaseLease,
+    ReleaseMode,
     StartSession,
 )
 from breadbox_server.driver import Driver, DriverLimits
@@ -114,3 +117,75 @@ async def test_an_orphan_that_is_being_confirmed_is_not_deleted():
     assert AdmissionOutcome.ADMITTED is result.outcome
     assert [left_over.payload_id] == custodian.deleted
     assert {wanted.payload.payload_id} == custodian.kept
+
+
+class Forgetful(FakeCustodian):
+    """A store whose list misses what moves from node to node meanwhile."""
+
+    async def confirmed(self) -> AsyncIterator[str]:
+        for payload_id in sorted(self.kept)[1:]:
+            yield payload_id
+
+
+async def test_nothing_is_given_up_on_the_word_of_a_list():
+    custodian, clock, metrics = Forgetful(), ManualTimers(), Metrics(CollectorRegistry())
+    driver, reconciler = compared(custodian, clock, metrics)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(driver.run())
+        await driver.apply(StartSession(BUFFER, RUN))
+        await driver.append(BUFFER, [fragment(custodian, index) for index in range(3)])
+        await reconciler.reconcile()
+        running.cancel()
+    assert 3 == driver.describe(BUFFER).chunk_count
+
+
+async def granted(driver: Driver, custodian: FakeCustodian, count: int) -> FetchGranted:
+    await driver.apply(StartSession(BUFFER, RUN))
+    await driver.append(BUFFER, [fragment(custodian, index) for index in range(count)])
+    outcome = await driver.fetch(
+        buffer=BUFFER,
+        request_id=RequestId("r"),
+        fragment_count=count,
+        wait_s=0.0,
+        rank=0,
+        world_size=1,
+        lease_s=None,
+    )
+    assert isinstance(outcome, FetchGranted)
+    return outcome
+
+
+async def test_a_returned_lease_gives_back_only_what_the_store_has():
+    custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
+    driver, _ = compared(custodian, clock, metrics)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(driver.run())
+        grant = await granted(driver, custodian, 3)
+        custodian.kept.discard(grant.fragments[0].fragment.payload.payload_id)
+        await driver.release(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.RETURNED))
+        running.cancel()
+    assert (2, 1) == (driver.describe(BUFFER).chunk_count, driver.suspicion_count)
+
+
+async def test_a_lease_is_returned_although_the_store_is_away_and_looked_at_later():
+    custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
+    driver, _ = compared(custodian, clock, metrics)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(driver.run())
+        grant = await granted(driver, custodian, 3)
+        custodian.is_down = True
+        await driver.release(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.RETURNED))
+        running.cancel()
+    assert (3, 1) == (driver.describe(BUFFER).chunk_count, driver.suspicion_count)
+
+
+async def test_a_lease_that_is_consumed_asks_the_store_nothing():
+    custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
+    driver, _ = compared(custodian, clock, metrics)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(driver.run())
+        grant = await granted(driver, custodian, 3)
+        custodian.is_down = True
+        await driver.release(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED))
+        running.cancel()
+    assert (0, 0) == (driver.describe(BUFFER).chunk_count, driver.suspicion_count)

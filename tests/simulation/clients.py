@@ -373,7 +373,7 @@ class Learner(Client):
             return
         release = ReleaseLease(DEFAULT_BUFFER, grant.lease_id, mode)
         lease.is_over = True
-        if await self._end(lease, lambda driver: driver.apply(release)):
+        if await self._end(lease, lambda driver: driver.release(release)):
             lease.is_consumed = mode is ReleaseMode.CONSUMED
 
     @staticmethod

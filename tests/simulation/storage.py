@@ -29,6 +29,7 @@ class SimulatedStore:
         self.confirmed: set[str] = set()
         self.lost: set[str] = set()
         """What it forgot by itself."""
+        self.starts = 1
 
     def put(self, payload_id: str) -> None:
         self._expires_at[payload_id] = asyncio.get_running_loop().time() + UNANNOUNCED_S
@@ -53,6 +54,8 @@ class SimulatedStore:
         self.confirmed.discard(payload_id)
 
     def lose_some(self, count: int) -> None:
+        """Forget payloads: in a restart, which can be told, or just so."""
+        self.starts += self._rng.random() < 0.5
         for payload_id in self._rng.sample(sorted(self.confirmed), min(count, len(self.confirmed))):
             self.confirmed.discard(payload_id)
             self.lost.add(payload_id)
@@ -114,6 +117,10 @@ class SimulatedCustodian:
     async def sweep_unannounced(self) -> int:
         await self._trip()
         return 0
+
+    async def incarnation(self) -> str:
+        await self._trip()
+        return str(self._store.starts)
 
     async def concerns(self) -> tuple[str, ...]:
         return ()

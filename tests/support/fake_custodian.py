@@ -26,6 +26,8 @@ class FakeCustodian:
         self.loses_answers = False
         """Whether confirmations happen and nobody hears of it."""
         self.is_closed = False
+        self.starts = 1
+        """Counted up by a test that lets the store come back."""
         self.may_confirm = asyncio.Event()
         self.may_confirm.set()
         self.confirming = asyncio.Event()
@@ -87,6 +89,10 @@ class FakeCustodian:
     async def sweep_unannounced(self) -> int:
         self._check_up()
         return 0
+
+    async def incarnation(self) -> str:
+        self._check_up()
+        return str(self.starts)
 
     async def concerns(self) -> tuple[str, ...]:
         return ()

@@ -128,6 +128,26 @@ class RedisServer:
         self._process.kill()
         self._wait()
 
+    def copy_data(self, to: Path) -> None:
+        """Copy what it has on disk now, while it goes on: what a backup of this moment has."""
+        to.mkdir()
+        for path in self._data():
+            if path.is_dir():
+                shutil.copytree(path, to / path.name)
+            else:
+                shutil.copy2(path, to)
+
+    def restore_data(self, of: Path) -> None:
+        """Replace what it has on disk by a copy; it must not run."""
+        assert self._process is None
+        for path in self._data():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.copytree(of, self._directory, dirs_exist_ok=True)
+
+    def _data(self) -> list[Path]:
+        """The append-only file; of Redis 7 and later it is a directory."""
+        return list(self._directory.glob("appendonly*"))
+
     def _wait(self) -> None:
         assert self._process is not None
         self._process.wait(timeout=10)

@@ -153,6 +153,12 @@ class PayloadCustodian(Protocol):
     async def usage(self) -> StoreUsage:
         """How full the store is; of several nodes, the sums."""
 
+    async def incarnation(self) -> str:
+        """Says which store this is: another answer, and it may have come back with less.
+
+        It changes when a store is restarted, replaced, or a replica of it is promoted.
+        """
+
     async def concerns(self) -> tuple[str, ...]:
         """Settings of the store under which it may lose payloads: what, and the remedy, each."""
 

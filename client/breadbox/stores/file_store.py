@@ -252,6 +252,10 @@ class FileCustodian:
         """See PayloadCustodian: of the file system that the directory is on."""
         return await asyncio.to_thread(self._usage)
 
+    async def incarnation(self) -> str:
+        """See PayloadCustodian: another directory of the same name is another store."""
+        return await asyncio.to_thread(self._identity)
+
     async def concerns(self) -> tuple[str, ...]:
         """See PayloadCustodian: a directory has no such settings."""
         return ()
@@ -266,6 +270,11 @@ class FileCustodian:
             used_bytes=room.size_bytes - room.free_bytes,
             limit_bytes=room.size_bytes - room.kept_bytes,
         )
+
+    def _identity(self) -> str:
+        with _translated_errors():
+            seen = os.stat(self._directory.payloads)
+        return f"{seen.st_dev}:{seen.st_ino}"
 
     def _ping(self) -> None:
         with _translated_errors():

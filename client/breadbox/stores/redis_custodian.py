@@ -165,6 +165,10 @@ class RedisCustodian:
             limit_bytes=sum(limits) if all(limits) else 0,
         )
 
+    async def incarnation(self) -> str:
+        """See PayloadCustodian: every start of a Redis is another; of a cluster, of a primary."""
+        return " ".join(sorted(str(node["run_id"]) for node in await self._info("server")))
+
     async def concerns(self) -> tuple[str, ...]:
         """See PayloadCustodian. Of a cluster the primaries count."""
         found = []

@@ -43,7 +43,7 @@ from breadbox_server.core.errors import (
 )
 from breadbox_server.core.events import DiscardReason, EvictionReason, ModelChanged
 from breadbox_server.core.fetching import Fetching
-from breadbox_server.core.ids import CallerId, ModelVersion, PayloadId, RequestId, WorkerId
+from breadbox_server.core.ids import CallerId, LeaseId, ModelVersion, PayloadId, RequestId, WorkerId
 from breadbox_server.core.inputs import (
     Appended,
     Fragment,
@@ -121,6 +121,15 @@ class ReplayBuffer:
                     yield fragment.payload
         for _, weights in state.model.kept_weights():
             yield weights
+
+    def leased_payloads(self, lease_id: LeaseId) -> tuple[Payload, ...]:
+        """The payloads that a lease keeps readable; none of one that is unknown or over."""
+        lease = self._state.leases.find(lease_id)
+        if lease is None or lease.end is not None:
+            return ()
+        return tuple(
+            [fragment.payload for each in lease.share for fragment in each.chunk.fragments]
+        )
 
     def _opened_by(self, worker_id: WorkerId) -> Sequence[Fragment]:
         worker = self._state.assembly.find(worker_id)

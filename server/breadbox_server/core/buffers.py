@@ -35,7 +35,7 @@ from breadbox_server.core.errors import (
     DrainingError,
 )
 from breadbox_server.core.events import Event
-from breadbox_server.core.ids import BufferName, CallerId, PayloadId, RequestId
+from breadbox_server.core.ids import BufferName, CallerId, LeaseId, PayloadId, RequestId
 from breadbox_server.core.inputs import (
     Appended,
     Fragment,
@@ -233,6 +233,14 @@ class BufferSet:
             BufferNotFoundError: No buffer has this name.
         """
         return self._find(buffer).payloads()
+
+    def leased_payloads(self, buffer: BufferName, lease_id: LeaseId) -> tuple[Payload, ...]:
+        """The payloads that a lease keeps readable; none of one that is unknown or over.
+
+        Raises:
+            BufferNotFoundError: No buffer has this name.
+        """
+        return self._find(buffer).leased_payloads(lease_id)
 
     def append_credit(self, buffer: BufferName) -> AppendCredit:
         """Say how many fragments and bytes producers may send without being told to wait.
