@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from uuid import uuid4
 
-import click
 import torch
 import yaml
 
@@ -316,7 +315,7 @@ class _Run:
         if folder is None:
             return []
         try:
-            sinks: list[Sink] = [JsonLines(folder.progress), Lines(click.echo)]
+            sinks: list[Sink] = [JsonLines(folder.progress), Lines(_log.info)]
             if settings.tensorboard:
                 sinks.append(TensorBoard(folder.path, first_update=update + 1))
         except OSError as error:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from breadbox.cli import logs
 from breadbox_learner.options import setting_options
 from breadbox_learner.settings import LearnSettings, SettingsError, read_settings
 
@@ -49,8 +50,17 @@ def stop_signals() -> Iterator[threading.Event]:
     "--dry-run", is_flag=True, help="Check everything but the server, print the settings, and end."
 )
 @setting_options(LearnSettings)
+@logs.log_options
 @click.pass_context
-def learn(context: click.Context, /, config: Path | None, dry_run: bool, **values: Any) -> None:
+def learn(
+    context: click.Context,
+    /,
+    config: Path | None,
+    dry_run: bool,
+    log_level: str,
+    log_format: str,
+    **values: Any,
+) -> None:
     """Train a policy with PPO on what rollout workers put into a buffer.
 
     Starts a session, publishes weights, and trains until the target return, a limit, or a signal;
@@ -71,6 +81,7 @@ def learn(context: click.Context, /, config: Path | None, dry_run: bool, **value
         if dry_run:
             click.echo(dry_run_text(settings))
             return
+        logs.configure(log_level, log_format)
         heartbeat = from_environment()
         with stop_signals() as stopped:
 

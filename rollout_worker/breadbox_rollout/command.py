@@ -1,6 +1,5 @@
 """What the commands share: options that are environment variables too, a file, one-line errors."""
 
-import logging
 import signal
 import sys
 import threading
@@ -74,15 +73,6 @@ def import_from_here() -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-
-
-def set_up_logging(level: str) -> None:
-    """Write log lines to stderr."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
 
 
 @contextmanager

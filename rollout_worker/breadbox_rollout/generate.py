@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 import breadbox
+from breadbox.cli import logs
 from breadbox.errors import InvalidRequestError
 from breadbox_rollout.command import (
     OneLineCommand,
     config_option,
     import_from_here,
     option,
-    set_up_logging,
     stop_on_signals,
 )
 from breadbox_rollout.environments import EnvSpec, check_environment
@@ -85,7 +85,7 @@ def generate(**values: Any) -> None:
 
     Ctrl-C ends early and keeps what is finished; the exit code is then 130.
     """
-    set_up_logging(values["log_level"])
+    logs.configure(values["log_level"], values["log_format"])
     import_from_here()
     spec = EnvSpec(name=values["env"], options=values["env_options"])
     check_environment(spec)

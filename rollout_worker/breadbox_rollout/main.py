@@ -13,6 +13,7 @@ import torch
 
 import breadbox
 from breadbox import heartbeat
+from breadbox.cli import logs
 from breadbox.errors import (
     InvalidRequestError,
     NotSupportedError,
@@ -28,7 +29,6 @@ from breadbox_rollout.command import (
     config_option,
     import_from_here,
     option,
-    set_up_logging,
     stop_on_signals,
 )
 from breadbox_rollout.environments import (
@@ -140,7 +140,7 @@ def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
     is_flag=True,
     help="Check everything but the server, print what would be used, end.",
 )
-def rollout(dry_run: bool, log_level: str, **values: Any) -> None:
+def rollout(dry_run: bool, log_level: str, log_format: str, **values: Any) -> None:
     """Run a rollout worker: step environments with the current model and send fragments.
 
     It may be started before server and learner: it waits for both and says so. SIGTERM and Ctrl-C
@@ -161,7 +161,7 @@ def rollout(dry_run: bool, log_level: str, **values: Any) -> None:
         client.close()
         click.echo(settings.as_yaml(), nl=False)
         return
-    set_up_logging(log_level)
+    logs.configure(log_level, log_format)
     check_service(settings)
     torch.set_num_threads(settings.torch_threads)
     run_worker(client, settings, spec, device)

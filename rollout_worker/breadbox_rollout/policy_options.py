@@ -8,6 +8,7 @@ import gymnasium
 import torch
 from numpy.typing import NDArray
 
+from breadbox.cli.logs import log_options
 from breadbox.errors import InvalidRequestError
 from breadbox.policies import PolicyModule, make_policy, policy_names, set_policy_weights
 from breadbox_rollout.command import option
@@ -39,9 +40,7 @@ def environment_options(command: Callable[..., None]) -> Callable[..., None]:
                    help="Resident size at which an environment process is replaced; 0: none."),
             option("--torch-threads", type=click.IntRange(min=1), default=1,
                    help="Threads of the policy on the CPU."),
-            option("--log-level", default="info",
-                   type=click.Choice(["debug", "info", "warning", "error"]),
-                   help="Least that is logged."),
+            log_options,
         )
     ):  # fmt: skip
         command = decorate(command)

@@ -16,8 +16,8 @@ from typing import Any, Final, NoReturn
 import click
 from click.core import ParameterSource
 
+from breadbox.cli import logs
 from breadbox.stores import redact
-from breadbox_server import logs
 from breadbox_server.app import RunningServer, serving, tune_garbage_collection
 from breadbox_server.core.config import (
     BufferConfig,
@@ -314,12 +314,7 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     help="File that gets the bound address once the server answers; deleted when it ends.",
 )
 @_option("--seed", type=int, default=None, help="Of all random choices; none: a fresh one.")
-@_option(
-    "--log-level", type=click.Choice(logs.LEVELS), default="info", help="Least that is logged."
-)
-@_option(
-    "--log-format", type=click.Choice(logs.FORMATS), default="text", help="One line per event."
-)
+@logs.log_options
 def serve(**options: Any) -> None:
     """Run the replay-buffer server until SIGTERM or Ctrl-C.
 
