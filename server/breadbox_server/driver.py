@@ -9,7 +9,8 @@ is no journal.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -21,7 +22,7 @@ from breadbox_server.clock import Clock, TimerHandle
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.description import AppendCredit, BufferDescription
-from breadbox_server.core.errors import BufferNotFoundError, DrainingError
+from breadbox_server.core.errors import BufferNotFoundError, DomainError, DrainingError
 from breadbox_server.core.events import (
     Event,
     FetchGranted,
@@ -162,6 +163,18 @@ class Driver:
             # A refusal waits too: it may tell of what is not durable yet.
             await self.settled()
 
+    @asynccontextmanager
+    async def durable_refusals(self) -> AsyncIterator[None]:
+        """Around what the core may refuse: the refusal leaves once what it tells of is durable.
+
+        Else a caller would know of a buffer's end, say, that a crash takes back.
+        """
+        try:
+            yield
+        except DomainError:
+            await self.settled()
+            raise
+
     def _apply_now(self, command: Input) -> Any:
         """Give the core one input and carry out, or queue, what comes of it."""
         try:
@@ -183,7 +196,8 @@ class Driver:
         try:
             if weights is not None and not await self._confirm_weights(weights):
                 raise PayloadMissingError(weights.payload_id)
-            published: Published = self._apply_now(command)
+            async with self.durable_refusals():
+                published: Published = self._apply_now(command)
             taken = published.weights_taken
         finally:
             # Also when the store's answer was lost, or the caller left while it was awaited: the
@@ -211,7 +225,8 @@ class Driver:
         Raises:
             BufferNotFoundError: No buffer has this name.
         """
-        self._apply_now(command)
+        async with self.durable_refusals():
+            self._apply_now(command)
         for watcher in self._watchers.pop(command.buffer, ()):
             _wake(watcher)
         self._metrics.forget_buffer(command.buffer)
@@ -227,7 +242,8 @@ class Driver:
         if self._draining:
             raise DrainingError
         self.turns.check_room()
-        self._buffers.model(buffer)
+        async with self.durable_refusals():
+            self._buffers.model(buffer)
         return await self.appends.append(buffer, fragments)
 
     async def fetch(
@@ -260,11 +276,12 @@ class Driver:
             world_size=world_size,
             lease_s=lease_s,
         )
-        try:
-            caller_id = self._buffers.apply(command, now=now)
-        except BaseException:
-            self.pump()
-            raise
+        async with self.durable_refusals():
+            try:
+                caller_id = self._buffers.apply(command, now=now)
+            except BaseException:
+                self.pump()
+                raise
         future: asyncio.Future[FetchGranted | WaitElapsed]
         future = self._callers[caller_id] = asyncio.get_running_loop().create_future()
         self.pump()
@@ -315,13 +332,15 @@ class Driver:
             )
 
         until = self._clock.now() + wait_s
-        state = self._buffers.model(buffer)
+        async with self.durable_refusals():
+            state = self._buffers.model(buffer)
         # Again after a change that is none to this caller.
         while not differs(state) and (left_s := until - self._clock.now()) > 0:
             if self._draining:
                 raise DrainingError
             await self._wait_for_change(buffer, left_s)
-            state = self._buffers.model(buffer)
+            async with self.durable_refusals():
+                state = self._buffers.model(buffer)
         await self.settled()
         return differs(state), state
 
@@ -350,7 +369,8 @@ class Driver:
 
     async def durable_model(self, buffer: BufferName) -> ModelState:
         """As `model`, once it is durable; it waits only right after a change of a model."""
-        state = self._buffers.model(buffer)
+        async with self.durable_refusals():
+            state = self._buffers.model(buffer)
         if self._model_changes:
             await self.settled()
         return state

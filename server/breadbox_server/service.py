@@ -192,9 +192,10 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.GetPreparedFragmentsRequest, context: Context
     ) -> pb.GetPreparedFragmentsResponse:
         """List all shares of a granted request."""
-        granted = self._driver.prepared(
-            convert.buffer_name(request.buffer), RequestId(request.request_id)
-        )
+        async with self._driver.durable_refusals():
+            granted = self._driver.prepared(
+                convert.buffer_name(request.buffer), RequestId(request.request_id)
+            )
         await self._driver.settled()
         response = pb.GetPreparedFragmentsResponse()
         convert.add_references(granted, response.fragments)
@@ -238,7 +239,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.UpdateBufferResponse:
         """Change the limits of a buffer."""
         name = convert.buffer_name(request.name)
-        current = self._driver.describe(name).config
+        async with self._driver.durable_refusals():
+            current = self._driver.describe(name).config
         await self._driver.apply(UpdateBuffer(name, convert.config(request.config, current)))
         return pb.UpdateBufferResponse(buffer=self._buffer(name))
 
@@ -262,7 +264,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.GetBufferRequest, context: Context
     ) -> pb.GetBufferResponse:
         """Show one buffer."""
-        buffer = self._buffer(convert.buffer_name(request.name))
+        async with self._driver.durable_refusals():
+            buffer = self._buffer(convert.buffer_name(request.name))
         await self._driver.settled_or_away()
         self._tell_outage([buffer])
         return pb.GetBufferResponse(buffer=buffer)
@@ -286,7 +289,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.ReportEpisodesRequest, context: Context
     ) -> pb.ReportEpisodesResponse:
         """Count finished episodes; either all of them or, if one is malformed, none."""
-        self._driver.model(convert.buffer_name(request.buffer))
+        async with self._driver.durable_refusals():
+            self._driver.model(convert.buffer_name(request.buffer))
         check_int("episodes", len(request.episodes), 1, convert.EPISODES_MAX)
         checked = [
             _checked_episode(episode, position) for position, episode in enumerate(request.episodes)

@@ -14,9 +14,10 @@ from breadbox.errors import StoreUnavailableError
 from breadbox_server import turns
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.errors import DomainError
-from breadbox_server.core.ids import BufferName, RequestId, SessionId
+from breadbox_server.core.errors import BufferNotFoundError, DomainError
+from breadbox_server.core.ids import BufferName, ModelVersion, RequestId, SessionId
 from breadbox_server.core.inputs import (
+    DeleteBuffer,
     EndSession,
     Fragment,
     Payload,
@@ -101,6 +102,51 @@ async def test_an_append_is_answered_only_when_it_is_durable():
         it.journal.may_write.set()
         await appending
         assert 1 == len(it.journal.turns[-1])
+
+
+_REFUSED_WITHOUT_THE_BUFFER = {
+    "append": lambda it: it.driver.append(BUFFER, [fragment(it, 0)]),
+    "fetch": lambda it: it.driver.fetch(
+        buffer=BUFFER,
+        request_id=RequestId("r"),
+        fragment_count=1,
+        wait_s=60.0,
+        rank=0,
+        world_size=1,
+        lease_s=None,
+    ),
+    "delete_buffer": lambda it: it.driver.delete_buffer(DeleteBuffer(BUFFER)),
+    "publish": lambda it: it.driver.publish(PublishModel(BUFFER, RUN, ModelVersion(1), None)),
+    "watch": lambda it: it.driver.watch(
+        BUFFER, session_id=RUN, model_version=None, lacks_weights=False, wait_s=60.0
+    ),
+    "durable_model": lambda it: it.driver.durable_model(BUFFER),
+    "apply": lambda it: it.driver.apply(EndSession(BUFFER, RUN)),
+}
+
+
+@pytest.mark.parametrize("method", _REFUSED_WITHOUT_THE_BUFFER)
+async def test_a_deleted_buffer_is_not_found_only_when_the_deletion_is_durable(method: str):
+    """Else a crash would bring back a buffer that somebody was told is gone."""
+    async with journalled() as it:
+        hold(it)
+        deleting = it.group.create_task(it.driver.delete_buffer(DeleteBuffer(BUFFER)))
+        await it.journal.writing.wait()
+        told: list[BaseException] = []
+
+        async def call() -> None:
+            try:
+                await _REFUSED_WITHOUT_THE_BUFFER[method](it)
+            except BufferNotFoundError as error:
+                told.append(error)
+
+        calling = it.group.create_task(call())
+        await turn_the_loop()
+        assert [] == told
+        it.journal.may_write.set()
+        await deleting
+        await calling
+        assert 1 == len(told)
 
 
 async def test_a_model_is_told_only_when_it_is_durable():
