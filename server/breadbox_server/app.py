@@ -1,15 +1,12 @@
 """Composition root: builds everything, and owns the order in which it starts and stops."""
 
 import asyncio
-import contextlib
 import fcntl
 import gc
 import logging
-import os
 import random
 import resource
 import shutil
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -39,12 +36,13 @@ from breadbox_server.health import Health
 from breadbox_server.interceptors import CallInterceptor
 from breadbox_server.jobs import CLOSE_S_MAX, Jobs, bounded
 from breadbox_server.journal.storage import JournalError
+from breadbox_server.listening import bind, check_addresses, check_free
 from breadbox_server.metrics import Metrics
 from breadbox_server.reconciliation import Reconciler
 from breadbox_server.service import ReplayBufferService, StoreAdvice
 from breadbox_server.settings import Settings, parse_address
 from breadbox_server.tokens import TokenFile
-from breadbox_server.transport import check_plaintext, server_credentials
+from breadbox_server.transport import server_credentials
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +117,11 @@ async def serving(
     """
     async with AsyncExitStack() as stack:
         metrics = Metrics(CollectorRegistry())
+        # What is cheap to find wrong first: nothing has been read, taken or changed yet, least of
+        # all the journal of a server that runs.
+        check_addresses(settings)
+        credentials = _credentials(settings, metrics)
+        tokens = _read_tokens(settings, metrics)
         metrics_address = stack.enter_context(_metrics_served(settings, metrics))
         stack.enter_context(_store_directory(settings, leftovers or ExitStack()))
         settings = _fitted_to_disk(settings)
@@ -126,7 +129,7 @@ async def serving(
         stack.push_async_callback(bounded, custodian.close, CLOSE_S_MAX, "closing the store")
         seed = settings.seed if settings.seed is not None else random.SystemRandom().getrandbits(64)
         books = await stack.enter_async_context(books_open(settings, random.Random(seed), metrics))
-        clock = clock or LoopClock(asyncio.get_running_loop(), not_before=books.now)
+        clock = clock or LoopClock(asyncio.get_running_loop(), starts_at=books.now)
         driver = Driver(
             books.buffers,
             custodian,
@@ -143,14 +146,13 @@ async def serving(
             orphan_s=settings.unannounced_s,
             deletes_orphans=_is_alone(settings, books),
         )
-        tokens = _read_tokens(settings, metrics)
         census = ClientCensus(clock.now)
         for role in Role:
             metrics.clients.labels(role.value).set_function(partial(census.count, role))
         interceptor = CallInterceptor(metrics, Gate(tokens), census, driver.outage)
         health = Health(("", SERVICE_NAME))
         server = _build_server(settings, driver, metrics, interceptor, health)
-        address = _bind(server, settings, metrics)
+        address = bind(server, settings, credentials)
         ending = _Ending(server, health, driver, settings.drain_grace_s, on_end)
         with _one_line_errors():
             async with Jobs(ending.fail) as jobs:
@@ -278,6 +280,13 @@ def _is_alone(settings: Settings, books: Books) -> bool:
     return books.journal is not None or parse_store_url(settings.store).kind == "file"
 
 
+def _credentials(settings: Settings, metrics: Metrics) -> grpc.ServerCredentials | None:
+    """The certificates to show; None: calls are not encrypted."""
+    if settings.tls is None:
+        return None
+    return server_credentials(settings.tls, metrics.credential_failures.inc)
+
+
 def _read_tokens(settings: Settings, metrics: Metrics) -> TokenFile | None:
     """The tokens that are known; None: nobody is asked for one."""
     if settings.tokens is None:
@@ -341,82 +350,6 @@ def _connections_max(settings: Settings) -> int:
     return min(room, settings.connections_max)
 
 
-def _bind(server: grpc.aio.Server, settings: Settings, metrics: Metrics) -> str:
-    """Take the addresses to listen on; gives the one that is told.
-
-    Raises:
-        StartError: One is taken, not ours, or malformed; or others could listen in.
-    """
-    if settings.local_socket is not None:
-        _bind_socket(server, f"unix:{settings.local_socket}", "--local-socket")
-    listen = settings.listen
-    address = parse_address(listen, "--listen")
-    check_plaintext(
-        address and address[0],
-        has_tls=settings.tls is not None,
-        is_allowed=settings.allow_plaintext,
-    )
-    if address is None:
-        _bind_socket(server, listen, "--listen")
-        return listen
-    host, port = address
-    _check_free(host, port, "--listen")
-    try:
-        if settings.tls is None:
-            bound_port = server.add_insecure_port(listen)
-        else:
-            on_failure = metrics.credential_failures.inc
-            bound_port = server.add_secure_port(
-                listen, server_credentials(settings.tls, on_failure)
-            )
-    except RuntimeError:
-        bound_port = 0
-    if bound_port == 0:
-        raise StartError(f"--listen {listen} cannot be used; choose another address")
-    shown_host = f"[{host}]" if ":" in host else host
-    return f"{shown_host}:{bound_port}"
-
-
-def _bind_socket(server: grpc.aio.Server, listen: str, option: str) -> None:
-    """Listen on a unix socket that only this user may open; it needs no encryption.
-
-    Raises:
-        StartError: It cannot be made.
-    """
-    mask = os.umask(0o077)
-    try:
-        with contextlib.suppress(RuntimeError):
-            if server.add_insecure_port(listen):
-                return
-    finally:
-        os.umask(mask)
-    raise StartError(f"{option} {listen} cannot be used; is its folder there and writable?")
-
-
-def _check_free(host: str, port: int, option: str) -> None:
-    """Find out why an address cannot be bound; gRPC would only say that it failed.
-
-    Raises:
-        StartError: The address is taken, or no address of this machine.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise StartError(
-            f"{option}: host {host!r} cannot be resolved; use an IP address"
-        ) from error
-    family, kind, protocol, _, address = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            raise StartError(
-                f"{option} {host}:{port} cannot be used: {os.strerror(error.errno or 0)}; "
-                "stop what runs there or choose another port (0 takes a free one)"
-            ) from error
-
-
 @contextmanager
 def _metrics_served(settings: Settings, metrics: Metrics) -> Iterator[str]:
     """Serve the metrics over HTTP inside the block; yields the bound address, or nothing."""
@@ -427,7 +360,7 @@ def _metrics_served(settings: Settings, metrics: Metrics) -> Iterator[str]:
     if address is None:
         raise StartError("--metrics-listen must be HOST:PORT")
     host, port = address
-    _check_free(host, port, "--metrics-listen")
+    check_free(host, port, "--metrics-listen")
     server, thread = start_http_server(port, host, metrics.registry)
     try:
         yield f"{host}:{server.server_port}"

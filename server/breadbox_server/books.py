@@ -186,7 +186,7 @@ def _apply_new_limits(archive: JournalArchive, settings: Settings, recovered: Re
     buffers = recovered.buffers
     if DEFAULT_BUFFER in buffers.names():
         try:
-            buffers.apply(UpdateBuffer(DEFAULT_BUFFER, wanted), now=max(recovered.now, time()))
+            buffers.apply(UpdateBuffer(DEFAULT_BUFFER, wanted), now=recovered.now)
         except InvalidArgumentError as error:
             option = "--" + error.field.replace("_", "-")
             raise StartError(

@@ -24,23 +24,24 @@ class Clock(Protocol):
 
 
 class LoopClock:
-    """The event loop's monotonic clock, shifted once so that it starts at the wall clock.
+    """The event loop's monotonic clock, shifted once so that deadlines outlive the process.
 
-    The shift lets deadlines that were journalled by one process be read by the next. Wall-clock
-    changes while the process runs have no effect.
+    The shift lets deadlines that were journalled by one process be read by the next. The wall
+    clock only says where the first process of all begins: set forward or back, then or later, it
+    ends no lease.
 
     Args:
         loop: The loop that runs the driver.
-        not_before: An instant that an earlier process reached; the clock starts no earlier, even
-            if the wall clock was set back in between.
+        starts_at: The latest instant that an earlier process reached, where this one goes on: time
+            stands still while no server runs. 0: there was none.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, not_before: float = 0.0) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, starts_at: float = 0.0) -> None:
         self._loop = loop
-        self._offset_s = max(time.time(), not_before) - loop.time()
+        self._offset_s = (starts_at or time.time()) - loop.time()
 
     def now(self) -> float:
-        """Seconds since the epoch, as the wall clock stood when this clock was made."""
+        """Seconds since the epoch, less those for which no server ran."""
         return self._loop.time() + self._offset_s
 
     def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:

@@ -1,11 +1,14 @@
 """`breadbox serve` as an operator meets it: real processes, signals, ports and stores."""
 
+import asyncio
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
+import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import grpc
@@ -16,6 +19,9 @@ from google.protobuf.duration_pb2 import Duration
 from breadbox.stores import open_store
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox_server.app import serving
+from breadbox_server.journal.sqlite import FILE_NAME
+from breadbox_server.settings import Settings
 from support.eventually import eventually_sync
 from support.redis_server import RedisServer
 from support.server_process import END_S, ServerProcess, plain_environment, serve_command
@@ -166,6 +172,91 @@ def test_two_servers_never_share_a_port(tmp_path: Path):
     with ServerProcess("--store", f"file://{tmp_path}/one", log=tmp_path / "log") as server:
         done = failing("--listen", server.address, "--store", f"file://{tmp_path}/two")
     assert_one_line(done, "in use")
+
+
+@pytest.mark.parametrize("option", ["--listen", "--local-socket"])
+def test_two_servers_never_share_a_unix_socket(option: str, tmp_path: Path):
+    """gRPC would take the path away, and nobody would find the first server any more."""
+    path = tmp_path / "socket"
+    name = f"unix:{path}" if option == "--listen" else str(path)
+    listen = name if option == "--listen" else "127.0.0.1:0"
+    more = [] if option == "--listen" else ["--local-socket", name]
+    first = ServerProcess(
+        *("--store", f"file://{tmp_path}/one", *more), listen=listen, log=tmp_path / "log"
+    )
+    with first:
+        done = failing("--listen", listen, "--store", f"file://{tmp_path}/two", *more)
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(channel)
+            stub.GetBuffer(pb.GetBufferRequest(), timeout=CALL_S)
+        assert_one_line(done, option, "another server")
+        first.kill()
+        first.start()  # What a killed one leaves is nobody's.
+        assert 0 == first.stop()
+
+
+def test_a_server_that_cannot_start_takes_nothing_from_one_that_runs(tmp_path: Path):
+    """Started twice by mistake, the second took the journal over before it looked at its port."""
+    with RedisServer() as redis:
+        server = ServerProcess("--store", redis.url, log=tmp_path / "log")
+        with server, stub_of(server) as stub:
+            stub.StartSession(pb.StartSessionRequest(session_id="run"), timeout=CALL_S)
+            missing = str(tmp_path / "no.pem")
+            free = ["--listen", "127.0.0.1:0", "--store", redis.url]
+            assert_one_line(failing("--listen", server.address, "--store", redis.url), "in use")
+            assert_one_line(failing(*free, "--tls-cert", missing, "--tls-key", missing), "no.pem")
+            assert_one_line(failing(*free, "--tokens", missing), "no.pem")
+            assert ADMITTED == append_one(stub, redis.url)
+            assert 0 == server.stop()
+
+
+def test_a_locked_journal_holds_up_its_turns_and_nobody_else(tmp_path: Path):
+    """The loop waited for the lock, up to 5 s, and answered nobody."""
+    store = tmp_path / "store"
+    server = ServerProcess("--store", f"file://{store}", log=tmp_path / "log")
+    with server, stub_of(server) as stub, closing(sqlite3.connect(store / FILE_NAME)) as other:
+        config = pb.GetStoreConfigRequest()
+        stub.GetStoreConfig(config, timeout=CALL_S)
+        other.execute("BEGIN IMMEDIATE")
+        starting = stub.StartSession.future(
+            pb.StartSessionRequest(session_id="run"), timeout=6 * CALL_S
+        )
+        # Longer than the lock was waited for at a time.
+        give_up_at = time.monotonic() + 6.0
+        longest_s = 0.0
+        while time.monotonic() < give_up_at:
+            asked_at = time.monotonic()
+            stub.GetStoreConfig(config, timeout=CALL_S)
+            longest_s = max(longest_s, time.monotonic() - asked_at)
+        assert not starting.done()
+        other.rollback()
+        starting.result()
+    assert longest_s < 2.0, f"an answer took {longest_s:.1f} s"
+
+
+def test_a_wall_clock_set_forward_between_two_servers_ends_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def lease_count(*, fetches: bool) -> int:
+        settings = Settings(listen="127.0.0.1:0", store=f"file://{tmp_path}/store")
+        async with serving(settings) as server:
+            with grpc.insecure_channel(server.address) as channel:
+                stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(channel)
+                return await asyncio.to_thread(_leases_of, stub, settings.store, fetches)
+
+    assert 1 == asyncio.run(lease_count(fetches=True))
+    wall_clock = time.time
+    monkeypatch.setattr(time, "time", lambda: wall_clock() + 3600.0)
+    assert 1 == asyncio.run(lease_count(fetches=False))
+
+
+def _leases_of(stub, store_url: str, fetches: bool) -> int:
+    if fetches:
+        stub.StartSession(pb.StartSessionRequest(session_id="run"), timeout=CALL_S)
+        assert ADMITTED == append_one(stub, store_url)
+        request = pb.FetchFragmentsRequest(request_id="r", fragment_count=1)
+        assert stub.FetchFragments(request, timeout=CALL_S).lease.lease_id
+    return stub.GetBuffer(pb.GetBufferRequest(), timeout=CALL_S).buffer.state.lease_count
 
 
 def test_two_servers_never_share_a_store(tmp_path: Path):

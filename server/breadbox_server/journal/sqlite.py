@@ -194,7 +194,7 @@ class SqliteWriter:
         self._claim = claim
         self._thread = ThreadPoolExecutor(1, "journal") if sync else None
         self._reserve = Reserve(directory)
-        self._connection = self._reserve.with_room(partial(_connect, directory, sync=sync))
+        self._connection = self._reserve.with_room(self._connect)
         self._file = _identity(directory / FILE_NAME)
         self._reserve.refill()
 
@@ -202,6 +202,13 @@ class SqliteWriter:
     def claim(self) -> Claim:
         """See JournalWriter."""
         return self._claim
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = _connect(self._directory, sync=self._thread is not None)
+        if self._thread is None:
+            # On the loop nobody is answered while it waits: the turn is tried again instead.
+            connection.execute("PRAGMA busy_timeout = 0")
+        return connection
 
     def has_room(self) -> bool:
         """See JournalWriter: while most of the reserve is there."""
@@ -267,8 +274,7 @@ class SqliteWriter:
         with _translated_errors():
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Where the file was replaced, this is the one that took its place.
-        connect = partial(_connect, self._directory, sync=self._thread is not None)
-        self._connection = self._reserve.with_room(connect)
+        self._connection = self._reserve.with_room(self._connect)
         self._file = _identity(self._directory / FILE_NAME)
         with suppress(JournalLostError), _translated_errors():
             self._check_ours()
