@@ -15,8 +15,10 @@ one that was not announced expires by itself.
 """
 
 import asyncio
+import contextvars
 import logging
 import random
+import threading
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -28,9 +30,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, cast
 from uuid import uuid4
 
 import grpc
@@ -56,6 +59,7 @@ from breadbox.operations import (
 from breadbox.options import CHANNEL_OPTIONS, ClientOptions, Tls, check_address
 from breadbox.side_stream import side_stream_for
 from breadbox.stores.base import PayloadStore
+from breadbox.stores.deadline import Deadline
 from breadbox.types import FragmentReference, LeaseGrant, ReleaseMode
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 
@@ -71,6 +75,9 @@ ReadBatch = Callable[
     ],
     Awaitable[Batch],
 ]
+
+THREADS_MAX = 16
+"""Threads of one client that move payloads: as many as a store has connections."""
 
 _log = logging.getLogger(__name__)
 
@@ -156,6 +163,37 @@ def open_channel(address: str, options: ClientOptions) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, options.tls.credentials(), options=CHANNEL_OPTIONS)
 
 
+async def _in_thread(threads: Executor, function: Callable[[Deadline], T], deadline: Deadline) -> T:
+    """Run a function in a thread; give up, if no thread was free for it by the deadline.
+
+    One that has begun keeps to the deadline by itself, and is awaited: it may be writing into
+    memory of the caller's.
+
+    Raises:
+        StoreUnavailableError: No thread was free: others wait for the store, too.
+    """
+    claim = threading.Lock()
+
+    def run() -> T | None:
+        return function(deadline) if claim.acquire(blocking=False) else None
+
+    loop = asyncio.get_running_loop()
+    try:
+        running = loop.run_in_executor(threads, contextvars.copy_context().run, run)
+    except RuntimeError as error:
+        raise ClosedError("the client was closed") from error
+    try:
+        await asyncio.wait((running,), timeout=max(0.0, deadline.left_s()))
+        if not running.done() and claim.acquire(blocking=False):
+            late = errors.StoreUnavailableError("no thread was free for the store in time")
+            late.was_silent = True
+            raise late
+        return cast(T, await running)
+    except asyncio.CancelledError:
+        running.cancel()
+        raise
+
+
 class Client:
     """A connection to one server, for the loop it was made in. Not thread-safe.
 
@@ -176,6 +214,8 @@ class Client:
     ) -> None:
         """Use `connect` instead; the collaborators are for tests."""
         self._sleep = sleep
+        # Of its own: a store that is silent must not hold up what others run in threads.
+        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="breadbox-aio")
         self._channel = channel or open_channel(address, options)
         self._stub = ReplayBufferServiceStub(self._channel)
         self._metadata = options.metadata()
@@ -213,6 +253,7 @@ class Client:
         self.closed = True
         await self._channel.close()
         self._context.slot.close()
+        self._threads.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -255,8 +296,8 @@ class Client:
                 return call.decode(await self._send(call, timeout_s))
             case Sleep(duration_s=duration_s):
                 return await self._sleep(duration_s)
-            case Do(function=function):
-                return await asyncio.to_thread(function)
+            case Do(function=function, deadline=deadline):
+                return await _in_thread(self._threads, function, deadline)
             case Both(invoke=invoke, do=do):
                 async with asyncio.TaskGroup() as tasks:
                     sent = tasks.create_task(self._attempt(invoke))

@@ -28,13 +28,13 @@ METHODS: dict[str, str] = {
     "ReleaseLease": "a lease that was released stays released",
     "CreateBuffer": "a buffer with the very same limits is left as it is",
     "UpdateBuffer": "sets limits, does not add to them",
-    "DeleteBuffer": "repeated only while the server could not be reached",
+    "DeleteBuffer": "that it is gone when it is repeated is the success of the first",
     "ListBuffers": "reads",
     "GetBuffer": "reads",
     "GetStoreConfig": "reads",
     "ReportEpisodes": "",
 }
-"""RPC to the reason why it may be sent again after UNAVAILABLE; empty: it is sent once.
+"""RPC to the reason why it may be sent again when no answer came; empty: it is sent once.
 
 A report of episodes adds to sums, so a repetition after a lost reply would count twice.
 """

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import uuid4
@@ -55,9 +56,11 @@ def connect(
         buffer: Buffer that calls are about unless they say otherwise.
         tls: Certificates; None: not encrypted.
         token: Bearer token, sent with every call; anybody on the way can read it without TLS.
-        deadline_s: Seconds in which the server must answer, on top of a wait that was asked for.
-        reconnect_s: Seconds for which a call tries to reach a server or a store that went away,
-            so that work goes on over a restart. 0: not at all.
+        deadline_s: Seconds for which server or store may be silent, on top of a wait that was
+            asked for; slowness is no silence: while bytes of payloads move, a call goes on.
+        reconnect_s: Seconds for which a call then tries again, as it does with a server or a store
+            that went away, so that work goes on over a restart. 0: not at all. So nobody who falls
+            silent holds up a call for longer than `deadline_s` and `reconnect_s` together.
         append_wait_s: Seconds for which an append waits while nothing is admitted because buffer
             or store is full; then BackpressureError.
         codecs: How arrays of appended fragments are encoded: one codec ("raw", "lz4", "zstd",
@@ -105,7 +108,7 @@ class Client:
         InvalidRequestError: An argument does not fit, or can never be met.
         UnavailableError: The server stayed out of reach, or draining, for `reconnect_s`.
         TlsError: Certificates or encryption do not fit; at once, if there never was an answer.
-        DeadlineExceededError: The server did not answer in time.
+        DeadlineExceededError: The server was silent for `deadline_s`, and then for `reconnect_s`.
         UnauthenticatedError, PermissionDeniedError: Credentials are missing, unknown, too weak.
         NotSupportedError: The server does not know the call.
         InternalError: A bug in the server.
@@ -217,8 +220,8 @@ class Client:
                 return call.decode(self._send(call, timeout_s))
             case Sleep(duration_s=duration_s):
                 return self._sleep(duration_s)
-            case Do(function=function):
-                return function()
+            case Do(function=function, deadline=deadline):
+                return function(deadline)
             case Both(invoke=invoke, do=do):
                 return self._perform_both(invoke, do)
 
@@ -228,7 +231,7 @@ class Client:
             method = getattr(self._stub, call.method)
             future = method.future(call.request, timeout=invoke.timeout_s, metadata=self._metadata)
         try:
-            done = _attempt(do.function)
+            done = _attempt(partial(do.function, do.deadline))
         except BaseException:
             future.cancel()
             raise

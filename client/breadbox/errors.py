@@ -132,7 +132,7 @@ class TlsError(UnavailableError):
 
 
 class DeadlineExceededError(ReplayBufferError, TimeoutError):
-    """The call's own deadline passed without an answer: the server is slow, stuck or cut off."""
+    """The server gave no answer in time, and none when asked again: it is slow, stuck or cut off."""
 
 
 class UnauthenticatedError(ReplayBufferError):
@@ -164,7 +164,10 @@ class StoreUrlError(StoreError):
 
 
 class StoreUnavailableError(StoreError):
-    """The payload store cannot be reached."""
+    """The payload store cannot be reached, or does not answer."""
+
+    was_silent = False
+    """Whether it was waited for in vain, rather than found to be away."""
 
 
 class StoreFullError(StoreError):

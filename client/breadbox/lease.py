@@ -21,6 +21,8 @@ FRAGMENTS_PER_READ = 8
 """Fragments that `fragments()` loads, and holds, at a time."""
 RENEW_AT = 1 / 3
 """A lease is renewed when this part of it has passed: two renewals may fail before it expires."""
+RENEWAL_END_S = 0.3
+"""How long a release waits for a renewal that is under way."""
 RENEWALS_MAX = 16
 """Renewals under way at a time, each for at most a few seconds."""
 DUE_COUNT_MIN = 64
@@ -297,8 +299,13 @@ class Lease:
         if self.released:
             return
         self.released = True
-        with self._renewing:  # So that no renewal is under way when the release is sent.
+        # So that no renewal is under way when the release is sent; one that hangs is left alone.
+        has_ended = self._renewing.acquire(timeout=RENEWAL_END_S)
+        try:
             self._client.release_lease(self.lease_id, mode, buffer=self._buffer)
+        finally:
+            if has_ended:
+                self._renewing.release()
 
     def renew_quietly(self) -> float | None:
         """Renew for the keeper; returns seconds until the next renewal, None when it is over."""
@@ -309,14 +316,20 @@ class Lease:
                 remaining_s: float = self._once(
                     calls.renew_lease(self._buffer, self.lease_id, None)
                 )
-            except (errors.LeaseExpiredError, errors.ClosedError) as error:
-                self.expired = isinstance(error, errors.LeaseExpiredError)
-                _log.warning("lease %s is not renewed any more: %s", self.lease_id, error)
-                return None
             except errors.ReplayBufferError as error:
-                _log.warning("lease %s could not be renewed: %s", self.lease_id, error)
-                return 1.0
+                if self.released:
+                    return None  # It was released meanwhile; that is no loss.
+                return self._not_renewed(error)
             return remaining_s * RENEW_AT
+
+    def _not_renewed(self, error: errors.ReplayBufferError) -> float | None:
+        """Note a failed renewal; seconds until the next one, None when it is over."""
+        if isinstance(error, errors.LeaseExpiredError | errors.ClosedError):
+            self.expired = isinstance(error, errors.LeaseExpiredError)
+            _log.warning("lease %s is not renewed any more: %s", self.lease_id, error)
+            return None
+        _log.warning("lease %s could not be renewed: %s", self.lease_id, error)
+        return 1.0
 
     def _check_open(self) -> None:
         if self.released:

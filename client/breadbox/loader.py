@@ -29,7 +29,6 @@ from breadbox.errors import (
     InvalidRequestError,
     PayloadCorruptError,
     PayloadMissingError,
-    StoreUnavailableError,
 )
 from breadbox.side_stream import side_stream_for
 from breadbox.types import FragmentReference
@@ -41,8 +40,10 @@ Loaded = TypeVar("Loaded")
 Record = TypeVar("Record")
 Result = TypeVar("Result")
 
-LOAD_ERRORS = (PayloadCorruptError, PayloadMissingError, StoreUnavailableError)
-"""Failures of a load that are tried again, and may be skipped; anything else is a bug or misuse."""
+LOAD_ERRORS = (PayloadCorruptError, PayloadMissingError)
+"""Failures of a load that are tried again, and may be skipped. A store that is away is none: the
+load has waited for it, for as long as its client may, and no fragment is at fault. Anything else is
+a bug or misuse."""
 
 
 LoadOrder = Literal["granted", "shuffled", "completed"]
@@ -90,7 +91,8 @@ class LoaderOptions:
     drop_last: bool = False
     """Leave out a last batch that is shorter than the others."""
     retries: int = 2
-    """Further attempts at a load that failed, 0 to 100."""
+    """Further attempts at a load that failed, 0 to 100. For a store that is away, the client's
+    `reconnect_s` says how long to wait."""
     on_failure: OnFailure = "raise"
 
     def __post_init__(self) -> None:
@@ -215,8 +217,9 @@ class FragmentLoader(Generic[Loaded]):
 
         Raises:
             InvalidRequestError: `batch_size` is below 1.
-            StoreUnavailableError, PayloadMissingError, PayloadCorruptError: A load failed after
-                the last retry, unless told to skip. The iteration is over then.
+            PayloadMissingError, PayloadCorruptError: A load failed after the last retry, unless
+                told to skip. The iteration is over then.
+            StoreUnavailableError: The store stayed away for `reconnect_s`. So it is then, too.
         """
         options = self._plan.options
         loaded = run_ahead(

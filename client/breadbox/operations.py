@@ -7,13 +7,15 @@ pressure and cutting long waits are written, and tested, once.
 
 Invariants:
     O1  A call is repeated only if `calls.METHODS` says why that is safe, under `retry.RetryPolicy`.
-    O2  A wait never outlives what the caller allowed by more than one deadline and `reconnect_s`.
+    O2  A call ends at the latest `deadline_s` and `reconnect_s` after the wait that was asked for,
+        or after somebody last answered it, or bytes of a payload last moved, whoever is silent.
     O3  A payload is deleted by its writer only if the server certainly does not hold it: the call
         that was answered was sent once. In doubt it stays, unannounced, and expires by itself.
     O4  Certificates that do not fit before the server ever answered are a mistake, raised at once;
         afterwards they are an outage like any other.
 """
 
+import math
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +30,7 @@ from breadbox.fragment import Fragment
 from breadbox.options import WAIT_S_MAX_PER_CALL, ClientOptions
 from breadbox.retry import RetryBudget, RetryPolicy
 from breadbox.stores.base import PayloadStore
+from breadbox.stores.deadline import Deadline
 from breadbox.types import (
     AdmissionOutcome,
     AppendReply,
@@ -72,9 +75,11 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """Run a function that may block, such as one that moves payloads; the result is its result."""
+    """Run a function that moves payloads, and may block for that; the result is its result."""
 
-    function: Callable[[], Any]
+    function: Callable[[Deadline], Any]
+    """Called with the deadline, which it keeps to."""
+    deadline: Deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,16 @@ class Context:
     def policy(self) -> RetryPolicy:
         """How long to try again."""
         reconnect_s = self.options.reconnect_s
-        return RetryPolicy(elapsed_s_max=reconnect_s, backpressure_s_max=reconnect_s)
+        return RetryPolicy(
+            elapsed_s_max=reconnect_s,
+            answer_s_max=self.options.deadline_s,
+            backpressure_s_max=reconnect_s,
+        )
+
+    def deadline(self, budget: RetryBudget | None = None) -> Deadline:
+        """For an attempt at the store that begins now."""
+        ends_at = math.inf if budget is None else budget.ends_at
+        return Deadline(self.options.deadline_s, ends_at=ends_at, now=self.now)
 
     @property
     def append_policy(self) -> RetryPolicy:
@@ -163,7 +177,7 @@ def repeat(
     context: Context,
     make_call: Callable[[float], Call[T]],
     policy: RetryPolicy | None = None,
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Callable[[Deadline], None] | None = None,
 ) -> Generator[Effect, Any, tuple[T, int]]:
     """Send a call until it is answered, refused, or the retry policy gives up.
 
@@ -172,21 +186,23 @@ def repeat(
         make_call: The call to send at this time; asked again for every attempt, so that a wait
             can shrink by what has passed.
         policy: How long to try again; None: the client's.
-        meanwhile: Run while the first attempt is under way; whether that fails is its own matter.
+        meanwhile: Moves payloads while the first attempt is under way; whether that fails is its
+            own matter.
 
     Returns:
         The answer, and how many times the call was sent.
     """
     budget = RetryBudget(policy or context.policy, context.rng)
     while True:
-        call = make_call(context.now())
-        invocation = Invoke(call, call.wait_s + context.options.deadline_s)
+        now = context.now()
+        call = make_call(now)
+        invocation = Invoke(call, call.wait_s + budget.answer_s(now=now))
         try:
             if meanwhile is None:
                 answer = yield invocation
             else:
                 function, meanwhile = meanwhile, None
-                sent, _ = yield Both(invocation, Do(function))
+                sent, _ = yield Both(invocation, Do(function, context.deadline()))
                 if sent.error is not None:
                     raise sent.error
                 answer = sent.result
@@ -315,31 +331,46 @@ def opened_store(context: Context) -> Operation[PayloadStore]:
     url = context.options.store_url or config.store_url
     store = yield from storing(
         context,
-        lambda: stores.open_store(
-            url, unannounced_s=config.unannounced_s, piece_size_bytes=config.piece_size_bytes
+        lambda deadline: stores.open_store(
+            url,
+            unannounced_s=config.unannounced_s,
+            piece_size_bytes=config.piece_size_bytes,
+            deadline=deadline,
         ),
     )
     return context.slot.settle(store)
 
 
-def storing(context: Context, function: Callable[[], T]) -> Operation[T]:
+def storing(
+    context: Context,
+    function: Callable[[Deadline], T],
+    failed: tuple[errors.StoreUnavailableError, float] | None = None,
+) -> Operation[T]:
     """Run a function that moves payloads; wait while the store is away or full.
 
+    Args:
+        context: The client's.
+        function: Moves them, keeping to the deadline that it is given.
+        failed: How an earlier attempt at the same failed, and when.
+
     Raises:
-        StoreUnavailableError: The store stayed away for `reconnect_s`.
+        StoreUnavailableError: The store stayed away, or silent, for `reconnect_s`.
         BackpressureError: The store stayed full for `append_wait_s`.
     """
     outage = RetryBudget(context.policy, context.rng)
     full_since: float | None = None
+    if failed is not None and outage.delay_s_after(failed[0], now=failed[1]) is None:
+        raise failed[0]
     while True:
         try:
-            result: T = yield Do(function)
+            result: T = yield Do(function, context.deadline(outage))
         except errors.StoreUnavailableError as error:
             delay_s = outage.delay_s_after(error, now=context.now())
             if delay_s is None:
                 raise
             yield Sleep(delay_s)
         except errors.StoreFullError as error:
+            outage.answered()
             now = context.now()
             full_since = now if full_since is None else full_since
             left_s = full_since + context.options.append_wait_s - now
@@ -361,7 +392,9 @@ def publish(
     """Write weights, then publish them with their version in one step."""
     store = yield from opened_store(context)
     for last_try in (False, True):
-        reference = yield from storing(context, lambda: payload.write_weights(store, weights))
+        reference = yield from storing(
+            context, lambda deadline: payload.write_weights(store.within(deadline), weights)
+        )
         call = calls.publish_model(buffer, session_id, model_version, reference)
         try:
             reply, _ = yield from repeat(context, _always(call), context.append_policy)
@@ -369,7 +402,7 @@ def publish(
             if last_try:
                 raise
         except (errors.SessionEndedError, errors.VersionRegressedError):
-            yield from _discard(store, [reference])
+            yield from _discard(context, store, [reference])
             raise
         else:
             return reply
@@ -379,7 +412,11 @@ def publish(
 def load_weights(context: Context, reference: PayloadReference) -> Operation[dict[str, Any]]:
     """Read published weights."""
     store = yield from opened_store(context)
-    return (yield from storing(context, lambda: payload.read_weights(store, reference)))
+    return (
+        yield from storing(
+            context, lambda deadline: payload.read_weights(store.within(deadline), reference)
+        )
+    )
 
 
 def read_fragments(
@@ -392,7 +429,10 @@ def read_fragments(
     store = yield from opened_store(context)
     return (
         yield from storing(
-            context, lambda: payload.read_fragments(store, references, columns, steps)
+            context,
+            lambda deadline: payload.read_fragments(
+                store.within(deadline), references, columns, steps
+            ),
         )
     )
 
@@ -402,7 +442,11 @@ def describe_arrays(
 ) -> Operation[list[dict[str, str]]]:
     """Read what arrays granted fragments have, in order."""
     store = yield from opened_store(context)
-    return (yield from storing(context, lambda: payload.describe_arrays(store, references)))
+    return (
+        yield from storing(
+            context, lambda deadline: payload.describe_arrays(store.within(deadline), references)
+        )
+    )
 
 
 def read_batch(
@@ -417,19 +461,24 @@ def read_batch(
     """Read the payloads of granted fragments into one stacked batch, within a context."""
     store = yield from opened_store(context)
 
-    def read() -> Batch:
+    def read(deadline: Deadline) -> Batch:
         with within or nullcontext():
-            return load_batch(store, references, device=device, columns=columns, into=into)
+            bounded = store.within(deadline)
+            return load_batch(bounded, references, device=device, columns=columns, into=into)
 
     return (yield from storing(context, read))
 
 
-def _discard(store: PayloadStore, references: Sequence[PayloadReference]) -> Operation[None]:
+def _discard(
+    context: Context, store: PayloadStore, references: Sequence[PayloadReference]
+) -> Operation[None]:
     """Delete payloads that nobody will announce; if that fails they expire by themselves."""
     if not references:
         return
     try:
-        yield Do(lambda: store.delete_many(references))
+        yield Do(
+            lambda deadline: store.within(deadline).delete_many(references), context.deadline()
+        )
     except errors.StoreError:
         return
 
@@ -514,6 +563,8 @@ class _Appending:
         self._call: Call[AppendReply] | None = None
         """Announces all of the group; None: not made yet, or not for all any more."""
         self._results = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
+        self._failed: tuple[errors.StoreUnavailableError, float] | None = None
+        """How the first attempt at writing failed, and when."""
         self._doubtful: set[int] = set()
         """Positions announced by a call that was sent more than once (O3)."""
         self._rewritten: set[int] = set()
@@ -540,9 +591,9 @@ class _Appending:
 
     def _write_or_halve(self) -> Operation[list["_Appending"]]:
         """Write everything, or give halves to run instead: both may never fit at a time."""
-        if len(self._fragments) > 1:
+        if len(self._fragments) > 1 and self._failed is None:
             try:
-                yield Do(self._write_now)
+                yield Do(self._write_now, self._context.deadline())
             except errors.StoreFullError:
                 middle = len(self._fragments) // 2
                 return [
@@ -555,23 +606,32 @@ class _Appending:
             self._references = yield from self._write(range(len(self._fragments)))
         return []
 
-    def _write_now(self) -> None:
-        self._references = payload.write_fragments(
-            self._store, self._fragments, codecs=self._codecs
-        )
+    def _write_now(self, deadline: Deadline) -> None:
+        """Write everything. That the store was away is remembered: it is part of the outage."""
+        try:
+            self._references = payload.write_fragments(
+                self._store.within(deadline), self._fragments, codecs=self._codecs
+            )
+        except errors.StoreUnavailableError as error:
+            self._failed = error, self._context.now()
+            raise
 
     def _write(self, positions: Sequence[int]) -> Operation[list[PayloadReference]]:
         fragments = [self._fragments[position] for position in positions]
+        failed, self._failed = self._failed, None
         return (
             yield from storing(
                 self._context,
-                lambda: payload.write_fragments(self._store, fragments, codecs=self._codecs),
+                lambda deadline: payload.write_fragments(
+                    self._store.within(deadline), fragments, codecs=self._codecs
+                ),
+                failed,
             )
         )
 
-    def _write_ahead(self) -> None:
+    def _write_ahead(self, deadline: Deadline) -> None:
         """Get everything ready while another group's call is under way."""
-        self._write_now()
+        self._write_now(deadline)
         self._call = self._announcement_of(range(len(self._fragments)))
 
     def _announcement_of(self, pending: Sequence[int]) -> Call[AppendReply]:
@@ -600,7 +660,7 @@ class _Appending:
         if attempts > 1:
             self._doubtful.update(pending)
         left, missing, refused = self._sort(pending, reply.results)
-        yield from _discard(self._store, refused)
+        yield from _discard(context, self._store, refused)
         if missing:
             yield from self._rewrite(missing)
         waits = any(self._results[position].outcome.asks_to_wait for position in left)
@@ -641,7 +701,7 @@ class _Appending:
         if waited_s < self._context.options.append_wait_s:
             return
         sure = [self._references[p] for p in left if p not in self._doubtful]
-        yield from _discard(self._store, sure)
+        yield from _discard(self._context, self._store, sure)
         error = errors.BackpressureError(
             f"{len(left)} fragments found no room in buffer {self._buffer!r} for {waited_s:.0f} s",
             delay_s,

@@ -81,9 +81,10 @@ class ClientOptions:
     token: str | None = field(default=None, repr=False)
     """Sent as a bearer token with every call. Without TLS anybody on the way can read it."""
     deadline_s: float = 10.0
-    """Seconds in which the server must answer, on top of a wait that was asked for."""
+    """Seconds for which server or store may be silent, on top of a wait that was asked for."""
     reconnect_s: float = 30.0
-    """Seconds for which a call tries to reach a server or store that went away. 0: not at all."""
+    """Seconds for which a call tries again with a server or store that is away or silent. 0: not at
+    all. Nobody's silence holds up a call for longer than `deadline_s` and this together."""
     append_wait_s: float = 300.0
     """Seconds for which an append waits while buffer or store is full; then BackpressureError."""
     codecs: str | Mapping[str, str] = "raw"

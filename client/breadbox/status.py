@@ -198,6 +198,8 @@ def from_rpc_error(
         return errors.InternalError(f"gRPC failed without a status: {error!r}")
     trailing = {key.lower(): value for key, value in error.trailing_metadata() or ()}
     failure = read_failure(error.code(), error.details() or "", trailing)
+    if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and not failure.reason:
+        return errors.DeadlineExceededError(f"{address} did not answer in time: {failure.text}")
     if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
         return unreachable(failure.text, address, encrypted=encrypted)
     if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and not failure.reason:

@@ -12,7 +12,12 @@ from typing import Any, get_args
 import pytest
 
 from breadbox.async_loader import AsyncFragmentLoader, run_ahead
-from breadbox.errors import InvalidRequestError, PayloadMissingError, StoreUnavailableError
+from breadbox.errors import (
+    InvalidRequestError,
+    PayloadCorruptError,
+    PayloadMissingError,
+    StoreUnavailableError,
+)
 from breadbox.loader import FragmentLoader, LoaderOptions, LoadOrder
 from breadbox.types import FragmentReference
 from support.references import numbers, references
@@ -159,12 +164,25 @@ async def test_a_failed_load_is_tried_again() -> None:
     async def load(job: Sequence[FragmentReference]) -> list[int]:
         attempts.update(numbers(job))
         if attempts[2] < 3 and 2 in numbers(job):
-            raise StoreUnavailableError("the store is away")
+            raise PayloadCorruptError("a block has another checksum")
         return numbers(job)
 
     batches = await listed(loader(load, retries=2).batches(references(4), 1))
     assert [[0], [1], [2], [3]] == batches
     assert {0: 1, 1: 1, 2: 3, 3: 1} == attempts
+
+
+async def test_a_store_that_is_away_is_neither_tried_again_nor_skipped() -> None:
+    attempts: Counter[int] = Counter()
+
+    async def load(job: Sequence[FragmentReference]) -> list[int]:
+        attempts.update(numbers(job))
+        raise StoreUnavailableError("the store is away")
+
+    batches = loader(load, retries=2, prefetch_batches=0, on_failure="skip")
+    with pytest.raises(StoreUnavailableError):
+        await anext(batches.batches(references(4), 2))
+    assert {0: 1, 1: 1} == attempts
 
 
 def missing(*lost: int) -> Load:

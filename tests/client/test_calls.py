@@ -276,9 +276,19 @@ async def test_a_server_that_does_not_answer_in_time_is_a_passed_deadline(
 ) -> None:
     gate = Gate(pb.ListBuffersResponse())
     fake.will("ListBuffers", gate)
-    async with make_caller(kind, address, deadline_s=0.2) as caller:
-        with pytest.raises(errors.DeadlineExceededError):
+    async with make_caller(kind, address, deadline_s=0.2, reconnect_s=0.0) as caller:
+        with pytest.raises(errors.DeadlineExceededError, match="did not answer in time"):
             await caller.call("list_buffers")
+    gate.open.set()
+
+
+async def test_a_server_that_is_silent_for_a_while_is_ridden_through(
+    kind: str, address: str, fake: FakeService
+) -> None:
+    gate = Gate(pb.ListBuffersResponse())
+    fake.will("ListBuffers", gate)
+    async with make_caller(kind, address, deadline_s=0.2) as caller:
+        assert () == await caller.call("list_buffers")
     gate.open.set()
 
 

@@ -543,18 +543,24 @@ def test_a_lease_with_less_time_does_not_wait_behind_one_with_more() -> None:
 
 
 class NotingLock:
-    """A lock that notes whether somebody had to wait for it."""
+    """A lock that notes whether somebody had to wait for it, for which it leaves all the time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.was_waited_for = False
 
-    def __enter__(self) -> None:
+    def acquire(self, timeout: float = -1) -> bool:
         self.was_waited_for = self.was_waited_for or self._lock.locked()
-        self._lock.acquire()
+        return self._lock.acquire(timeout=10)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.release()
 
 
 class ReleasingClient:
@@ -592,6 +598,19 @@ def test_a_release_is_sent_after_a_renewal_that_is_under_way_and_before_no_other
     releasing.join()
     assert None is lease.renew_quietly()
     assert ["RenewLease", "ReleaseLease"] == client.sent
+
+
+def test_a_release_does_not_wait_for_a_renewal_that_hangs() -> None:
+    client = ReleasingClient()
+    grant = LeaseGrant("l", 60.0, (), "s", 0, "r")
+    lease = Lease(client, "default", grant, keeper=LeaseKeeper(), once=client.once)  # type: ignore[arg-type]
+    renewing = threading.Thread(target=lease.renew_quietly)
+    renewing.start()
+    assert client.renewing.wait(10)
+    lease.release()
+    assert ["ReleaseLease"] == client.sent
+    client.may_renew.set()
+    renewing.join()
 
 
 def test_ranks_share_a_fetch_by_its_request_id(

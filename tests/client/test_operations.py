@@ -66,7 +66,6 @@ def test_a_server_that_stays_away_ends_the_call_after_reconnect_s() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        errors.DeadlineExceededError("late"),
         errors.InvalidRequestError("name", "is empty"),
         errors.InternalError("bug"),
         errors.LimitExceededError("too many"),
@@ -78,6 +77,66 @@ def test_what_cannot_pass_is_raised_at_once(error: errors.ReplayBufferError) -> 
     with pytest.raises(type(error)):
         world.run(operations.invoke(world.context, calls.list_buffers()))
     assert 1 == len(world.sent)
+
+
+def silent(world: OperationWorld) -> Callable[[Any], errors.DeadlineExceededError]:
+    """A server that lets the call's whole time pass."""
+
+    def answer(call: Any) -> errors.DeadlineExceededError:
+        world.clock.advance(world.sent[-1][1])
+        return errors.DeadlineExceededError("late")
+
+    return answer
+
+
+@pytest.mark.parametrize("reconnect_s", [0.0, 3.0, 25.0])
+def test_a_server_that_is_silent_ends_the_call_after_deadline_and_reconnect_s(
+    reconnect_s: float,
+) -> None:
+    world = OperationWorld(ClientOptions(deadline_s=7.0, reconnect_s=reconnect_s))
+    world.will("ListBuffers", *[silent(world)] * 1000)
+    with pytest.raises(errors.DeadlineExceededError):
+        world.run(operations.invoke(world.context, calls.list_buffers()))
+    assert 7.0 <= world.clock.now <= 7.0 + reconnect_s
+    assert world.clock.now > 7.0 + 0.9 * reconnect_s - 0.1
+
+
+def test_a_server_that_goes_and_then_is_silent_ends_the_call_in_the_same_time() -> None:
+    world = OperationWorld(ClientOptions(deadline_s=7.0, reconnect_s=5.0))
+    world.will("ListBuffers", AWAY, AWAY, *[silent(world)] * 1000)
+    with pytest.raises(errors.DeadlineExceededError):
+        world.run(operations.invoke(world.context, calls.list_buffers()))
+    assert world.clock.now <= 12.0
+
+
+def test_a_wait_in_silence_ends_deadline_and_reconnect_s_after_it() -> None:
+    world = OperationWorld(ClientOptions(deadline_s=7.0, reconnect_s=5.0))
+    world.will("FetchFragments", *[silent(world)] * 1000)
+    with pytest.raises(errors.DeadlineExceededError):
+        world.run(operations.fetch(world.context, "b", fetch_request(20.0)))
+    assert 30.0 < world.clock.now <= 32.0
+
+
+def test_an_append_that_passed_its_deadline_is_sent_again_and_counted_once(
+    store: "RecordingStore",
+) -> None:
+    """Its identity is judged once: the repetition tells what became of the first."""
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", silent(world), reply(DUPLICATE))
+    assert [DUPLICATE] == append(world)
+    assert 2 == len(world.requests("AppendFragments"))
+    assert [] == store.deleted
+
+
+def test_an_answer_that_asks_to_wait_ends_an_outage() -> None:
+    """Hours of a full buffer leave all of reconnect_s for a server that then goes away."""
+    world = OperationWorld(ClientOptions(reconnect_s=30.0, append_wait_s=1000.0))
+    wait = errors.BackpressureError("full", 20.0)
+    world.will("AppendFragments", *[wait] * 10, *[AWAY] * 5, reply(ADMITTED))
+    call = calls.append_fragments("b", [])
+    budget = world.context.append_policy
+    answer, _ = world.run(operations.repeat(world.context, lambda _: call, budget))
+    assert reply(ADMITTED) == answer
 
 
 MISFIT = errors.TlsError("its certificate is of no authority that this client trusts")
@@ -309,6 +368,9 @@ class RecordingStore:
     def delete_many(self, references: Any) -> None:
         self.deleted += references
         self._store.delete_many(references)
+
+    def within(self, deadline: Any) -> "RecordingStore":
+        return self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

@@ -35,7 +35,7 @@ def test_the_ceiling_doubles_up_to_a_limit_and_the_jitter_is_full(
         (AWAY, 0.0),
         (errors.StoreUnavailableError("away"), 0.0),
         (errors.BackpressureError("full", 1.5), 1.5),
-        (errors.DeadlineExceededError("late"), None),
+        (errors.DeadlineExceededError("late"), 0.0),
         (errors.LimitExceededError("too many"), None),
         (errors.InvalidRequestError("rank", "is odd"), None),
         (errors.InternalError("bug"), None),

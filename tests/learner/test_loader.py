@@ -12,7 +12,12 @@ from typing import Any, get_args
 
 import pytest
 
-from breadbox.errors import InvalidRequestError, PayloadMissingError, StoreUnavailableError
+from breadbox.errors import (
+    InvalidRequestError,
+    PayloadCorruptError,
+    PayloadMissingError,
+    StoreUnavailableError,
+)
 from breadbox.loader import (
     FragmentLoader,
     LoaderOptions,
@@ -138,11 +143,25 @@ def test_a_failed_load_is_tried_again() -> None:
     def load(job: Sequence[FragmentReference]) -> list[int]:
         attempts.update(numbers(job))
         if attempts[2] < 3 and 2 in numbers(job):
-            raise StoreUnavailableError("the store is away")
+            raise PayloadCorruptError("a block has another checksum")
         return numbers(job)
 
     assert [[0], [1], [2], [3]] == list(loader(load, retries=2).batches(references(4), 1))
     assert {0: 1, 1: 1, 2: 3, 3: 1} == attempts
+
+
+def test_a_store_that_is_away_is_neither_tried_again_nor_skipped() -> None:
+    """The load has waited for it already, and no fragment is at fault."""
+    attempts: Counter[int] = Counter()
+
+    def load(job: Sequence[FragmentReference]) -> list[int]:
+        attempts.update(numbers(job))
+        raise StoreUnavailableError("the store is away")
+
+    batches = loader(load, retries=2, prefetch_batches=0, on_failure="skip")
+    with pytest.raises(StoreUnavailableError):
+        next(batches.batches(references(4), 2))
+    assert {0: 1, 1: 1} == attempts
 
 
 def missing(*lost: int) -> Callable[[Sequence[FragmentReference]], list[int]]:

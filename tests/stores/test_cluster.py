@@ -85,8 +85,8 @@ def met(monkeypatch: pytest.MonkeyPatch, cluster: RedisCluster) -> list[str]:
     borrowed_wire = redis_store.borrowed_wire
 
     @contextmanager
-    def meeting(pool: Any) -> Iterator[Any]:
-        with borrowed_wire(pool) as wire:
+    def meeting(*arguments: Any) -> Iterator[Any]:
+        with borrowed_wire(*arguments) as wire:
             barrier.wait(timeout=20)
             names.append(threading.current_thread().name)
             yield wire

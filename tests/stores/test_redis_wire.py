@@ -1,6 +1,8 @@
 """The one place that speaks RESP: partial sends, split replies, silence, and failing users."""
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 import redis
 
 from breadbox.errors import PayloadCorruptError, StoreUnavailableError
+from breadbox.stores.deadline import Deadline
 from breadbox.stores.redis_wire import Wire, borrowed_wire
 from support.redis_server import RedisServer
 
@@ -25,6 +28,9 @@ class ScriptedSocket:
         return None
 
     def settimeout(self, _: float | None) -> None:
+        """It never blocks."""
+
+    def setsockopt(self, *_: Any) -> None:
         """It never blocks."""
 
     def sendmsg(self, buffers: list[Any]) -> int:
@@ -60,12 +66,12 @@ def silent_server(limit_s: float) -> Iterator[socket.socket]:
 @pytest.mark.parametrize("takes_bytes", [1, 3, 7, 1000])
 def test_a_vector_that_the_socket_takes_in_parts_arrives_whole(takes_bytes: int) -> None:
     taking = ScriptedSocket(takes_bytes=takes_bytes)
-    Wire(Connection(taking)).send([b"one", memoryview(b"and two"), b"", b"three"])
+    Wire(Connection(taking), Deadline(10.0)).send([b"one", memoryview(b"and two"), b"", b"three"])
     assert b"oneand twothree" == taking.sent
 
 
 def test_a_line_end_may_come_in_two_parts() -> None:
-    wire = Wire(Connection(ScriptedSocket(b"$3\r\nabc\r", b"\n$1\r\nx", b"\r\n")))
+    wire = Wire(Connection(ScriptedSocket(b"$3\r\nabc\r", b"\n$1\r\nx", b"\r\n")), Deadline(10.0))
     values = []
     for _ in range(2):
         value = memoryview(bytearray(wire.bulk_length() or 0))
@@ -76,25 +82,49 @@ def test_a_line_end_may_come_in_two_parts() -> None:
 
 
 def test_a_value_longer_than_it_says_is_noticed_at_its_end() -> None:
-    wire = Wire(Connection(ScriptedSocket(b"$3\r\nabcdef\r\n")))
+    wire = Wire(Connection(ScriptedSocket(b"$3\r\nabcdef\r\n")), Deadline(10.0))
     wire.receive_into(memoryview(bytearray(wire.bulk_length() or 0)))
     with pytest.raises(PayloadCorruptError, match="not as long as it says"):
         wire.end_bulk()
 
 
-def test_a_server_that_says_nothing_is_given_up_at_the_connections_limit() -> None:
-    with silent_server(0.05) as ours, pytest.raises(BlockingIOError):
-        Wire(Connection(ours)).bulk_length()
+def test_a_server_that_says_nothing_is_given_up_at_the_deadline() -> None:
+    with silent_server(0.05) as ours, pytest.raises(TimeoutError):
+        Wire(Connection(ours), Deadline(0.1)).bulk_length()
 
 
-def test_a_server_that_takes_nothing_is_given_up_at_the_connections_limit() -> None:
-    with silent_server(0.05) as ours, pytest.raises(BlockingIOError):
-        Wire(Connection(ours)).send([memoryview(bytearray(2**24))])
+def test_a_server_that_takes_nothing_is_given_up_at_the_deadline() -> None:
+    with silent_server(0.05) as ours, pytest.raises(TimeoutError):
+        Wire(Connection(ours), Deadline(0.1)).send([memoryview(bytearray(2**24))])
+
+
+def test_slowness_is_no_silence() -> None:
+    """A value may take many times the deadline while its bytes move."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        pause_s = 0.1
+        value = bytes(20)
+
+        def dribble() -> None:
+            theirs.sendall(b"$20\r\n")
+            for position in range(len(value)):
+                time.sleep(pause_s)
+                theirs.sendall(value[position : position + 1])
+            theirs.sendall(b"\r\n")
+
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        wire = Wire(Connection(ours), Deadline(1.0))
+        received = memoryview(bytearray(wire.bulk_length() or 0))
+        wire.receive_into(received)
+        wire.end_bulk()
+        thread.join()
+    assert value == bytes(received)
 
 
 def test_a_connection_goes_back_with_the_limit_that_it_came_with() -> None:
     with silent_server(12.5) as ours:
-        wire = Wire(Connection(ours))
+        wire = Wire(Connection(ours), Deadline(10.0))
         assert None is ours.gettimeout()
         wire.give_back()
         assert 12.5 == ours.gettimeout()
@@ -108,16 +138,17 @@ def test_a_connection_whose_user_failed_is_closed_before_anybody_else_has_it(
     """A reply may still be on its way: the next user would take it for its own."""
     pool = redis.BlockingConnectionPool.from_url(redis_url, max_connections=1, protocol=2)
     held: list[socket.socket] = []
+    slots = threading.BoundedSemaphore(1)
 
     def fail(wire: Wire) -> None:
         wire.send([b"*1\r\n$4\r\nPING\r\n"])
         held.append(wire._socket)
         raise error
 
-    with pytest.raises(error), borrowed_wire(pool) as wire:
+    with pytest.raises(error), borrowed_wire(pool, slots, Deadline(10.0)) as wire:
         fail(wire)
     assert [-1] == [each.fileno() for each in held]
-    with borrowed_wire(pool) as wire:
+    with borrowed_wire(pool, slots, Deadline(10.0)) as wire:
         wire.send([b"*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n"])
         assert 2 == wire.bulk_length()
         wire.skip(2)

@@ -11,6 +11,7 @@ from breadbox.errors import (
     StoreUnavailableError,
 )
 from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, StoreUsage
+from breadbox.stores.deadline import Deadline
 from breadbox.stores.keys import is_sound, new_payload_id
 from breadbox.types import PayloadReference
 
@@ -83,6 +84,9 @@ class FakeStore:
         self._check()
         for reference in references:
             self.payloads.drop(reference.payload_id)
+
+    def within(self, deadline: Deadline) -> "FakeStore":
+        return self
 
     def close(self) -> None:
         self._is_closed = True

@@ -86,8 +86,8 @@ class OperationWorld:
                 return answer
             case Sleep(duration_s=duration_s):
                 return self.clock.sleep(duration_s)
-            case Do(function=function):
-                return function()
+            case Do(function=function, deadline=deadline):
+                return function(deadline)
             case Both(invoke=invoke, do=do):
                 # The function first: what is in it must not depend on the answer.
                 done = self._attempt(do)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from breadbox.stores.deadline import Deadline
 from breadbox.types import PayloadReference
 
 PRELUDE_BYTES = 32
@@ -103,6 +104,13 @@ class PayloadStore(Protocol):
 
     def delete_many(self, references: Sequence[PayloadReference]) -> None:
         """Delete payloads that were written but will not be announced; missing ones are fine."""
+
+    def within(self, deadline: Deadline) -> "PayloadStore":
+        """The same store, for calls that end with StoreUnavailableError at a deadline.
+
+        That is when no byte has moved for so long. Without it they allow the silence that the
+        store was opened with. A directory knows no silence: the kernel waits for its disk.
+        """
 
     def close(self) -> None:
         """Close connections. Idempotent."""

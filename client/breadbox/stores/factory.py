@@ -4,6 +4,7 @@ from typing import Final
 
 from breadbox.errors import StoreUrlError
 from breadbox.stores.base import PayloadCustodian, PayloadStore
+from breadbox.stores.deadline import Deadline
 from breadbox.stores.file_store import FileCustodian, FileStore
 from breadbox.stores.keys import PIECE_SIZE_BYTES_MIN
 from breadbox.stores.urls import parse_store_url
@@ -12,8 +13,16 @@ UNANNOUNCED_S_DEFAULT: Final = 600.0
 """Life of a payload between its write and its announcement: long enough for a server restart."""
 
 
+SILENCE_S_DEFAULT: Final = 10.0
+"""Silence that ends a call on a store; that of a client's calls follows its `deadline_s`."""
+
+
 def open_store(
-    url: str, *, unannounced_s: float = UNANNOUNCED_S_DEFAULT, piece_size_bytes: int = 0
+    url: str,
+    *,
+    unannounced_s: float = UNANNOUNCED_S_DEFAULT,
+    piece_size_bytes: int = 0,
+    deadline: Deadline | None = None,
 ) -> PayloadStore:
     """Open the store at `url` for writing and reading payloads.
 
@@ -24,6 +33,8 @@ def open_store(
         unannounced_s: Seconds until a written payload expires unless it is confirmed; over 0.
         piece_size_bytes: Payloads beyond this are cut into pieces of it; at least 64 KiB.
             0 takes the default. Only Redis cuts.
+        deadline: By when a cluster must have answered; its silence is that of later calls, too,
+            unless they say otherwise. None: 10 s.
 
     Raises:
         StoreUrlError: The URL, or its options, cannot be used.
@@ -42,7 +53,12 @@ def open_store(
     # Only now: redis-py takes long to load, and who keeps payloads in a directory needs none.
     from breadbox.stores.redis_factory import open_redis_store
 
-    return open_redis_store(parsed, unannounced_s=unannounced_s, piece_size_bytes=piece_size_bytes)
+    return open_redis_store(
+        parsed,
+        unannounced_s=unannounced_s,
+        piece_size_bytes=piece_size_bytes,
+        deadline=deadline or Deadline(SILENCE_S_DEFAULT),
+    )
 
 
 def open_custodian(

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from breadbox.errors import (
     ClosedError,
@@ -27,6 +27,7 @@ from breadbox.errors import (
     StoreUnavailableError,
 )
 from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, StoreUsage
+from breadbox.stores.deadline import Deadline
 from breadbox.stores.disk_room import DiskRoom
 from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
 from breadbox.types import PayloadReference
@@ -150,6 +151,11 @@ class FileStore:
         """See PayloadStore."""
         self._check_open()
         _delete(self._directory, [reference.payload_id for reference in references])
+
+    def within(self, deadline: Deadline) -> Self:
+        """See PayloadStore. The kernel answers, sooner or later."""
+        del deadline
+        return self
 
     def close(self) -> None:
         """See PayloadStore."""

@@ -3,6 +3,7 @@
 Loaded when a URL names a Redis, since redis-py takes long to load.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,39 +14,40 @@ import redis.asyncio.retry
 import redis.asyncio.sentinel
 import redis.cluster
 import redis.sentinel
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 
 from breadbox.errors import StoreUrlError
 from breadbox.stores.base import PayloadCustodian, PayloadStore
+from breadbox.stores.deadline import Deadline, in_force
+from breadbox.stores.redis_connections import CONNECT_S_MAX, BoundedPool, bound_pool
 from breadbox.stores.redis_custodian import RedisCustodian
 from breadbox.stores.redis_store import PIECE_SIZE_BYTES_DEFAULT, RedisStore
 from breadbox.stores.redis_wire import translated_errors
 from breadbox.stores.urls import StoreUrl, parse_store_url, redact
 
 _SOCKET_TIMEOUT_S: Final = 30.0
-_CONNECT_TIMEOUT_S: Final = 5.0
+"""For what keeps to no deadline: a server that reads its journal while it starts."""
 _HEALTH_CHECK_S: Final = 30
 _CONNECTIONS_MAX: Final = 16
 _CONNECT_RETRIES: Final = 3
 
 
 def open_redis_store(
-    parsed: StoreUrl, *, unannounced_s: float, piece_size_bytes: int
+    parsed: StoreUrl, *, unannounced_s: float, piece_size_bytes: int, deadline: Deadline
 ) -> PayloadStore:
     """Open a store in Redis; see `breadbox.stores.open_store`, which has checked the numbers."""
-    piece_size_bytes = piece_size_bytes or PIECE_SIZE_BYTES_DEFAULT
+    settings: dict[str, Any] = {
+        "unannounced_s": unannounced_s,
+        "piece_size_bytes": piece_size_bytes or PIECE_SIZE_BYTES_DEFAULT,
+        "silence_s": deadline.silence_s,
+    }
     if parsed.kind == "cluster":
-        return _open_cluster_store(parsed, unannounced_s, piece_size_bytes)
-    client = (
-        _sentinel_client(redis, parsed, _options(parsed))
-        if parsed.kind == "sentinel"
-        else _client(parsed)
-    )
+        return _open_cluster_store(parsed, settings, deadline)
+    # Without redis-py's own repetitions: whoever calls tries again, and knows for how long.
+    client = _blocking_client(parsed, Retry(NoBackoff(), 0))
     pool = client.connection_pool
-    return RedisStore(
-        client, lambda _: pool, unannounced_s=unannounced_s, piece_size_bytes=piece_size_bytes
-    )
+    return RedisStore(client, lambda _: pool, **settings)
 
 
 def open_redis_custodian(url: str, *, answer_s: float) -> PayloadCustodian:
@@ -65,11 +67,7 @@ def open_redis(url: str) -> Any:
     if parsed.kind == "cluster":
         with _url_errors(parsed):
             return _cluster_client(redis, parsed, _options(parsed))
-    return (
-        _sentinel_client(redis, parsed, _options(parsed))
-        if parsed.kind == "sentinel"
-        else _client(parsed)
-    )
+    return _blocking_client(parsed, Retry(ExponentialBackoff(cap=1.0, base=0.05), _CONNECT_RETRIES))
 
 
 def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
@@ -90,9 +88,13 @@ def _async_client(parsed: StoreUrl, answer_s: float) -> Any:
     with _url_errors(parsed):
         if parsed.kind == "cluster":
             return _cluster_client(redis.asyncio, parsed, options)
+        options["max_connections"] = _CONNECTIONS_MAX
         # A loop that many wait for: what does not come back at once is the caller's to try again.
         backoff = ExponentialBackoff(cap=0.2, base=0.02)
-        options["retry"] = redis.asyncio.retry.Retry(backoff, _CONNECT_RETRIES)
+        # Silence has taken the time of an answer already: it is not waited for again.
+        options["retry"] = redis.asyncio.retry.Retry(
+            backoff, _CONNECT_RETRIES, supported_errors=(redis.exceptions.ConnectionError,)
+        )
         if parsed.kind == "sentinel":
             return _sentinel_client(redis.asyncio, parsed, options)
         client = redis.asyncio.Redis.from_url(parsed.url, **options)
@@ -130,27 +132,18 @@ def _options(parsed: StoreUrl) -> dict[str, Any]:
         "protocol": 2,
         "decode_responses": False,
         "socket_timeout": _SOCKET_TIMEOUT_S,
-        "socket_connect_timeout": _CONNECT_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_S_MAX,
         "health_check_interval": _HEALTH_CHECK_S,
-        "max_connections": _CONNECTIONS_MAX,
         "client_name": "breadbox",
     }
 
 
-def _blocking_client(parsed: StoreUrl) -> Any:
+def _blocking_client(parsed: StoreUrl, retry: Retry) -> Any:
+    options = _options(parsed) | {"retry": retry}
     if parsed.kind == "sentinel":
-        return _sentinel_client(redis, parsed, _options(parsed))
-    return _client(parsed)
-
-
-def _client(parsed: StoreUrl) -> Any:
+        return _sentinel_client(redis, parsed, options)
     with _url_errors(parsed):
-        pool = redis.BlockingConnectionPool.from_url(
-            parsed.url,
-            timeout=_SOCKET_TIMEOUT_S,
-            retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), _CONNECT_RETRIES),
-            **_options(parsed),
-        )
+        pool = BoundedPool.from_url(parsed.url, **options)
         _require_known_options(pool)
         return redis.Redis.from_pool(pool)
 
@@ -161,32 +154,33 @@ def _require_known_options(pool: Any) -> None:
 
 
 def _open_cluster_store(
-    parsed: StoreUrl, unannounced_s: float, piece_size_bytes: int
+    parsed: StoreUrl, settings: dict[str, Any], deadline: Deadline
 ) -> PayloadStore:
-    with _url_errors(parsed), translated_errors():
+    with _url_errors(parsed), translated_errors(), in_force(deadline):
         client = _cluster_client(redis, parsed, _options(parsed))
+    refreshing = threading.Lock()
 
     def pool_of(payload_id: str) -> redis.ConnectionPool:
         node = client.get_node_from_key(f"breadbox:{{{payload_id}}}:0")
         pool: redis.ConnectionPool = client.get_redis_connection(node).connection_pool
         return pool
 
-    def refresh() -> None:
-        with translated_errors():
-            client.nodes_manager.initialize()
+    def refresh(deadline: Deadline) -> None:
+        with translated_errors(), in_force(deadline):
+            if not refreshing.acquire(timeout=max(0.0, deadline.left_s())):
+                raise TimeoutError("another thread still asks for the nodes")
+            try:
+                client.nodes_manager.initialize()
+            finally:
+                refreshing.release()
 
-    return RedisStore(
-        client,
-        pool_of,
-        unannounced_s=unannounced_s,
-        piece_size_bytes=piece_size_bytes,
-        refresh=refresh,
-    )
+    return RedisStore(client, pool_of, refresh=refresh, **settings)
 
 
 def _cluster_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> Any:
     """Make a client that starts with whichever of the URL's nodes answers."""
-    options.pop("max_connections")
+    if module is redis:
+        options["connection_pool_class"] = BoundedPool
     others = [module.cluster.ClusterNode(host, port) for host, port in parsed.addresses[1:]]
     return module.RedisCluster.from_url(parsed.url, startup_nodes=others, **options)
 
@@ -201,9 +195,17 @@ def _sentinel_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> 
         if parsed.url.startswith("rediss:"):
             options["ssl"] = True
         sentinel = module.sentinel.Sentinel(
-            list(parsed.addresses), sentinel_kwargs={"socket_timeout": _CONNECT_TIMEOUT_S}
+            list(parsed.addresses),
+            sentinel_kwargs={
+                "socket_timeout": CONNECT_S_MAX,
+                "socket_connect_timeout": CONNECT_S_MAX,
+                "retry": type(options["retry"])(NoBackoff(), 0),
+            },
         )
         client = sentinel.master_for(parsed.service_name, **options)
+    if module is redis:
+        for each in (client, *sentinel.sentinels):
+            bound_pool(each)
     _close_together(client, sentinel.sentinels)
     return client
 

@@ -1,9 +1,11 @@
 """Payloads in Redis, as clients see them: cut into pieces, each with an expiry until confirmed."""
 
+import copy
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import redis
 
@@ -14,6 +16,7 @@ from breadbox.errors import (
     StoreUnavailableError,
 )
 from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, Segment
+from breadbox.stores.deadline import Deadline, in_force
 from breadbox.stores.keys import (
     is_sound,
     new_payload_id,
@@ -27,6 +30,7 @@ from breadbox.stores.redis_wire import (
     Wire,
     borrowed_wire,
     raise_reply_error,
+    slot_taken,
     translated_errors,
 )
 from breadbox.types import PayloadReference
@@ -37,7 +41,8 @@ PIECE_SIZE_BYTES_DEFAULT: Final = 512 * 1024
 """Measured best on unix sockets; see ARCHITECTURE."""
 
 _ATTEMPTS_MAX: Final = 3
-"""Tries of one call on fresh connections. Writes and reads repeat without harm."""
+"""Tries of one call on fresh connections, where one breaks. Writes and reads repeat without harm.
+A connection that is silent has used up the call's time: trying again is for the caller."""
 
 _COMMANDS_IN_FLIGHT_MAX: Final = 256
 """Writes sent before their replies are read: keeps replies (5 bytes each) within socket buffers."""
@@ -55,6 +60,9 @@ _RANGE_GUESS_BYTES: Final = 4 * 1024
 _WHOLE_BYTES_MAX: Final = 64 * 1024
 """Payloads up to this size are read whole, whatever is wanted of them: one round trip, not two."""
 
+CONNECTIONS_MAX: Final = 16
+"""Connections of one store at a time; further threads wait for one."""
+
 Router = Callable[[str], redis.ConnectionPool]
 """The pool of the node that has a payload's pieces, by payload id."""
 
@@ -69,15 +77,18 @@ class RedisStore:
         *,
         unannounced_s: float,
         piece_size_bytes: int,
-        refresh: Callable[[], None] = lambda: None,
+        silence_s: float,
+        refresh: Callable[[Deadline], None] = lambda _: None,
     ) -> None:
         """Use `client` for small commands and the pools that `router` names for values.
 
         Args:
-            client: A redis-py client (Redis or RedisCluster); closed with the store.
+            client: A redis-py client (Redis or RedisCluster) whose connections keep to deadlines;
+                closed with the store.
             router: Finds the connection pool for a payload.
             unannounced_s: Seconds until an unconfirmed payload expires.
             piece_size_bytes: Payloads beyond this are cut into pieces of it.
+            silence_s: Seconds of silence that end a call, where `within` does not say otherwise.
             refresh: Finds out anew which node has which keys, before another try.
         """
         self._client = client
@@ -85,17 +96,29 @@ class RedisStore:
         self._refresh = refresh
         self._expiry_ms = max(1, round(unannounced_s * 1000))
         self._piece_size_bytes = piece_size_bytes
-        self._is_closed = False
+        self._silence_s = silence_s
+        self._deadline: Deadline | None = None
+        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._closed = threading.Event()
+        self._doubted = threading.Event()
+        """Set where a node was silent: another one may have its keys when it is asked again."""
+
+    def within(self, deadline: Deadline) -> Self:
+        """See PayloadStore."""
+        view = copy.copy(self)
+        view._deadline = deadline
+        return view
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
         """See PayloadStore. On failure nothing of the call is left behind, or it expires."""
         self._check_open()
+        deadline = self._deadline_of_call()
         references = [self._new_reference(buffers) for buffers in payloads]
         work = list(zip(references, payloads, strict=True))
         try:
-            self._per_node(work, lambda item: item[0], self._write)
+            self._per_node(work, lambda item: item[0], self._write, deadline)
         except BaseException:
-            self._discard(references)
+            self._discard(references, deadline)
             raise
         return references
 
@@ -107,7 +130,12 @@ class RedisStore:
                 raise PayloadCorruptError(f"a payload reference is out of bounds: {reference}")
         work = list(enumerate(references))
         turns = InTurns(receiver)
-        self._per_node(work, lambda item: item[1], lambda wire, part: _read(wire, part, turns))
+        self._per_node(
+            work,
+            lambda item: item[1],
+            lambda wire, part: _read(wire, part, turns),
+            self._deadline_of_call(),
+        )
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
         """Return None: Redis' memory cannot be mapped."""
@@ -117,8 +145,11 @@ class RedisStore:
     def delete_many(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadStore."""
         self._check_open()
+        self._delete(references, self._deadline_of_call())
+
+    def _delete(self, references: Sequence[PayloadReference], deadline: Deadline) -> None:
         keys = [key for reference in references for key in piece_keys(reference)]
-        with translated_errors():
+        with translated_errors(), slot_taken(self._slots, deadline), in_force(deadline):
             pipeline = self._client.pipeline(transaction=False)
             for key in keys:
                 pipeline.unlink(key)
@@ -126,12 +157,15 @@ class RedisStore:
 
     def close(self) -> None:
         """See PayloadStore."""
-        if not self._is_closed:
-            self._is_closed = True
+        if not self._closed.is_set():
+            self._closed.set()
             self._client.close()
 
+    def _deadline_of_call(self) -> Deadline:
+        return self._deadline or Deadline(self._silence_s)
+
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._closed.is_set():
             raise ClosedError("the payload store is closed")
 
     def _new_reference(self, buffers: Sequence[memoryview]) -> PayloadReference:
@@ -144,13 +178,17 @@ class RedisStore:
         work: Sequence[Any],
         reference_of: Callable[[Any], PayloadReference],
         act: Callable[[Wire, Sequence[Any]], None],
+        deadline: Deadline,
     ) -> None:
         """Do the work of all nodes at once, each on one connection; on fresh ones if one breaks."""
 
         def act_on(pool: redis.ConnectionPool, part: Sequence[Any]) -> None:
-            with borrowed_wire(pool) as wire:
+            with borrowed_wire(pool, self._slots, deadline) as wire:
                 act(wire, part)
 
+        if self._doubted.is_set():
+            self._refresh(deadline)
+            self._doubted.clear()
         for attempt in range(1, _ATTEMPTS_MAX + 1):
             groups: dict[redis.ConnectionPool, list[Any]] = defaultdict(list)
             for item in work:
@@ -161,13 +199,14 @@ class RedisStore:
                 if attempt == _ATTEMPTS_MAX:
                     # For the caller the same as a node that is away: asking later helps.
                     raise StoreUnavailableError(f"keys are on the move: {error}") from error
-                self._refresh()
+                self._refresh(deadline)
             except StoreUnavailableError as error:
-                if attempt == _ATTEMPTS_MAX:
+                if attempt == _ATTEMPTS_MAX or error.was_silent:
+                    self._doubted.set()
                     raise
                 _log.info("payload store call failed, trying again: %s", error)
                 # The node may be gone, and another one may have taken its keys over.
-                self._refresh()
+                self._refresh(deadline)
             else:
                 return
 
@@ -201,10 +240,10 @@ class RedisStore:
         tail = b"\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(expiry), expiry)
         return [head, *cut, tail]
 
-    def _discard(self, references: Sequence[PayloadReference]) -> None:
+    def _discard(self, references: Sequence[PayloadReference], deadline: Deadline) -> None:
         """Delete what a failed write left, if Redis still listens; else it expires by itself."""
         try:
-            self.delete_many(references)
+            self._delete(references, deadline)
         except (StoreUnavailableError, MovedError) as error:
             _log.debug("a failed write is left to its expiry: %s", error)
 

@@ -15,6 +15,7 @@ import errno
 import socket
 import ssl
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
@@ -27,6 +28,8 @@ from breadbox.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from breadbox.stores.deadline import LOOK_S, Deadline, in_force
+from breadbox.stores.redis_connections import NoTlsError
 
 REDIS_ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
 """What redis-py raises when Redis is away or refuses; with a cluster, also a class of its own."""
@@ -49,6 +52,9 @@ _JOIN_BYTES: Final = 16 * 1024
 _DIRECT_BYTES: Final = 4 * 1024
 """Smaller destinations are filled by way of the lookahead, which saves system calls."""
 
+_LOOK: Final = struct.pack("@ll", int(LOOK_S), int(LOOK_S % 1.0 * 1e6))
+"""`LOOK_S` as the kernel takes time limits."""
+
 
 class MovedError(StoreError):
     """A node of a cluster says that another one has the key; ask again after a refresh."""
@@ -68,19 +74,38 @@ class Connection(Protocol):
 
 
 @contextmanager
-def borrowed_wire(pool: redis.ConnectionPool) -> Iterator["Wire"]:
+def slot_taken(slots: threading.Semaphore, deadline: Deadline) -> Iterator[None]:
+    """Take one of so many places for a connection; wait for one until the deadline.
+
+    Raises:
+        TimeoutError: All are taken, and none became free in time.
+    """
+    if not slots.acquire(timeout=max(0.0, deadline.left_s())):
+        raise TimeoutError("all connections of this client to the store are in use")
+    try:
+        yield
+    finally:
+        slots.release()
+
+
+@contextmanager
+def borrowed_wire(
+    pool: redis.ConnectionPool, slots: threading.Semaphore, deadline: Deadline
+) -> Iterator["Wire"]:
     """Take a connection from `pool`; give it back, disconnected if the body raised.
 
     Raises:
-        StoreUnavailableError: No connection could be made, or it broke.
+        StoreUnavailableError: No connection could be made, or it broke, or nothing moved on it
+            until the deadline.
         StoreFullError: Redis refused a write for want of memory.
     """
-    with translated_errors():
+    with translated_errors(), slot_taken(slots, deadline), in_force(deadline):
         connection: Any = pool.get_connection()
         try:
             connection.check_health()
-            wire = Wire(connection)
-            yield wire
+            wire = Wire(connection, deadline)
+            with wire.telling():
+                yield wire
             wire.give_back()
         except BaseException:
             connection.disconnect()
@@ -96,8 +121,13 @@ def translated_errors() -> Iterator[None]:
         yield
     except redis.exceptions.OutOfMemoryError as error:
         raise StoreFullError("the Redis payload store is at its maxmemory") from error
-    except (redis.exceptions.TimeoutError, TimeoutError, BlockingIOError) as error:
-        raise StoreUnavailableError("the Redis payload store did not answer in time") from error
+    except NoTlsError as error:
+        raise _silent(
+            "the Redis payload store did not answer an encrypted greeting in time: if it does not "
+            "speak TLS on this port, its URL begins with redis://, not rediss://"
+        ) from error
+    except (redis.exceptions.TimeoutError, TimeoutError) as error:
+        raise _silent("the Redis payload store did not answer in time") from error
     except REDIS_ERRORS as error:
         if any(isinstance(each, redis.AuthenticationError) for each in (error, error.__cause__)):
             # Without the text: some servers repeat the user name.
@@ -105,6 +135,12 @@ def translated_errors() -> Iterator[None]:
                 "the Redis payload store refuses our credentials"
             ) from error
         raise StoreUnavailableError(f"the Redis payload store failed: {describe(error)}") from error
+
+
+def _silent(text: str) -> StoreUnavailableError:
+    error = StoreUnavailableError(text)
+    error.was_silent = True
+    return error
 
 
 def describe(error: BaseException) -> str:
@@ -128,13 +164,19 @@ def raise_reply_error(line: bytes) -> None:
 class Wire:
     """A borrowed connection: sends commands in vectors of buffers, receives replies into memory."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, deadline: Deadline) -> None:
         # A pool hands out connections with nothing left to read: neither in the parser's buffer
         # nor on the socket. From here to the last reply, only this class reads from the socket.
         self._socket: socket.socket = connection._sock
         self._is_tls = isinstance(self._socket, ssl.SSLSocket)
         self._timeout_s = self._socket.gettimeout()
-        if not self._is_tls:
+        self._deadline = deadline
+        self._heard_at = deadline.heard_at
+        self._has_moved = False
+        """Whether bytes moved since somebody last looked how long it is silent."""
+        if self._is_tls:
+            self._socket.settimeout(LOOK_S)
+        else:
             self._let_kernel_wait()
         self._lookahead = memoryview(bytearray(_LOOKAHEAD_BYTES))
         self._start = 0
@@ -142,6 +184,15 @@ class Wire:
         self._is_large = False
         self._reply_left = 0
         """Bytes of the current bulk reply that nobody has taken yet."""
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tell the deadline at the end whether bytes moved: another connection may go on."""
+        try:
+            yield
+        finally:
+            if self._has_moved:
+                self._deadline.heard(self._deadline.now())
 
     def give_back(self) -> None:
         """Leave the socket as redis-py expects it. All replies must have been read."""
@@ -151,7 +202,7 @@ class Wire:
         """Send buffers one after another; returns when the kernel has them all."""
         if self._is_tls:
             for joined in _join_small(buffers):
-                self._socket.sendall(joined)
+                self._send_encrypted(joined)
             return
         for first in range(0, len(buffers), _BUFFERS_PER_CALL):
             self._send_vector(buffers[first : first + _BUFFERS_PER_CALL])
@@ -225,32 +276,55 @@ class Wire:
         self._start += 2
 
     def _let_kernel_wait(self) -> None:
-        """Make the socket block, within the same time limit.
+        """Make the socket block, for a moment at a time.
 
         Python's own timeouts make a socket non-blocking and poll before each call, which then
         moves no more than a socket buffer: some hundred calls, and as many switches to Redis and
         back, for what the kernel does in one.
         """
         self._socket.settimeout(None)
-        if self._timeout_s is not None:
-            seconds, fraction = divmod(self._timeout_s, 1.0)
-            limit = struct.pack("@ll", int(seconds), int(fraction * 1e6))
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LOOK)
 
     def _receive_direct(self, destination: memoryview) -> int:
-        """Receive into `destination`, all of it where the kernel can wait."""
-        flags = 0 if self._is_tls else socket.MSG_WAITALL
-        count = self._socket.recv_into(destination, 0, flags)
-        if not count:
-            raise ConnectionResetError(errno.ECONNRESET, "closed by Redis")
-        return count
+        """Receive into `destination`, all of it where the kernel can wait and bytes move."""
+        return self._receive(destination, 0 if self._is_tls else socket.MSG_WAITALL)
+
+    def _receive(self, destination: memoryview, flags: int = 0) -> int:
+        while True:
+            try:
+                count = self._socket.recv_into(destination, 0, flags)
+            except (BlockingIOError, TimeoutError):
+                self._look()
+                continue
+            if not count:
+                raise ConnectionResetError(errno.ECONNRESET, "closed by Redis")
+            self._has_moved = True
+            return count
+
+    def _look(self) -> None:
+        """End it if it has been silent for too long. Nothing moved for `LOOK_S`.
+
+        Raises:
+            TimeoutError: It has.
+        """
+        if self._has_moved:
+            self._has_moved = False
+            self._heard_at = self._deadline.now() - LOOK_S
+            self._deadline.heard(self._heard_at)
+        if self._deadline.left_s(self._heard_at) <= 0:
+            raise TimeoutError("nothing moves on the connection")
 
     def _send_vector(self, buffers: Sequence[memoryview | bytes]) -> None:
         """Send up to one system call's worth of buffers, however often the socket takes a part."""
         rest = list(buffers)
         while rest:
-            sent = self._socket.sendmsg(rest)
+            try:
+                sent = self._socket.sendmsg(rest)
+            except BlockingIOError:
+                self._look()
+                continue
+            self._has_moved = True
             done = 0
             while done < len(rest) and sent >= len(rest[done]):
                 sent -= len(rest[done])
@@ -258,6 +332,17 @@ class Wire:
             del rest[:done]
             if sent:
                 rest[0] = memoryview(rest[0])[sent:]
+
+    def _send_encrypted(self, buffer: memoryview | bytes) -> None:
+        rest = memoryview(buffer).cast("B")
+        while rest:
+            try:
+                sent = self._socket.send(rest)
+            except TimeoutError:
+                self._look()
+                continue
+            self._has_moved = True
+            rest = rest[sent:]
 
     def _line(self) -> bytes:
         """Read one line, without its end."""
@@ -283,12 +368,7 @@ class Wire:
             self._lookahead[:held] = bytes(self._lookahead[self._start : self._end])
         self._start, self._end = 0, held
         while self._end < at_least:
-            count = self._socket.recv_into(
-                self._lookahead[self._end : self._end + self._ahead_bytes()]
-            )
-            if not count:
-                raise ConnectionResetError(errno.ECONNRESET, "closed by Redis")
-            self._end += count
+            self._end += self._receive(self._lookahead[self._end : self._end + self._ahead_bytes()])
 
     def _ahead_bytes(self) -> int:
         """How much to take ahead: what belongs to large values has to be copied once more."""

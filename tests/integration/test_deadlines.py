@@ -1,0 +1,349 @@
+"""No call of the library outlives its deadline, whoever is silent.
+
+Server and Redis are real processes, each behind a proxy that falls silent. `CALLS` has a row for
+everything public that may talk to either; what is new there and has no row fails a test.
+"""
+
+import asyncio
+import inspect
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import breadbox
+from breadbox import aio, errors
+from breadbox.appender import Appender, AppenderOptions
+from breadbox.client import Client
+from breadbox.fragment import Fragment
+from breadbox.lease import Lease
+from breadbox.types import BufferConfig, EpisodeEnd, EpisodeReport, ReleaseMode
+from support.blackhole import Blackhole, Silence
+from support.fragments import vector_fragment
+from support.redis_server import RedisServer
+from support.server_process import ServerProcess
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_S = 1.5
+RECONNECT_S = 1.0
+WAIT_S = 0.5
+"""Asked for by the calls that wait."""
+MARGIN_S = 1.0
+OPTIONS = {"deadline_s": DEADLINE_S, "reconnect_s": RECONNECT_S, "append_wait_s": WAIT_S}
+KINDS = ("blocking", "asyncio")
+END = EpisodeEnd.TERMINATED
+
+
+# The calls --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Prepared:
+    """What a call needs, made while everybody still answers."""
+
+    kind: str
+    client: Any
+    index: int
+    connect: Callable[[], Any]
+    model: Any
+    lease: Any
+    spare: Any
+    appender: Appender | None = None
+
+    def fragment(self) -> Fragment:
+        return vector_fragment(10_000, worker_id=f"late-{self.index}")
+
+
+async def _drained(items: Any) -> None:
+    if hasattr(items, "__aiter__"):
+        async for _ in items:
+            pass
+        return
+    for _ in items:
+        pass
+
+
+async def _left(context: Any, error: BaseException | None = None) -> None:
+    leaving = getattr(context, "__aexit__", None) or context.__exit__
+    made = leaving(type(error) if error else None, error, None)
+    if inspect.isawaitable(made):
+        await made
+
+
+async def _of_new_client(it: Prepared) -> Any:
+    client = it.connect()
+    if inspect.isawaitable(client):
+        client = await client
+    made = client.append(it.fragment())
+    return await made if inspect.isawaitable(made) else made
+
+
+async def _left_iterator(items: Any) -> None:
+    """Begin to load, and leave."""
+    if hasattr(items, "__aiter__"):
+        begun = asyncio.ensure_future(anext(items))  # noqa: TID251 - awaited below
+        await asyncio.sleep(0.1)
+        begun.cancel()
+        await asyncio.wait([begun])
+        await items.aclose()
+        return
+    next(items)
+    items.close()
+
+
+Row = Callable[[Prepared], Any]
+
+CALLS: dict[str, Row] = {
+    "Client.store": lambda it: it.client.store if it.kind == "blocking" else it.client.open_store(),
+    "Client.open_store": lambda it: it.kind == "asyncio" and it.client.open_store(),
+    "Client.close": lambda it: it.client.close(),
+    "Client.__exit__": lambda it: _left(it.client),
+    "Client.start_session": lambda it: it.client.start_session("s"),
+    "Client.end_session": lambda it: it.client.end_session("other"),
+    "Client.publish_model": lambda it: it.client.publish_model("s", 0),
+    "Client.publish": lambda it: it.client.publish("s", 0, {"w": np.ones(4)}),
+    "Client.watch_model": lambda it: it.client.watch_model(it.model, max_wait_s=WAIT_S),
+    "Client.load_weights": lambda it: it.client.load_weights(it.model.weights),
+    "Client.append_fragments": lambda it: it.client.append_fragments(
+        [reference.metadata for reference in it.spare.fragments]
+    ),
+    "Client.append": lambda it: it.client.append(it.fragment()),
+    "Client.append_many": lambda it: it.client.append_many([it.fragment()] * 600),
+    "Client.report_episodes": lambda it: it.client.report_episodes(
+        [
+            EpisodeReport(
+                worker_id="w", return_sum=1.0, discounted_return_sum=1.0, step_count=9, end=END
+            )
+        ]
+    ),
+    "Client.fetch_fragments": lambda it: it.client.fetch_fragments(4_000, WAIT_S),
+    "Client.fetch": lambda it: it.client.fetch(4_000, WAIT_S),
+    "Client.get_prepared_fragments": lambda it: it.client.get_prepared_fragments(),
+    "Client.read_fragments": lambda it: it.client.read_fragments(it.spare.fragments),
+    "Client.describe_arrays": lambda it: it.client.describe_arrays(it.spare.fragments),
+    "Client.load_batch": lambda it: it.client.load_batch(it.spare.fragments),
+    "Client.renew_lease": lambda it: it.client.renew_lease(it.spare.lease_id),
+    "Client.release_lease": lambda it: it.client.release_lease(it.spare.lease_id),
+    "Client.create_buffer": lambda it: it.client.create_buffer(f"b{it.index}"),
+    "Client.update_buffer": lambda it: it.client.update_buffer("default", BufferConfig()),
+    "Client.delete_buffer": lambda it: it.client.delete_buffer("none"),
+    "Client.list_buffers": lambda it: it.client.list_buffers(),
+    "Client.get_buffer": lambda it: it.client.get_buffer(),
+    "Client.get_store_config": lambda it: it.client.get_store_config(),
+    "Lease.fragments": lambda it: _drained(it.lease.fragments()),
+    "Lease.batches": lambda it: _drained(it.lease.batches(2, retries=2)),
+    "Lease.batches.close": lambda it: _left_iterator(it.lease.batches(2)),
+    "Lease.renew": lambda it: it.lease.renew(),
+    "Lease.release": lambda it: it.lease.release(ReleaseMode.RETURNED),
+    "Lease.__exit__": lambda it: _left(it.lease),
+    "Lease.__exit__ with an error": lambda it: _left(it.lease, ValueError("the body's own")),
+    "connect, and the first call": _of_new_client,
+    "Appender.append": lambda it: _flooded(it.appender),
+    "Appender.flush": lambda it: _given(it.appender).flush(),
+    "Appender.close": lambda it: _given(it.appender).close(),
+    "Appender.__exit__": lambda it: _left(_given(it.appender)),
+}
+"""Every public call that may wait for server or store."""
+
+SILENT = {
+    *("Client.address", "Client.buffer", "Client.closed", "Client.__enter__"),
+    *("Lease.lease_id", "Lease.request_id", "Lease.references", "Lease.__len__"),
+    *("Lease.__enter__", "Lease.renew_quietly"),
+    *("Appender.counts", "Appender.unsent", "Appender.__enter__"),
+}
+"""Public, and never waiting for anybody; `renew_quietly` is a thread's of the library itself."""
+
+
+def _given(appender: Appender | None) -> Appender:
+    assert appender is not None
+    appender.append(vector_fragment(10_000, worker_id="appended"))
+    return appender
+
+
+def _flooded(appender: Appender | None) -> None:
+    """Append until the queue is full, and then once more."""
+    for index in range(10_000, 10_020):
+        _given(appender).append(vector_fragment(index, worker_id="flood"))
+
+
+def _public(kind: type) -> Iterator[str]:
+    for name, member in vars(kind).items():
+        is_protocol = name in ("__enter__", "__aenter__", "__exit__", "__aexit__", "__len__")
+        if (not name.startswith("_") or is_protocol) and (
+            callable(member) or isinstance(member, property)
+        ):
+            yield f"{kind.__name__}.{name.replace('__a', '__')}"
+
+
+def test_every_public_call_has_a_row() -> None:
+    public = {
+        name for kind in (Client, aio.Client, Lease, aio.Lease, Appender) for name in _public(kind)
+    }
+    assert set() == public - set(CALLS) - SILENT
+
+
+# The world --------------------------------------------------------------------------------------
+
+
+@dataclass
+class World:
+    """Server and Redis, each behind a proxy."""
+
+    redis: RedisServer
+    server: ServerProcess
+    to_server: Blackhole
+    to_redis: Blackhole
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def store_url(self) -> str:
+        return f"redis://{self.to_redis.address}/0"
+
+    def silence(self, peer: str, how: str) -> None:
+        """Let a peer fall silent for the clients: by its proxy, or by stopping it."""
+        if how == "stopped":
+            process: Any = self.server if peer == "server" else self.redis
+            process.signal(signal.SIGSTOP)
+            self.stack.callback(process.signal, signal.SIGCONT)
+            return
+        proxy = self.to_server if peer == "server" else self.to_redis
+        proxy.fall_silent(Silence(how))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer(with_tcp=True))
+        server = stack.enter_context(
+            ServerProcess(
+                "--store", redis.tcp_url, "--capacity-chunks", "5000", log=tmp_path / "server.log"
+            )
+        )
+        host, _, port = server.address.rpartition(":")
+        to_server = stack.enter_context(Blackhole((host, int(port))))
+        to_redis = stack.enter_context(Blackhole(("127.0.0.1", redis.port)))
+        yield World(redis, server, to_server, to_redis, stack)
+
+
+@contextmanager
+def lateness() -> Iterator[Callable[[], float]]:
+    """How much later than asked a busy machine wakes those who sleep, at most."""
+    worst_s, ended = 0.0, threading.Event()
+
+    def watch() -> None:
+        nonlocal worst_s
+        while not ended.is_set():
+            began = time.monotonic()
+            time.sleep(0.02)
+            worst_s = max(worst_s, time.monotonic() - began - 0.02)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield lambda: worst_s
+    finally:
+        ended.set()
+        thread.join()
+
+
+def allowed_s(name: str) -> float:
+    """The deadline of a call."""
+    waits = name in ("Client.watch_model", "Client.fetch", "Client.fetch_fragments")
+    return DEADLINE_S + RECONNECT_S + (WAIT_S if waits else 0.0)
+
+
+async def _now(made: Any) -> Any:
+    return await made if inspect.isawaitable(made) else made
+
+
+async def prepare(world: World, kind: str, index: int, name: str) -> Prepared:
+    """Make a client that has talked to both, a lease that is open, and another grant."""
+
+    def connect() -> Any:
+        module = breadbox if kind == "blocking" else aio
+        return module.connect(world.to_server.address, store_url=world.store_url, **OPTIONS)
+
+    client = await _now(connect())
+    await _now(client.start_session("s"))
+    await _now(client.publish("s", 0, {"w": np.ones(4)}))
+    fragments = [vector_fragment(position, worker_id=f"w{index}") for position in range(8)]
+    await _now(client.append_many(fragments))
+    lease = await _now(client.fetch(4, 5.0))
+    await _now(lease.__enter__() if kind == "blocking" else lease.__aenter__())
+    spare = await _now(client.fetch_fragments(4, 5.0))
+    await _now(client.read_fragments(spare.fragments))
+    model = await _now(client.watch_model())
+    it = Prepared(kind, client, index, connect, model, lease, spare)
+    if name.startswith("Appender"):
+        it.appender = Appender(client, AppenderOptions(queue_count_max=4, flush_after_s=0.0))
+    return it
+
+
+async def timed(row: Row, it: Prepared) -> tuple[float, BaseException | None]:
+    """How long a call took, and what it raised."""
+    began = time.monotonic()
+    try:
+        await _now(row(it))
+    except Exception as error:  # noqa: BLE001 - looked at by the test
+        return time.monotonic() - began, error
+    return time.monotonic() - began, None
+
+
+async def close(it: Prepared) -> None:
+    """End what the row has left; however that ends is not what is tested."""
+    await _now(it.client.close())
+    if it.appender is not None:
+        with suppress(errors.ReplayBufferError):
+            it.appender.close()
+    if it.kind == "asyncio":
+        await _left(it.lease, ValueError("over"))
+
+
+@pytest.mark.parametrize("how", ["stalled", "dropped", "stopped"])
+@pytest.mark.parametrize("peer", ["server", "redis"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_call_outlives_its_deadline(world: World, kind: str, peer: str, how: str) -> None:
+    names = [name for name in CALLS if kind == "blocking" or not name.startswith("Appender")]
+    prepared = [await prepare(world, kind, index, name) for index, name in enumerate(names)]
+    world.silence(peer, how)
+    with lateness() as late_s, ThreadPoolExecutor(len(names)) as threads:
+        if kind == "blocking":
+            running = [
+                asyncio.wrap_future(
+                    threads.submit(lambda name, it: asyncio.run(timed(CALLS[name], it)), name, it)
+                )
+                for name, it in zip(names, prepared, strict=True)
+            ]
+        else:
+            running = [
+                asyncio.ensure_future(timed(CALLS[name], it))  # noqa: TID251 - awaited below
+                for name, it in zip(names, prepared, strict=True)
+            ]
+        outcomes = [await each for each in running]
+    async with asyncio.TaskGroup() as group:
+        for it in prepared:
+            group.create_task(close(it))
+    late = {
+        name: round(took_s, 2)
+        for name, (took_s, _) in zip(names, outcomes, strict=True)
+        if took_s > allowed_s(name) + MARGIN_S + late_s()
+    }
+    assert {} == late
+    strange = {
+        name: repr(error)
+        for name, (_, error) in zip(names, outcomes, strict=True)
+        if error is not None and not isinstance(error, errors.ReplayBufferError)
+    }
+    assert {} == strange
+    failed = {name for name, (_, error) in zip(names, outcomes, strict=True) if error is not None}
+    needed = {"server": "Client.get_store_config", "redis": "Client.load_batch"}
+    assert needed[peer] in failed
