@@ -4,7 +4,10 @@ import copy
 import itertools
 import random
 import threading
+import time
+import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +16,20 @@ import breadbox
 from breadbox import errors
 from breadbox.compat.minestudio import (
     FragmentIndex,
+    FragmentLoader,
     FragmentMetadata,
     ReplayBufferInterface,
     create_loader_pool,
     data_iter,
+    interface,
     reference_of,
 )
 from breadbox.testing import ServerProcess, start_server
+from breadbox_server.authorization import Role
+from support.certificates import Authority
+from support.eventually import eventually_sync
 from support.minestudio import CONFIG, alike, metadata_of, sample_fragment
+from support.token_files import write_token_file
 
 pytestmark = pytest.mark.integration
 
@@ -112,6 +121,7 @@ def test_nothing_is_prepared_before_the_first_fetch(trainer: ReplayBufferInterfa
 
 def test_what_is_of_no_use_is_dropped_and_counted(trainer: ReplayBufferInterface) -> None:
     sample = sample_fragment()
+    trainer._version_wait_s = 0.1
     trainer.add_fragment(sample, FragmentMetadata(-1, "", "env-0", 0))
     trainer.add_fragment(sample, metadata_of(sample, session="another"))
     trainer.update_model_version("run", 9)
@@ -146,6 +156,295 @@ def test_the_order_of_loading_follows_the_seed_of_the_random_module(
 
     assert order(1) == order(1)
     assert order(1) != order(2)
+
+
+# What MineStudio's order of events, configurations and outages ask for ---------------------------
+
+
+def add_in_background(
+    interface: ReplayBufferInterface, version: int, *fids: int, session: str = "run"
+) -> threading.Thread:
+    """As MineStudio's sender does: one after the other."""
+
+    def add_all() -> None:
+        for fid in fids:
+            sample = sample_fragment(fid)
+            interface.add_fragment(sample, metadata_of(sample, version, session))
+
+    thread = threading.Thread(target=add_all)
+    thread.start()
+    return thread
+
+
+def versions_of(trainer: ReplayBufferInterface, count: int) -> list[int]:
+    records = trainer.fetch_fragments(count)
+    return [reference_of(name).metadata.model_version_min for _, name in records]
+
+
+def test_a_fragment_of_a_version_that_the_buffer_hears_of_later_waits_for_it(
+    trainer: ReplayBufferInterface,
+) -> None:
+    with other(trainer) as worker:
+        thread = add_in_background(worker, 2, 0, 1)
+        eventually_sync(lambda: worker._model.model_version == 1)
+        assert thread.is_alive()
+        trainer.update_model_version("run", 2)
+        thread.join(20)
+    assert [2, 2] == versions_of(trainer, 2)
+
+
+def test_a_fragment_of_a_session_that_the_buffer_hears_of_later_waits_for_it(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREADBOX_SERVER", server.address)
+    name = f"trainer-{next(NUMBERS)}"
+    with (
+        ReplayBufferInterface(CONFIG, buffer=name) as trainer,
+        ReplayBufferInterface(buffer=name) as worker,
+    ):
+        for session in ("first", "second"):
+            thread = add_in_background(worker, 1, 0, 1, session=session)
+            trainer.update_model_version(session, 1)
+            thread.join(20)
+            assert [1, 1] == versions_of(trainer, 2)
+        began_at = time.monotonic()
+        worker.add_fragment(sample_fragment(), metadata_of(sample_fragment(), 1, "first"))
+        assert 1 == worker.dropped_count
+        assert time.monotonic() - began_at < worker._version_wait_s
+
+
+def test_a_version_that_never_comes_is_waited_for_once_and_then_clamped(
+    trainer: ReplayBufferInterface, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ReplayBufferInterface(buffer=trainer._buffer, version_wait_s=0.2) as worker:
+        add_in_background(worker, 7, 0, 1, 2, 3).join(20)
+        add_in_background(worker, 1, 9, 10, session="unheard of").join(20)
+        assert 2 == worker.dropped_count
+    assert [1, 1, 1, 1] == versions_of(trainer, 4)
+    told = [record for record in caplog.records if "was not told of" in record.getMessage()]
+    assert 2 == len(told)
+
+
+def test_the_default_buffer_takes_the_configuration_while_it_is_empty() -> None:
+    with start_server() as server:
+        with ReplayBufferInterface(CONFIG, server=server.address) as trainer:
+            trainer.update_model_version("run", 1)
+            limits = trainer._client.get_buffer("default").config
+            assert (2, 64, 2**62) == (
+                limits.fragments_per_chunk,
+                limits.capacity_chunks,
+                limits.capacity_bytes,
+            )
+            add(trainer, 0)
+        with pytest.raises(errors.InvalidRequestError, match="is 2 and cannot be changed while"):
+            ReplayBufferInterface({**CONFIG, "fragments_per_chunk": 4}, server=server.address)
+
+
+def test_a_fetch_that_the_given_bytes_can_never_satisfy_is_refused(
+    trainer: ReplayBufferInterface,
+) -> None:
+    add(trainer, 0, 1)
+    size_bytes = trainer._client.get_buffer(trainer._buffer).state.payload_bytes
+    limits = {**CONFIG, "capacity_bytes": 3 * size_bytes}
+    with ReplayBufferInterface(limits, buffer=trainer._buffer) as second:
+        refusals: list[errors.InvalidRequestError] = []
+
+        def fetch() -> None:
+            try:
+                second.fetch_fragments(8)
+            except errors.InvalidRequestError as error:
+                refusals.append(error)
+
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        add(trainer, *range(2, 8))
+        thread.join(20)
+        wanted = f"needs at least {4 * size_bytes} bytes, but the buffer holds at most"
+        assert [True] == [wanted in str(error) for error in refusals]
+
+
+def test_the_old_batch_is_there_until_the_new_one_is(trainer: ReplayBufferInterface) -> None:
+    trainer._client.update_buffer(trainer._buffer, breadbox.BufferConfig(uses_max=1))
+    add(trainer, 0, 1)
+    before = trainer.fetch_fragments(2)
+    fetched: list[Any] = []
+    thread = threading.Thread(target=lambda: fetched.append(trainer.fetch_fragments(2)))
+    thread.start()
+    with other(trainer) as rank_1:
+        eventually_sync(lambda: trainer._client.get_buffer(trainer._buffer).state.waiter_count == 1)
+        assert before == rank_1.prepared_fragments()
+        assert 0 == rank_1.load_fragment(before[0][1]).fid_in_worker
+        add(rank_1, 2, 3)
+        thread.join(20)
+        assert fetched == [rank_1.prepared_fragments()]
+
+    def is_gone() -> bool:
+        try:
+            trainer.load_fragment(before[0][1])
+        except KeyError:
+            return True
+        return False
+
+    eventually_sync(is_gone)
+
+
+def test_add_and_fetch_wait_for_a_server_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(interface, "RECONNECT_S", 0.2)
+    with start_server() as server, ReplayBufferInterface(CONFIG, server=server.address) as trainer:
+        trainer.update_model_version("run", 1)
+        server.kill()
+        fetched: list[Any] = []
+        threads = [
+            add_in_background(trainer, 1, 0, 1),
+            threading.Thread(target=lambda: fetched.append(trainer.fetch_fragments(2))),
+        ]
+        threads[1].start()
+        eventually_sync(lambda: "still waiting after" in caplog.text)
+        server.start()
+        for thread in threads:
+            thread.join(60)
+        assert [2] == [len(batch) for batch in fetched]
+
+
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_how_long_is_waited_for_a_server_can_be_set(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by == "environment":
+        monkeypatch.setenv("BREADBOX_RECONNECT_S", "0.2")
+    with start_server() as server:
+        made = ReplayBufferInterface(
+            CONFIG, server=server.address, reconnect_s=0.2 if by == "argument" else None
+        )
+        with made:
+            server.kill()
+            with pytest.raises(errors.UnavailableError):
+                made.update_model_version("run", 1)
+
+
+def test_no_server_when_it_is_made_is_an_error_that_names_the_variable() -> None:
+    with pytest.raises(errors.UnavailableError) as caught:
+        ReplayBufferInterface(server="127.0.0.1:1", reconnect_s=0)
+    assert ["BREADBOX_SERVER names the server, as HOST:PORT"] == caught.value.__notes__
+
+
+def test_a_buffer_that_is_unknown_is_an_error_when_it_is_made(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREADBOX_SERVER", server.address)
+    monkeypatch.setenv("BREADBOX_BUFFER", "nobody-made-it")
+    with pytest.raises(errors.BufferNotFoundError, match="nobody-made-it"):
+        ReplayBufferInterface()
+    with pytest.raises(errors.BufferNotFoundError):
+        create_loader_pool(2)
+    with ReplayBufferInterface(CONFIG), ReplayBufferInterface() as worker:
+        assert "nobody-made-it" == worker._buffer
+
+
+def test_token_and_certificates_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    signed = authority.sign("server")
+    tokens = write_token_file(tmp_path / "tokens")
+    options = [
+        *("--tls-cert", str(signed.cert_file), "--tls-key", str(signed.key_file)),
+        *("--tokens", str(tmp_path / "tokens")),
+    ]
+    with start_server(options=options) as server:
+        monkeypatch.setenv("BREADBOX_SERVER", server.address)
+        monkeypatch.setenv("BREADBOX_TLS_CA", str(authority.ca_file))
+        with pytest.raises(errors.UnauthenticatedError, match="BREADBOX_TOKEN"):
+            ReplayBufferInterface(CONFIG)
+        monkeypatch.setenv("BREADBOX_TOKEN", tokens[Role.ADMIN])
+        with ReplayBufferInterface(CONFIG) as trainer:
+            trainer.update_model_version("run", 1)
+            add(trainer, 0, 1)
+            assert 2 == len(trainer.fetch_fragments(2))
+            monkeypatch.setenv("BREADBOX_TOKEN", tokens[Role.PRODUCER])
+            with ReplayBufferInterface() as worker:
+                add(worker, 2, 3)
+            with pytest.raises(errors.PermissionDeniedError):
+                ReplayBufferInterface(CONFIG)
+
+
+def test_a_buffer_that_stays_short_says_so_in_the_log(
+    trainer: ReplayBufferInterface,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(interface, "FIRST_WORD_S", 0.05)
+    thread = threading.Thread(target=trainer.fetch_fragments, args=(2,))
+    thread.start()
+    eventually_sync(lambda: "the buffer holds 0 chunks of the 1 asked for" in caplog.text)
+    add(trainer, 0, 1)
+    thread.join(20)
+
+
+def test_records_of_appends_and_fetches_are_offered(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREADBOX_SERVER", server.address)
+    logged: list[dict[str, Any]] = []
+    config = {**CONFIG, "fragments_per_report": 4, "fragments_per_chunk": 1, "max_staleness": 1}
+    with ReplayBufferInterface(
+        config, buffer=f"trainer-{next(NUMBERS)}", log=logged.append
+    ) as trainer:
+        trainer.update_model_version("run", 1)
+        eventually_sync(lambda: trainer._reporter is not None and trainer._reporter.looks > 0)
+        add(trainer, *range(4))
+        eventually_sync(lambda: len(logged) > 0)
+        assert (4, 1) == (
+            logged[0]["replay_buffer/replay_buffer_size (chunk)"],
+            logged[0]["replay_buffer/model_version"],
+        )
+        assert logged[0]["replay_buffer/fragments_per_second"] > 0
+        del logged[:]
+        trainer.fetch_fragments(4)
+        trainer.update_model_version("run", 2)
+        trainer.fetch_fragments(4)
+        assert [{"replay_buffer/avg_reuse": 2.0, "replay_buffer/avg_staleness": 1.0}] == logged
+        add(trainer, 4, 5, 6, 7, version=2)
+        trainer.fetch_fragments(2)
+        trainer.update_model_version("run", 4)
+        add(trainer, 8, 9, version=4)
+        trainer.fetch_fragments(2)
+        # Of four chunks that became stale two had been used once.
+        assert {"replay_buffer/avg_reuse": 0.5} == logged[-1]
+
+
+class Pool:
+    """A pool as Ray's is, of one actor that works when it is asked for a result."""
+
+    def __init__(self, loader: FragmentLoader) -> None:
+        self.load = types.SimpleNamespace(remote=loader.load)
+        self.submitted: list[Any] = []
+
+    def submit(self, function: Any, record: Any) -> None:
+        self.submitted.append((function, record))
+
+    def get_next_unordered(self) -> Any:
+        function, record = self.submitted.pop()
+        return function(self, record)
+
+
+def test_a_pool_of_ray_actors_loads_every_record_once_and_is_left_empty(
+    trainer: ReplayBufferInterface,
+) -> None:
+    add(trainer, *range(8))
+    records = trainer.fetch_fragments(8)
+    pool = Pool(FragmentLoader(trainer))
+    groups = list(data_iter(pool, records, batch_size=3, prefetch_batches=1))
+    assert [3, 3, 2] == [len(group["fragment"]) for group in groups]
+    assert sorted(index.fid_in_worker for index, _ in records) == sorted(
+        fragment.fid_in_worker for group in groups for fragment in group["fragment"]
+    )
+    left = data_iter(pool, records, batch_size=2, prefetch_batches=2)
+    next(left)
+    left.close()
+    assert [] == pool.submitted
 
 
 def test_an_interface_is_not_sent_to_another_process(trainer: ReplayBufferInterface) -> None:

@@ -139,6 +139,8 @@ class Reporter:
         self._records = AppendRecords(fragments_per_report, time.monotonic)
         self._log = log
         self._poll_s = poll_s
+        self.looks = 0
+        """How often the buffer was asked so far."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="breadbox-records", daemon=True)
         self._thread.start()
@@ -158,5 +160,6 @@ class Reporter:
             else:
                 if record is not None:
                     self._log(record)
+            self.looks += 1
             if self._closed.wait(self._poll_s):
                 return
