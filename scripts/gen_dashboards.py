@@ -36,12 +36,19 @@ class Panel:
     """Of the axis, as Grafana names it."""
 
 
-def quantiles(metric: str, matchers: str = "", by: str = "") -> list[tuple[str, str]]:
-    """Median and 99th percentile of a histogram over the last minute."""
+def quantiles(
+    metric: str, matchers: str = "", by: str = "", *, is_whole: bool = False
+) -> list[tuple[str, str]]:
+    """Median and 99th percentile of a histogram over the last minute.
+
+    Of whole numbers, what Prometheus draws between the bounds of a bucket is rounded up: a chunk
+    that is used once lies between 0 and 1 and was not used 0.5 times.
+    """
     labels = f"le, {by}" if by else "le"
     legend = f" {{{{{by}}}}}" if by else ""
     inner = f"sum by ({labels}) (rate({metric}_bucket{{{matchers}}}[1m]))"
-    return [(f"histogram_quantile({q}, {inner})", f"p{q[2:]}{legend}") for q in ("0.50", "0.99")]
+    shown = "ceil(histogram_quantile({}, {}))" if is_whole else "histogram_quantile({}, {})"
+    return [(shown.format(q, inner), f"p{q[2:]}{legend}") for q in ("0.50", "0.99")]
 
 
 def rate_by(metric: str, label: str, matchers: str = "") -> list[tuple[str, str]]:
@@ -90,13 +97,13 @@ LEARNING_DATA = [
         "Staleness at delivery",
         "Versions between the current model and the one that made the data. The limit is "
         "staleness_max.",
-        quantiles("breadbox_staleness_at_delivery_versions", OF_BUFFER),
+        quantiles("breadbox_staleness_at_delivery_versions", OF_BUFFER, is_whole=True),
     ),
     Panel(
         "Uses at eviction",
         "Deliveries of a chunk when it left. Below uses_max: the learner is slower than the "
         "workers, or the data goes stale first.",
-        quantiles("breadbox_uses_at_eviction", OF_BUFFER),
+        quantiles("breadbox_uses_at_eviction", OF_BUFFER, is_whole=True),
     ),
     Panel(
         "Chunks that left, by reason",

@@ -176,6 +176,37 @@ def test_the_ratio_that_workers_are_scaled_by_counts_fetches_that_still_wait(
     run_promtool("test", "rules", str(path))
 
 
+@pytest.mark.parametrize(
+    ("metric", "value"),
+    [
+        ("breadbox_uses_at_eviction", 1),
+        ("breadbox_uses_at_eviction", 3),
+        ("breadbox_staleness_at_delivery_versions", 0),
+        ("breadbox_staleness_at_delivery_versions", 2),
+    ],
+)
+def test_whole_numbers_are_shown_as_whole_numbers(metric: str, value: int, tmp_path: Path) -> None:
+    """Every chunk was used once, and the panel said 0.5."""
+    shown = [text.replace("$buffer", ".*") for _, text in expressions() if f"{metric}_b" in text]
+    assert 2 == len(shown)
+    bounds = {"0.0": 0, "1.0": 1, "2.0": 2, "3.0": 3, "5.0": 5, "+Inf": 9}
+    series = [
+        {
+            "series": f'{metric}_bucket{{buffer="default",le="{text}"}}',
+            "values": "0+10x20" if value <= bound else "0+0x20",
+        }
+        for text, bound in bounds.items()
+    ]
+    wanted = [
+        {"expr": text, "eval_time": "4m", "exp_samples": [{"labels": "{}", "value": value}]}
+        for text in shown
+    ]
+    case = {"tests": [{"interval": "15s", "input_series": series, "promql_expr_test": wanted}]}
+    path = tmp_path / "case.yml"
+    path.write_text(yaml.safe_dump(case))
+    run_promtool("test", "rules", str(path))
+
+
 def run_promtool(*arguments: str) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
