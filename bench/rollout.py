@@ -29,6 +29,7 @@ from breadbox_rollout.episodes import EpisodeReporter
 from breadbox_rollout.inference import Inference
 from breadbox_rollout.main import share_interpreter
 from breadbox_rollout.models import ModelWatcher
+from breadbox_rollout.player import Player, PlayerOptions
 from breadbox_rollout.pool import EnvPool, PoolOptions
 from breadbox_rollout.sender import Sender
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
@@ -104,14 +105,14 @@ def _case_rows(case: Case, *, rounds: int, round_s: float) -> Iterator[Figure]:
         _running(case, client) as (worker, switch),
     ):
         rates: dict[bool, list[float]] = {True: [], False: []}
-        fragments_before, began_at = worker.stats.fragment_count, time.monotonic()
+        fragments_before, began_at = worker.fragment_count, time.monotonic()
         for turn in range(2 * rounds):
             # Which of the two goes first changes, so that a trend falls on both.
             attached = bool(turn % 2) ^ bool(turn // 2 % 2)
             switch.attached = attached
             rates[attached].append(_steps_per_s(worker, round_s))
         elapsed_s = time.monotonic() - began_at
-        fragments_per_s = (worker.stats.fragment_count - fragments_before) / elapsed_s
+        fragments_per_s = (worker.fragment_count - fragments_before) / elapsed_s
         fill = worker.stats.batch_env_count / worker.stats.batch_count
     attached_rate, detached_rate = (statistics.median(rates[key]) for key in (True, False))
     yield Figure(
@@ -154,25 +155,27 @@ def _running(case: Case, client: breadbox.Client) -> Iterator[tuple[RolloutWorke
     spec = EnvSpec(name=case.env)
     switch = Switch(client)
     watcher = ModelWatcher(switch)
-    sender = Sender(switch, lambda: watcher.latest, fragments_max=256, bytes_max=2**28)
-    reporter = EpisodeReporter(switch)
-    pool = EnvPool(
-        spec, PoolOptions(env_count=case.env_count, envs_per_process=envs_per_process(spec))
+    # As many as `breadbox rollout` lets wait.
+    sender = Sender(
+        switch, lambda: watcher.latest, fragments_max=2 * case.env_count, bytes_max=2**28
     )
-    worker = RolloutWorker(
-        pool,
+    reporter = EpisodeReporter(switch)
+    per_process = envs_per_process(spec, case.env_count)
+    pool = EnvPool(spec, PoolOptions(env_count=case.env_count, envs_per_process=per_process))
+    player = Player(
         lambda observations, actions: make_policy(case.policy, observations, actions),
+        lambda policy: Inference(policy, torch.device("cpu")),
         watcher,
         sender,
         reporter,
+        PlayerOptions(fragment_steps=case.fragment_steps, worker_prefix="bench"),
+    )
+    worker = RolloutWorker(
+        pool,
+        [player],
         WorkerOptions(
-            fragment_steps=case.fragment_steps,
-            batch_env_count=case.batch_env_count,
-            batch_wait_s_max=0.02,
-            worker_prefix="bench",
-            log_interval_s=1e9,
+            batch_env_count=case.batch_env_count, batch_wait_s_max=0.02, log_interval_s=1e9
         ),
-        make_inference=lambda policy: Inference(policy, torch.device("cpu")),
     )
     thread = threading.Thread(target=worker.run)
     for part in (watcher, sender, reporter, thread):
@@ -192,12 +195,12 @@ def _running(case: Case, client: breadbox.Client) -> Iterator[tuple[RolloutWorke
 
 def _warm_up(case: Case, client: breadbox.Client, worker: RolloutWorker, pool: EnvPool) -> None:
     give_up_at = time.monotonic() + _START_S
-    while pool.observation_space is None or pool.live_env_count < case.env_count:
+    while not pool.parts or pool.live_env_count < case.env_count:
         if time.monotonic() > give_up_at:
             raise RuntimeError(f"{case.name}: environments did not start in {_START_S:.0f} s")
         time.sleep(0.1)
-    assert pool.action_space is not None
-    policy = make_policy(case.policy, pool.observation_space, pool.action_space)
+    (part,) = pool.parts
+    policy = make_policy(case.policy, part.observation_space, part.action_space)
     client.start_session(_SESSION_ID)
     client.publish(_SESSION_ID, 0, policy_weights(policy))
     steps_wanted = 2 * case.env_count * case.fragment_steps

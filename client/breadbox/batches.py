@@ -26,6 +26,7 @@ from breadbox.payload.trees import (
     unflatten,
 )
 from breadbox.stores.base import PayloadStore
+from breadbox.summaries import summary
 from breadbox.types import FragmentReference
 
 _PER_FRAGMENT_FIELDS = frozenset({"final_obs_step", "final_obs", "model_version"})
@@ -88,6 +89,11 @@ class Batch:
         """Return B."""
         return len(self.references)
 
+    def __repr__(self) -> str:
+        """Name the leaves with their dtypes and shapes, in one line."""
+        leaves = {name: getattr(self, name) for name in _LEAF_FIELDS}
+        return summary("Batch", [f"{len(self)} fragments"], leaves)
+
     @property
     def ended(self) -> Any:
         """bool[B, T]; terminated or truncated."""
@@ -118,6 +124,11 @@ class Stack:
     """First byte of each array in the slab."""
     copied: Any = None
     """CUDA event after the last copy from this memory; None: nothing reads it."""
+
+    def __repr__(self) -> str:
+        """Name the arrays with their dtypes and shapes, in one line."""
+        paths = [stored.name for stored in self.template]
+        return summary("Stack", [], dict(zip(paths, self.arrays, strict=True)))
 
     def fields(self, leaf: Callable[[int, NDArray[Any]], Any]) -> dict[str, Any]:
         """Build the stacked fields of a batch, with what `leaf` makes of each array."""

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox.summaries import summary
+
 Tree = Any
 """Nested dicts (string keys), lists and tuples whose leaves are numpy arrays, or None."""
 
@@ -79,6 +81,17 @@ class Fragment:
     """
     discontinuity: bool = False
     """Step 0 does not follow the last step of the previous fragment: some between were dropped."""
+
+    def __repr__(self) -> str:
+        """Say whose it is, and name the leaves with their dtypes and shapes, in one line."""
+        low, high = self.model_version_min, self.model_version_max
+        facts = [
+            *(f"{name}={getattr(self, name)!r}" for name in ("worker_id", "fragment_index")),
+            f"session_id={self.session_id!r}",
+            f"model version {low}" if low == high else f"model versions {low} to {high}",
+            *(["discontinuity"] if self.discontinuity else []),
+        ]
+        return summary("Fragment", facts, {name: getattr(self, name) for name in _ARRAY_FIELDS})
 
     @property
     def step_count(self) -> int:

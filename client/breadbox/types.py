@@ -139,7 +139,7 @@ class LeaseGrant:
     lease_id: str
     remaining_s: float
     """Seconds the lease had left when the reply was made."""
-    fragments: tuple[FragmentReference, ...]
+    fragments: tuple[FragmentReference, ...] = field(repr=False)
     session_id: str
     model_version: int
     request_id: str

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from breadbox.batches import Batch
 from breadbox.fragment import Fragment
+from breadbox.summaries import summary
 from breadbox_learner.trees import Tree, map_tree, stack_trees
 
 _TENSOR_FIELDS = (
@@ -56,6 +57,10 @@ class TrainingBatch:
     def __len__(self) -> int:
         """B."""
         return len(self.reward)
+
+    def __repr__(self) -> str:
+        """Name the tensors with their dtypes and shapes, in one line."""
+        return summary("TrainingBatch", [f"{len(self)} fragments"], self.tensors)
 
     @property
     def step_count(self) -> int:

@@ -1,9 +1,10 @@
 """The memory that an environment process and the worker share.
 
-One anonymous memory file per process, which goes when both have let go of it: nothing can stay
-behind in /dev/shm, whoever is killed. Who writes what:
+One anonymous memory file per process and part, which goes when both have let go of it: nothing can
+stay behind in /dev/shm, whoever is killed. A part is all rows of one pair of spaces: a process has
+one, but where agents with policies of their own share an environment. Who writes what:
 
-    environment process   obs, final_obs, reward, flags, first, counts, clock
+    environment process   obs, final_obs, reward, flags, first, acts, counts, clock
     worker                action, value, model_version
 
 Both sides take turns (a message says whose turn it is), except that the worker reads the clock and
@@ -38,7 +39,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GroupArrays:
-    """Views of the shared memory of a group of N environments; leaves [N, ...]."""
+    """Views of the shared memory of N rows; leaves [N, ...]. See `units` for what a row is."""
 
     obs: Tree
     """What the policy shall see next."""
@@ -56,6 +57,8 @@ class GroupArrays:
     truncated: NDArray[np.bool_]
     first: NDArray[np.bool_]
     """bool[N]; `obs` starts an episode."""
+    acts: NDArray[np.bool_]
+    """bool[N]; the row waits for an action. What the policy does in the others is ignored."""
     answer_count: NDArray[np.int64]
     """int64[N]; answers so far; raised after reward, flags and final observation are complete."""
     obs_count: NDArray[np.int64]
@@ -109,6 +112,7 @@ class _Layout:
             terminated=self.array((count,), np.bool_),
             truncated=self.array((count,), np.bool_),
             first=self.array((count,), np.bool_),
+            acts=self.array((count,), np.bool_),
             answer_count=self.array((count,), np.int64),
             obs_count=self.array((count,), np.int64),
             abort_count=self.array((count,), np.int64),
@@ -120,7 +124,7 @@ class _Layout:
 def create_arrays(
     observation_space: Space, action_space: Space, count: int
 ) -> tuple[GroupArrays, int]:
-    """Make zeroed shared arrays for *count* environments.
+    """Make zeroed shared arrays of *count* rows.
 
     Returns:
         The arrays, and a file descriptor for `open_arrays` elsewhere; the caller closes it.

@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -14,6 +14,7 @@ from breadbox.errors import InvalidRequestError
 
 Environment = gymnasium.Env[Any, Any]
 
+VECTORIZE_MODES = ("sync", "async", "vector_entry_point")
 _CHEAP_MODULES = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
 """Entry points of environments whose step costs less than waking another process."""
 _ENVS_PER_CHEAP_PROCESS_MAX = 16
@@ -31,6 +32,9 @@ class EnvSpec:
     """Gymnasium id, `module:id` of a module that registers it, or `module:factory`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the factory, or of `gymnasium.make`."""
+    vectorize: str | None = None
+    """Make a vector environment of a Gymnasium id, in this mode of `gymnasium.make_vec`: "sync",
+    "async" or "vector_entry_point"; None: environments one by one."""
 
 
 def _factory(name: str) -> Callable[..., Environment] | None:
@@ -56,19 +60,27 @@ def check_environment(spec: EnvSpec) -> None:
     """
     factory = _factory(spec.name)
     if factory is not None:
-        _check_options(spec, factory, spec.options)
+        if spec.vectorize is not None:
+            raise InvalidRequestError(
+                "vectorize",
+                "is for Gymnasium ids; a factory makes vector environments of its own where it has "
+                "an argument num_envs",
+            )
+        # What the worker gives by itself, see `make_environment`.
+        given = {"num_envs", "seed"} & _parameters(spec) if is_vectorized(spec) else set()
+        _check_options(spec, factory, {**dict.fromkeys(given), **spec.options})
         return
     _register_atari(spec.name)
     try:
         registered = gymnasium.spec(spec.name)
     except (gymnasium.error.Error, ImportError) as error:
         raise InvalidRequestError("env", f"{spec.name!r} is not an environment: {error}") from error
-    if not spec.options:
+    if not spec.options or spec.vectorize is not None:
         return
     own = {key: value for key, value in spec.options.items() if key not in _OPTIONS_OF_MAKE}
+    entry_point = registered.entry_point
     try:
-        creator = registered.entry_point
-        creator = load_env_creator(creator) if isinstance(creator, str) else creator
+        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     except (ImportError, AttributeError) as error:
         raise InvalidRequestError("env", f"{spec.name!r} cannot be loaded: {error}") from error
     if creator is not None:
@@ -117,25 +129,64 @@ def with_frames(spec: EnvSpec) -> EnvSpec:
     """Ask a Gymnasium environment for frames, unless its user said otherwise."""
     if _factory(spec.name) is not None:
         return spec
-    return EnvSpec(name=spec.name, options={"render_mode": "rgb_array", **spec.options})
+    return replace(spec, options={"render_mode": "rgb_array", **spec.options})
 
 
-def make_environment(spec: EnvSpec) -> Environment:
-    """Make the environment. May take as long, and raise whatever, the environment does."""
+def is_vectorized(spec: EnvSpec) -> bool:
+    """Whether a vector environment is made: as `vectorize` asks, or by a factory of `num_envs`."""
+    return spec.vectorize is not None or "num_envs" in _parameters(spec)
+
+
+def takes_seed(spec: EnvSpec) -> bool:
+    """Whether a factory of vector environments wants the seed when it makes one."""
+    return spec.vectorize is None and {"num_envs", "seed"} <= _parameters(spec)
+
+
+def _parameters(spec: EnvSpec) -> set[str]:
+    """Return the names of a factory's parameters; none for a Gymnasium id."""
+    factory = _factory(spec.name)
+    if factory is None:
+        return set()
+    try:
+        return set(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def make_environment(spec: EnvSpec, env_count: int = 1, seed: int = 0) -> Any:
+    """Make the environment. May take as long, and raise whatever, the environment does.
+
+    Args:
+        spec: What to make.
+        env_count: Of a vector environment: how many are inside.
+        seed: Of a vector environment whose factory takes one.
+    """
     factory = _factory(spec.name)
     if factory is not None:
-        return factory(**spec.options)
+        given: dict[str, Any] = {}
+        if is_vectorized(spec):
+            given["num_envs"] = env_count
+        if takes_seed(spec):
+            given["seed"] = seed % 2**31
+        return factory(**{**given, **spec.options})
+    if spec.vectorize is not None:
+        _register_atari(spec.name)
+        return gymnasium.make_vec(
+            spec.name, num_envs=env_count, vectorization_mode=spec.vectorize, **spec.options
+        )
     _register_atari(spec.name)
     # The checker warns of what the worker reports as failures with a count.
     return gymnasium.make(spec.name, disable_env_checker=True, **spec.options)
 
 
-def envs_per_process(spec: EnvSpec) -> int:
-    """Return how many environments share a process unless the user says otherwise.
+def envs_per_process(spec: EnvSpec, env_count: int) -> int:
+    """Return how many of *env_count* environments share a process unless the user says otherwise.
 
-    One, so that a crash costs one environment; but Gymnasium's own tiny ones neither crash nor
+    All of a vector environment, which is one object. Else one, so that a crash costs one environment; but Gymnasium's own tiny ones neither crash nor
     hang, and a process for each would spend its time on being woken.
     """
+    if is_vectorized(spec):
+        return env_count
     if _factory(spec.name) is not None:
         return 1
     _register_atari(spec.name)

@@ -228,8 +228,9 @@ class _Run:
                     self._group_ready(event)
                 else:
                     self._group_failed(event)
-            if inference is None and self.pool.observation_space is not None:
-                policy = make_policy(self.pool.observation_space, self.pool.action_space)
+            if inference is None and self.pool.parts:
+                (part,) = self.pool.parts
+                policy = make_policy(part.observation_space, part.action_space)
                 inference = make_inference(policy)
                 self._states = [inference.initial_state] * self._options.worker_count
             now = time.monotonic()
@@ -243,8 +244,10 @@ class _Run:
     def _turn(self, inference: Inference) -> None:
         groups = self._ready.take()
         states = [self._states[group] for group in groups]
-        turn = take_turn(self.pool, groups, inference, states, self._options.model_version)
+        arrays = [self.pool.arrays(group) for group in groups]
+        turn = take_turn(arrays, inference, states, self._options.model_version)
         for group, state in zip(groups, turn.decision.states, strict=True):
+            self.pool.step(group)
             self._states[group] = state
 
     def _group_ready(self, event: GroupReady) -> None:

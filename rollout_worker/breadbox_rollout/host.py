@@ -4,7 +4,7 @@ Started by the worker with one end of a socket. Messages are one byte of kind, t
 
     worker to process   C {config}    once, first
                         S             step: actions are in the arrays
-    process to worker   H {spaces}    made and reset; carries the descriptor of the arrays
+    process to worker   H [{part}]    made; carries spaces, and a descriptor of arrays, of each part
                         D [{notes}]   done: answers are in the arrays
                         F {failure}   cannot go on; the process ends
 
@@ -20,20 +20,22 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from breadbox_rollout.arrays import GroupArrays, create_arrays
-from breadbox_rollout.environments import EnvSpec, make_environment
-from breadbox_rollout.group import (
-    EnvGroup,
-    EnvironmentFailedError,
-    FailureKind,
-    GroupOptions,
-    Recorder,
-)
-from breadbox_rollout.space_codec import encode_space
+from breadbox_rollout.environments import EnvSpec, make_environment, takes_seed
+from breadbox_rollout.failures import EnvironmentFailedError, FailureKind
+from breadbox_rollout.group import EnvGroup, GroupOptions
+from breadbox_rollout.parallel import ParallelUnit, Seat, is_parallel
+from breadbox_rollout.space_codec import Space, encode_space
+from breadbox_rollout.units import Recorder, SingleUnit, Unit
+from breadbox_rollout.vector import VectorUnit, is_vector
 
 MESSAGE_BYTES_MAX = 128 * 1024
+PARTS_MAX = 16
+"""Policies that may share the environments of a process."""
 _PR_SET_PDEATHSIG = 1
 _TURNS_PER_MEMORY_CHECK = 64
 
@@ -56,6 +58,51 @@ def send(connection: socket.socket, kind: bytes, data: Any = None) -> None:
     connection.send(kind + body)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of one pair of spaces: one for each label of each environment, environment by
+    environment."""
+
+    observations: Space
+    actions: Space
+    labels: list[str]
+    """Agents; [""] where an environment has one."""
+    env_count: int
+
+
+def assigned(agents: list[str], patterns: list[str]) -> list[list[str]]:
+    """Return the agents of each pattern, as a shell would match it; the first that matches has it.
+
+    Raises:
+        EnvironmentFailedError: (BUILD_RAISED) An agent matches none, or a pattern has no agent.
+    """
+    found: list[list[str]] = [[] for _ in patterns]
+    for agent in agents:
+        places = [i for i, pattern in enumerate(patterns) if fnmatchcase(agent, pattern)]
+        if not places:
+            raise _unusable(f"--agents names no policy for agent {agent!r}")
+        found[places[0]].append(agent)
+    for pattern, named in zip(patterns, found, strict=True):
+        if not named:
+            raise _unusable(f"--agents names {pattern!r}, but the agents are {', '.join(agents)}")
+    return found
+
+
+def _common_spaces(env: Any, agents: list[str]) -> tuple[Space, Space]:
+    spaces = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
+    for agent, other in zip(agents, spaces, strict=True):
+        if other != spaces[0]:
+            raise _unusable(
+                f"agents {agents[0]!r} and {agent!r} have other spaces and cannot share a policy: "
+                "give them policies of their own with --agents"
+            )
+    return spaces[0]
+
+
+def _unusable(detail: str) -> EnvironmentFailedError:
+    return EnvironmentFailedError(FailureKind.BUILD_RAISED, detail)
+
+
 class Host:
     """One process's life: make, say hello, take turns, end."""
 
@@ -67,6 +114,9 @@ class Host:
         self._memory_bytes_max = int(config["memory_bytes_max"])
         self._recording = config["recording"]
         self._env_indices = config["env_indices"]
+        self._agents: list[str] = config["agents"]
+        self._parts: list[GroupArrays] = []
+        self._made_count = -1
 
     def run(self) -> None:
         """Serve the worker until it hangs up.
@@ -88,26 +138,121 @@ class Host:
 
     def _make_group(self) -> EnvGroup:
         try:
-            env = make_environment(self._spec)
-            spaces = (encode_space(env.observation_space), encode_space(env.action_space))
+            env = self._make(0)
+            make_units = self._plan(env)
+        except EnvironmentFailedError:
+            raise
         except Exception as error:
             raise EnvironmentFailedError(FailureKind.BUILD_RAISED, repr(error)) from error
-        count = len(self._options.seeds)
-        arrays, descriptor = create_arrays(env.observation_space, env.action_space, count)
+        count = 1 if is_vector(env) else len(self._options.seeds)
         group = EnvGroup(
-            lambda: make_environment(self._spec),
-            arrays,
-            env.observation_space,
+            lambda index: make_units(self._make(index), index),
+            count,
+            self._parts[0],
             self._options,
             time.monotonic,
-            self._recorders(arrays),
         )
-        group.adopt(0, env)
-        # Introduced before the first reset, so that the worker can tell which phase takes long.
-        hello = json.dumps({"observation": spaces[0], "action": spaces[1], "count": count})
-        socket.send_fds(self._connection, [b"H" + hello.encode()], [descriptor])
-        os.close(descriptor)
+        group.adopt(0, make_units(env, 0))
         return group
+
+    def _make(self, index: int) -> Any:
+        seed, self._made_count = self._options.seeds[index], self._made_count + 1
+        # One that is made again for another reason than a new process plays on, not the same again.
+        return make_environment(
+            self._spec, len(self._options.seeds), seed + len(self._options.seeds) * self._made_count
+        )
+
+    def _plan(self, env: Any) -> Callable[[Any, int], Unit]:
+        """Tell the worker what there is, and return what makes units of environments like *env*."""
+        if is_vector(env):
+            return self._plan_vector(env)
+        if is_parallel(env):
+            return self._plan_parallel(env)
+        if hasattr(env, "agent_selection"):
+            raise _unusable("its agents act in turn: pettingzoo.utils.aec_to_parallel makes them "
+                            "act at the same time")  # fmt: skip
+        self._check_one_agent()
+        space = env.observation_space
+        self._introduce([_Part(space, env.action_space, [""], len(self._options.seeds))])
+        (arrays,) = self._parts
+        recorders = self._recorders(arrays)
+        steps_max = self._options.episode_steps_max
+
+        def make_unit(env: Any, index: int) -> Unit:
+            recorder = None if recorders is None else recorders[index]
+            return SingleUnit(env, index, arrays, space, steps_max, recorder)
+
+        return make_unit
+
+    def _plan_vector(self, env: Any) -> Callable[[Any, int], Unit]:
+        self._check_one_agent()
+        self._check_not_recorded()
+        if self._options.episode_steps_max is not None:
+            raise _unusable("a vector environment cuts its episodes off itself: leave "
+                            "--episode-steps-max away and tell the environment")  # fmt: skip
+        if self._options.rebuild_interval_s:
+            raise _unusable("a vector environment is never between episodes: leave "
+                            "--rebuild-interval-s at 0")  # fmt: skip
+        spaces = (env.single_observation_space, env.single_action_space)
+        self._introduce([_Part(*spaces, [""], len(self._options.seeds))])
+        (arrays,) = self._parts
+        is_seeded = takes_seed(self._spec)
+        return lambda env, _: VectorUnit(env, arrays, is_seeded=is_seeded)
+
+    def _plan_parallel(self, env: Any) -> Callable[[Any, int], Unit]:
+        self._check_not_recorded()
+        agents = [str(agent) for agent in env.possible_agents]
+        by_part = assigned(agents, self._agents)
+        count = len(self._options.seeds)
+        self._introduce([
+            _Part(*_common_spaces(env, named), named, count) for named in by_part
+        ])  # fmt: skip
+
+        def make_unit(env: Any, index: int) -> Unit:
+            seats = {
+                agent: Seat(
+                    arrays,
+                    index * len(named) + position,
+                    env.observation_space(agent),
+                    env.action_space(agent),
+                )
+                for arrays, named in zip(self._parts, by_part, strict=True)
+                for position, agent in enumerate(named)
+            }
+            return ParallelUnit(env, seats, self._options.episode_steps_max)
+
+        return make_unit
+
+    def _check_one_agent(self) -> None:
+        if self._agents != ["*"]:
+            raise _unusable("--agents is for environments of several agents, and this has one")
+
+    def _check_not_recorded(self) -> None:
+        if self._recording is not None:
+            raise _unusable("only plain environments of one agent can be recorded")
+
+    def _introduce(self, parts: "list[_Part]") -> None:
+        """Make the arrays of all parts, and hand them to the worker with their spaces.
+
+        Before the first reset, so that the worker can tell which phase takes long.
+        """
+        descriptors = []
+        for part in parts:
+            row_count = len(part.labels) * part.env_count
+            arrays, descriptor = create_arrays(part.observations, part.actions, row_count)
+            self._parts.append(arrays)
+            descriptors.append(descriptor)
+        hello = [
+            {
+                "observation": encode_space(part.observations),
+                "action": encode_space(part.actions),
+                "labels": part.labels,
+            }
+            for part in parts
+        ]
+        socket.send_fds(self._connection, [b"H" + json.dumps(hello).encode()], descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _recorders(self, arrays: GroupArrays) -> list[Recorder] | None:
         if self._recording is None:
@@ -149,20 +294,15 @@ def serve(connection: socket.socket, make_host: Callable[..., Host] = Host) -> i
     if not message:
         return 0
     try:
-        make_host(connection, json.loads(message[1:])).run()
-    except EnvironmentFailedError as failure:
-        send(
-            connection,
-            b"F",
-            {
-                "kind": failure.kind.value,
-                "detail": failure.detail,
-                "notes": failure.notes.as_dict() if failure.notes else None,
-            },
-        )
-        return 1
+        try:
+            make_host(connection, json.loads(message[1:])).run()
+        except EnvironmentFailedError as failure:
+            notes = failure.notes.as_dict() if failure.notes else None
+            told = {"kind": failure.kind.value, "detail": failure.detail, "notes": notes}
+            send(connection, b"F", told)
+            return 1
     except (BrokenPipeError, ConnectionResetError):
-        return 0
+        return 0  # The worker hung up.
     return 0
 
 

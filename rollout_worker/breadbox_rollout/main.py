@@ -32,6 +32,7 @@ from breadbox_rollout.command import (
     stop_on_signals,
 )
 from breadbox_rollout.environments import (
+    VECTORIZE_MODES,
     EnvSpec,
     check_environment,
     check_frames,
@@ -50,6 +51,7 @@ from breadbox_rollout.policy_options import (
     environment_options,
     policy_factory,
 )
+from breadbox_rollout.player import Player, PlayerOptions
 from breadbox_rollout.pool import EnvPool, PoolOptions
 from breadbox_rollout.recording import RecordingOptions
 from breadbox_rollout.sender import Sender
@@ -90,7 +92,10 @@ def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
                    help="HOST:PORT of metrics for Prometheus; nothing serves none."),
             option("--num-envs", type=positive, default=8, help="Environments."),
             option("--envs-per-process", type=positive,
-                   help="1, but more for Gymnasium's own tiny environments."),
+                   help="Default: 1, more for Gymnasium's own tiny environments, all of them for "
+                        "a vector environment."),
+            option("--vectorize", type=click.Choice(VECTORIZE_MODES),
+                   help="Make vector environments of a Gymnasium id, as gymnasium.make_vec does."),
             option("--fragment-steps", type=positive, default=32, help="Steps of a fragment."),
             option("--batch-envs", type=positive,
                    help="Environments of a full inference batch; default: half of them."),
@@ -148,7 +153,9 @@ def rollout(dry_run: bool, log_level: str, log_format: str, **values: Any) -> No
     """
     settings = RolloutSettings(**values)
     import_from_here()
-    spec = EnvSpec(name=settings.env, options=settings.env_options)
+    spec = EnvSpec(
+        name=settings.env, options=settings.env_options, vectorize=settings.vectorize
+    )
     check_environment(spec)
     if settings.record_dir is not None and settings.record_media != "none":
         check_frames(spec)
@@ -227,16 +234,20 @@ def run_worker(
         _pool_options(settings, spec),
         recording=asdict(recordings.options) if recordings else None,
     )
-    worker = RolloutWorker(
-        pool,
+    player = Player(
         policy_factory(settings.policy, settings.policy_options, settings.seed),
+        lambda policy: Inference(
+            policy, device, bfloat16=settings.bfloat16, seed=settings.worker_seed
+        ),
         watcher,
         sender,
         reporter,
+        _player_options(settings),
+    )
+    worker = RolloutWorker(
+        pool,
+        [player],
         _loop_options(settings),
-        make_inference=lambda policy: Inference(
-            policy, device, bfloat16=settings.bfloat16, seed=settings.worker_seed
-        ),
         recordings=recordings,
         heartbeat=heartbeat.from_environment(),
     )
@@ -283,7 +294,8 @@ def share_interpreter() -> None:
 def _pool_options(settings: RolloutSettings, spec: EnvSpec) -> PoolOptions:
     return PoolOptions(
         env_count=settings.num_envs,
-        envs_per_process=settings.envs_per_process or envs_per_process(spec),
+        envs_per_process=settings.envs_per_process
+        or envs_per_process(spec, settings.num_envs),
         seed=settings.worker_seed,
         build_s_max=settings.build_s,
         reset_s_max=settings.reset_s,
@@ -310,16 +322,21 @@ def _recordings(settings: RolloutSettings) -> Recordings:
     return Recordings(options, {"env": settings.env, "worker": settings.worker_name})
 
 
-def _loop_options(settings: RolloutSettings) -> WorkerOptions:
-    return WorkerOptions(
+def _player_options(settings: RolloutSettings) -> PlayerOptions:
+    return PlayerOptions(
         fragment_steps=settings.fragment_steps,
-        # Half, so that one half of the environments steps while the policy runs for the other.
-        batch_env_count=settings.batch_envs or max(1, settings.num_envs // 2),
-        batch_wait_s_max=settings.batch_wait_s,
         worker_prefix=settings.worker_name,
         task=settings.task,
         discount=settings.discount,
         strict_weights=settings.weights == "strict",
+    )
+
+
+def _loop_options(settings: RolloutSettings) -> WorkerOptions:
+    return WorkerOptions(
+        # Half, so that one half of the environments steps while the policy runs for the other.
+        batch_env_count=settings.batch_envs or max(1, settings.num_envs // 2),
+        batch_wait_s_max=settings.batch_wait_s,
         log_interval_s=settings.log_interval_s,
         steps_max=settings.steps_max,
     )

@@ -28,8 +28,9 @@ from typing import Any
 from breadbox.errors import ReplayBufferError
 from breadbox_rollout.arrays import GroupArrays, Phase, open_arrays
 from breadbox_rollout.environments import EnvSpec
-from breadbox_rollout.group import FailureKind, GroupOptions
-from breadbox_rollout.host import MESSAGE_BYTES_MAX, send
+from breadbox_rollout.failures import FailureKind
+from breadbox_rollout.group import GroupOptions
+from breadbox_rollout.host import MESSAGE_BYTES_MAX, PARTS_MAX, send
 from breadbox_rollout.space_codec import Space, decode_space
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,19 @@ class PoolOptions:
     """Processes that start at the same time."""
     seed_each_episode: bool = False
     episode_steps_max: int | None = None
+    agents: tuple[str, ...] = ("*",)
+    """Patterns of the names of an environment's agents; those of each make a part of the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows that share spaces, and hence may share a policy: those of one pattern of agents."""
+
+    observation_space: Space
+    action_space: Space
+    labels: tuple[str, ...]
+    """Agents; a group has a row for each of them for each of its environments, environment by
+    environment. ("",) where an environment has one agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +129,8 @@ class _Group:
         """When it was started or told to step."""
         self.process: subprocess.Popen[bytes] | None = None
         self.connection: socket.socket | None = None
-        self.arrays: GroupArrays | None = None
+        self.parts: list[GroupArrays] = []
+        """Shared arrays; none before it has said hello."""
         self.start_count = 0
         self.failures_in_a_row = 0
         """Ends of the process since an environment of it last answered a step."""
@@ -170,9 +185,8 @@ class EnvPool:
         self._said_hello = False
         self._answered = False
         """Whether any environment has answered a step, ever."""
-        self.observation_space: Space | None = None
-        """Known as soon as the first process has said hello."""
-        self.action_space: Space | None = None
+        self.parts: list[Part] = []
+        """What rows there are; known as soon as the first process has said hello."""
         self.restart_count = 0
         width = options.envs_per_process
         self._groups = [
@@ -202,15 +216,14 @@ class EnvPool:
         live = (_State.READY, _State.BUSY)
         return sum(len(group.env_indices) for group in self._groups if group.state in live)
 
-    def arrays(self, group: int) -> GroupArrays:
-        """Return the shared arrays of a group that was ready at least once since its start."""
-        arrays = self._groups[group].arrays
-        assert arrays is not None
-        return arrays
+    def arrays(self, group: int, part: int = 0) -> GroupArrays:
+        """Return shared arrays of a group that was ready at least once since its start."""
+        return self._groups[group].parts[part]
 
-    def arrays_or_none(self, group: int) -> GroupArrays | None:
+    def arrays_or_none(self, group: int, part: int = 0) -> GroupArrays | None:
         """Return what `arrays` does, or None if the process never got as far as having some."""
-        return self._groups[group].arrays
+        parts = self._groups[group].parts
+        return parts[part] if parts else None
 
     def step(self, group: int) -> None:
         """Tell a ready group that its actions are in the arrays."""
@@ -265,7 +278,7 @@ class EnvPool:
                 except subprocess.TimeoutExpired:
                     logger.warning("environment process %d does not end; killed", group.index)
                 group.kill()
-            group.arrays = None  # The mapping holds a descriptor.
+            group.parts = []  # The mapping holds a descriptor.
         self._selector.close()
 
     # Starting ----------------------------------------------------------------------------------
@@ -293,7 +306,7 @@ class EnvPool:
                 start_new_session=True,
             )
         group.connection = ours
-        group.state, group.since, group.arrays = _State.STARTING, self._clock(), None
+        group.state, group.since, group.parts = _State.STARTING, self._clock(), []
         options = self._options
         seeds = tuple(_seed(options.seed, index, group.start_count) for index in group.env_indices)
         config = {
@@ -309,6 +322,7 @@ class EnvPool:
             "memory_bytes_max": options.memory_bytes_max,
             "recording": self._recording,
             "env_indices": list(group.env_indices),
+            "agents": list(options.agents),
         }
         group.start_count += 1
         self._selector.register(ours, selectors.EVENT_READ, group)
@@ -323,7 +337,9 @@ class EnvPool:
     def _receive(self, group: _Group, events: list[Event]) -> None:
         assert group.connection is not None
         try:
-            message, descriptors, _, _ = socket.recv_fds(group.connection, MESSAGE_BYTES_MAX, 1)
+            message, descriptors, _, _ = socket.recv_fds(
+                group.connection, MESSAGE_BYTES_MAX, PARTS_MAX
+            )
         except OSError as error:
             message, descriptors = b"", []
             logger.debug("environment process %d: %s", group.index, error)
@@ -331,7 +347,7 @@ class EnvPool:
         if kind == b"D":
             self._done(group, json.loads(body) if body else None, events)
         elif kind == b"H":
-            self._hello(group, json.loads(body), descriptors[0])
+            self._hello(group, json.loads(body), descriptors)
         elif kind == b"F":
             failure = json.loads(body)
             kind_of_failure = FailureKind(failure["kind"])
@@ -339,17 +355,22 @@ class EnvPool:
         else:
             self._died(group, events)
 
-    def _hello(self, group: _Group, hello: dict[str, Any], descriptor: int) -> None:
-        observation = decode_space(hello["observation"])
-        action = decode_space(hello["action"])
-        group.arrays = open_arrays(descriptor, observation, action, len(group.env_indices))
-        os.close(descriptor)
-        if self.observation_space is None:
-            self.observation_space, self.action_space = observation, action
-        elif (observation, action) != (self.observation_space, self.action_space):
+    def _hello(self, group: _Group, hello: list[dict[str, Any]], descriptors: list[int]) -> None:
+        parts = [
+            Part(decode_space(part["observation"]), decode_space(part["action"]), (*part["labels"],))
+            for part in hello
+        ]
+        for part, descriptor in zip(parts, descriptors, strict=True):
+            row_count = len(part.labels) * len(group.env_indices)
+            group.parts.append(
+                open_arrays(descriptor, part.observation_space, part.action_space, row_count)
+            )
+            os.close(descriptor)
+        if not self.parts:
+            self.parts = parts
+        elif parts != self.parts:
             raise EnvironmentStartError(
-                f"environments disagree on their spaces: {observation} and {action} are not "
-                f"{self.observation_space} and {self.action_space}"
+                f"environments disagree on their spaces: {parts} are not {self.parts}"
             )
 
     def _done(self, group: _Group, notes: dict[str, Any] | None, events: list[Event]) -> None:
@@ -363,8 +384,8 @@ class EnvPool:
 
     def _is_fruitless(self, group: _Group, notes: dict[str, Any] | None) -> bool:
         """Note whether the turn brought an answer; true where too many in a row brought none."""
-        assert group.arrays is not None
-        before, group.answer_count = group.answer_count, int(group.arrays.answer_count.sum())
+        before = group.answer_count
+        group.answer_count = sum(int(arrays.answer_count.sum()) for arrays in group.parts)
         if group.answer_count != before:
             group.failures_in_a_row = group.fruitless_ends = group.fruitless_turns = 0
             self._answered = True
@@ -400,13 +421,14 @@ class EnvPool:
 
     def _overdue(self, group: _Group, now: float) -> tuple[FailureKind, float] | None:
         options = self._options
-        phase = Phase.BUILDING if group.arrays is None else Phase(int(group.arrays.phase[0]))
+        arrays = group.parts[0] if group.parts else None
+        phase = Phase.BUILDING if arrays is None else Phase(int(arrays.phase[0]))
         if group.state is _State.STARTING and phase is Phase.IDLE:
             phase = Phase.BUILDING  # Said hello, and is about to make the rest.
         since = group.since
-        if group.arrays is not None and phase is not Phase.IDLE:
+        if arrays is not None and phase is not Phase.IDLE:
             # The phase may be left over from the step before the one it was told of last.
-            since = max(since, float(group.arrays.phase_at[0]))
+            since = max(since, float(arrays.phase_at[0]))
         kind, limit_s = {
             Phase.BUILDING: (FailureKind.BUILD_HUNG, options.build_s_max),
             Phase.RESETTING: (FailureKind.RESET_HUNG, options.reset_s_max),

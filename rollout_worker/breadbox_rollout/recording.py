@@ -14,8 +14,8 @@ from breadbox.fragment import Tree
 from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.environments import Environment
 from breadbox_rollout.episode_files import EpisodeFiles, FileOptions
-from breadbox_rollout.group import StepRecord
 from breadbox_rollout.media import Frame, as_frame, with_text
+from breadbox_rollout.units import StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

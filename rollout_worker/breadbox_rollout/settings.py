@@ -72,6 +72,7 @@ class RolloutSettings:
     env_options: dict[str, Any]
     num_envs: int
     envs_per_process: int | None
+    vectorize: str | None
     fragment_steps: int
     policy: str
     policy_options: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What the worker knows of one environment between two of its turns."""
+"""What the worker knows of one row (an agent of an environment) between two of its turns."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from breadbox_rollout.fragmenter import Fragmenter
 
 @dataclass(slots=True)
 class Slot:
-    """One environment: its fragments, its episode, its memory."""
+    """One row: its fragments, its episode, its memory."""
 
     fragmenter: Fragmenter
     tracker: EpisodeTracker

@@ -1,4 +1,4 @@
-"""One turn: the policy acts for the environments of some groups, and they are told to step."""
+"""One turn of a policy: it acts for the rows of some groups, whose environments then may step."""
 
 from dataclasses import dataclass
 
@@ -7,42 +7,39 @@ from numpy.typing import NDArray
 
 from breadbox.fragment import Tree
 from breadbox.policies import State
+from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.inference import Decision, Inference
-from breadbox_rollout.pool import EnvPool
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the policy saw and did; rows in the order of the groups."""
+    """What the policy saw and did; rows in the order of the arrays."""
 
     obs: Tree
     """Leaves [B, ...]; the turn's own memory."""
     first: NDArray[np.bool_]
+    acts: NDArray[np.bool_]
+    """Where the action counts."""
     decision: Decision
 
 
 def take_turn(
-    pool: EnvPool,
-    groups: list[int],
-    inference: Inference,
-    states: list[State],
-    model_version: int,
+    arrays: list[GroupArrays], inference: Inference, states: list[State], model_version: int
 ) -> Turn:
-    """Run the policy once for all environments of *groups*, and let them step."""
-    arrays = [pool.arrays(group) for group in groups]
+    """Run the policy once for all rows, and write its actions for the environments to read."""
     # Copied: environments overwrite theirs as soon as they are told to step.
     obs = _joined([entry.obs for entry in arrays])
     first = np.concatenate([entry.first for entry in arrays])
+    acts = np.concatenate([entry.acts for entry in arrays])
     decision = inference.act(obs, states, first)
     start = 0
-    for group, entry in zip(groups, arrays, strict=True):
+    for entry in arrays:
         end = start + len(entry.first)
         _copy_rows(entry.action, decision.action, start, end)
         entry.value[:] = decision.value[start:end]
         entry.model_version[0] = model_version
-        pool.step(group)
         start = end
-    return Turn(obs, first, decision)
+    return Turn(obs, first, acts, decision)
 
 
 def _joined(trees: list[Tree]) -> Tree:

@@ -1,16 +1,22 @@
 """The rollout worker: environments, policy, fragments and sender, joined in one loop.
 
-The loop's thread owns everything but the watcher, the sender and the reporter, which have a thread
-each and meet the loop at a lock. One turn: take a new model if there is one; read what groups
-answered; run the policy on those that have waited longest; tell them to step; and only then, while
-they do, cut fragments.
+The loop's thread owns everything but the watchers, the senders and the reporters, which have a
+thread each and meet the loop at a lock. One turn: take new models if there are any; read what
+groups answered; run the policies on those that have waited longest; tell them to step; and only
+then, while they do, cut fragments.
+
+Everything that is stepped goes the same way. A *group* is a process with environments; it holds
+*rows*, each the sequence of steps of one agent of one environment, with fragments of its own. What
+a row is depends on the kind of environment and is known in its process alone (`units`). Rows of one
+pair of spaces make a *part*, and a *player* is a policy with a part: its model, its rows, its
+buffer. A worker has one player, but where agents of an environment have policies of their own.
 """
 
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,22 +24,13 @@ import numpy as np
 
 from breadbox.fragment import Fragment
 from breadbox.heartbeat import Heartbeat
-from breadbox.policies import PolicyModule, State, set_policy_weights
-from breadbox.types import EpisodeReport
 from breadbox_rollout.batching import ReadyQueue
-from breadbox_rollout.columns import tree_row
-from breadbox_rollout.episodes import EpisodeReporter, EpisodeTracker
-from breadbox_rollout.fragmenter import Fragmenter, Step
-from breadbox_rollout.group import FailureKind
-from breadbox_rollout.inference import Inference, state_arrays
+from breadbox_rollout.failures import FailureKind
 from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.metrics import WorkerCounts
-from breadbox_rollout.models import NO_MODEL, Model, ModelWatcher
+from breadbox_rollout.player import Player
 from breadbox_rollout.pool import EnvPool, GroupFailed, GroupReady
-from breadbox_rollout.sender import Sender
-from breadbox_rollout.slots import Reader, Slot
 from breadbox_rollout.throttle import Throttle
-from breadbox_rollout.turns import Turn, take_turn
 
 logger = logging.getLogger(__name__)
 
@@ -48,16 +45,10 @@ _SAY_WAITING_S = 10.0
 class WorkerOptions:
     """How the loop runs."""
 
-    fragment_steps: int
     batch_env_count: int
     """Environments of a full inference batch."""
     batch_wait_s_max: float
     """Longest time a ready environment waits for others to join its batch."""
-    worker_prefix: str
-    """Begins the ids of this worker's environments; no two running workers may share it."""
-    task: str = "default"
-    discount: float = 0.99
-    strict_weights: bool = True
     log_interval_s: float = 10.0
     steps_max: int | None = None
     """Steps after which the worker ends by itself; None: never."""
@@ -70,8 +61,6 @@ class WorkerStats:
     batch_count: int = 0
     batch_env_count: int = 0
     """Environments over all batches; by `batch_count`, the mean fill."""
-    fragment_count: int = 0
-    model_count: int = 0
     blocked_s: float = 0.0
     """Time for which a full sender held up the environments."""
     blocked: bool = False
@@ -83,16 +72,12 @@ class WorkerStats:
 
 
 class RolloutWorker:
-    """Runs environments against the current model until it is told to stop.
+    """Runs environments against the current models until it is told to stop.
 
     Args:
         pool: Started by the loop; closed by it.
-        make_policy: Called with observation and action space once they are known.
-        watcher: Started and closed by the caller, as are sender and reporter.
-        sender: Where fragments go.
-        reporter: Where episodes go.
+        players: One for each part of the pool's rows, in that order.
         options: See there.
-        make_inference: Puts the policy on its device.
         clock: Monotonic seconds.
         recordings: Where the processes record episodes; None: nowhere.
         heartbeat: Told at every turn; None: nobody watches.
@@ -101,35 +86,21 @@ class RolloutWorker:
     def __init__(
         self,
         pool: EnvPool,
-        make_policy: Callable[[Any, Any], PolicyModule],
-        watcher: ModelWatcher,
-        sender: Sender,
-        reporter: EpisodeReporter,
+        players: Sequence[Player],
         options: WorkerOptions,
         *,
-        make_inference: Callable[[PolicyModule], Inference],
         clock: Callable[[], float] = time.monotonic,
         recordings: Recordings | None = None,
         heartbeat: Heartbeat | None = None,
     ) -> None:
         self._pool = pool
-        self._make_policy = make_policy
-        self._make_inference = make_inference
-        self._watcher = watcher
-        self._sender = sender
-        self._reporter = reporter
+        self._players = players
         self._options = options
         self._clock = clock
         self._recordings = recordings
         self._heartbeat = heartbeat or Heartbeat(None)
-        self._model: Model = NO_MODEL
         self._logged_steps = 0
-        self._inference: Inference | None = None
         self._ready = ReadyQueue(options.batch_env_count, options.batch_wait_s_max)
-        self._slots = [
-            [self._make_slot(index) for index in env_indices] for env_indices in pool.groups
-        ]
-        self._readers = [Reader(slots) for slots in self._slots]
         self._stop = threading.Event()
         self._throttle = Throttle(clock)
         self.stats = WorkerStats()
@@ -139,22 +110,22 @@ class RolloutWorker:
         self._stop.set()
 
     @property
-    def policy(self) -> PolicyModule | None:
-        """The policy; None until an environment has told its spaces."""
-        return None if self._inference is None else self._inference.policy
+    def step_count(self) -> int:
+        """Steps answered so far, of all agents."""
+        return sum(player.step_count for player in self._players)
 
     @property
-    def step_count(self) -> int:
-        """Steps answered so far."""
-        return sum(reader.step_count for reader in self._readers)
+    def fragment_count(self) -> int:
+        """Fragments cut so far, whatever became of them."""
+        return sum(player.fragment_count for player in self._players)
 
     def counts(self) -> WorkerCounts:
         """Return what has been done so far. From any thread."""
         return WorkerCounts(
             step_count=self.step_count,
-            fragments=self._sender.counts(),
+            fragments=self._fragments(),
             failures=dict(self.stats.failures),
-            waiting_fragment_count=self._sender.waiting_count,
+            waiting_fragment_count=sum(player.sender.waiting_count for player in self._players),
             live_env_count=self._pool.live_env_count,
             blocked_s=self.stats.blocked_s,
         )
@@ -181,14 +152,14 @@ class RolloutWorker:
         say_at = log_at + _SAY_WAITING_FIRST_S
         while not self._stop.is_set():
             self._heartbeat.beat()
-            self._take_model()
+            self._take_models()
             self._read_pool()
-            if not self._model.in_session:
+            if not self._in_session:
                 say_at = self._wait_for_session(say_at)
             elif self._may_run():
                 self._turn()
             if self._clock() - log_at >= self._options.log_interval_s:
-                if self._model.in_session or self.step_count > self._logged_steps:
+                if self._in_session or self.step_count > self._logged_steps:
                     self._log(self._clock() - log_at)
                 log_at = self._clock()
             if self._options.steps_max and self.step_count >= self._options.steps_max:
@@ -196,51 +167,41 @@ class RolloutWorker:
 
     # Models ------------------------------------------------------------------------------------
 
-    def _take_model(self) -> None:
-        if self._inference is None and not self._build_policy():
-            return  # No environment has told its spaces yet; until then the watcher keeps it.
-        model = self._watcher.take()
-        if model is not None:
-            self._adopt(model)
+    @property
+    def _in_session(self) -> bool:
+        """Whether all policies are in a session; else nothing is produced for any."""
+        return all(player.model.in_session for player in self._players)
 
-    def _build_policy(self) -> bool:
-        if self._pool.observation_space is None:
-            return False
-        policy = self._make_policy(self._pool.observation_space, self._pool.action_space)
-        self._inference = self._make_inference(policy)
-        for slots in self._slots:
-            for slot in slots:
-                slot.state = slot.initial_state = self._inference.initial_state
-        return True
+    @property
+    def _are_seated(self) -> bool:
+        return all(player.is_seated for player in self._players)
 
-    def _adopt(self, model: Model) -> None:
-        """Make session, version and weights current in one step, between two batches."""
-        assert self._inference is not None
-        if model.weights is not None:
-            set_policy_weights(
-                self._inference.policy, model.weights, strict=self._options.strict_weights
-            )
-        if model.session_id != self._model.session_id:
-            what = f"session {model.session_id!r}" if model.in_session else "no session"
-            logger.info("now in %s at model version %d", what, model.model_version)
-        self._model = model
-        self.stats.model_count += 1
-        for slots in self._slots:
-            for slot in slots:
-                slot.fragmenter.staleness_max = model.staleness_max
+    def _take_models(self) -> None:
+        if not self._are_seated:
+            return  # No environment has told its spaces yet; until then the watchers keep models.
+        for player in self._players:
+            player.take_model()
+
+    def _sit(self) -> None:
+        """Give the players their rows, as soon as an environment has told what rows there are."""
+        if self._pool.parts and not self._are_seated:
+            for player, part in zip(self._players, self._pool.parts, strict=True):
+                player.sit(part, self._pool.groups)
 
     def _wait_for_session(self, say_at: float) -> float:
         """Let time pass until a learner is there; says so now and then. Produces nothing."""
+        waiting = [player for player in self._players if not player.watcher.latest.in_session]
         if self._clock() >= say_at:
-            if trouble := self._watcher.trouble:
-                logger.info("waiting for the server: %s", trouble)
-            elif not self._watcher.latest.in_session:
+            troubles = [player.watcher.trouble for player in self._players]
+            if any(troubles):
+                logger.info("waiting for the server: %s", next(filter(None, troubles)))
+            elif waiting:
                 logger.info("waiting for a learner to start a session")
-            elif self._inference is None:
+            elif not self._are_seated:
                 logger.info("waiting for the first environment to start")
             say_at = self._clock() + _SAY_WAITING_S
-        if self._inference is not None:
-            self._watcher.wait(_POLL_S)
+        if self._are_seated:
+            (waiting or self._players)[0].watcher.wait(_POLL_S)
         return say_at
 
     # Environments ------------------------------------------------------------------------------
@@ -249,9 +210,11 @@ class RolloutWorker:
         patience_s = self._ready.patience_s(self._pool.live_env_count, now=self._clock())
         # Without a session there is nothing to hurry for; otherwise no longer than a batch waits.
         wait_s = _POLL_S if patience_s is None else patience_s
-        if not self._model.in_session and self._inference is not None:
+        if not self._in_session and self._are_seated:
             wait_s = 0.0  # The wait is for a session then, not for environments.
-        for event in self._pool.poll(wait_s):
+        events = self._pool.poll(wait_s)
+        self._sit()
+        for event in events:
             if isinstance(event, GroupReady):
                 self._group_ready(event)
             else:
@@ -260,8 +223,9 @@ class RolloutWorker:
     def _group_ready(self, event: GroupReady) -> None:
         if event.notes is not None:
             self._read_notes(event.group, event.notes)
-        self._report(self._readers[event.group].read(self._pool.arrays(event.group)))
-        self._ready.add(event.group, len(self._slots[event.group]), now=self._clock())
+        for part, player in enumerate(self._players):
+            self.stats.returns += player.read(event.group, self._pool.arrays(event.group, part))
+        self._ready.add(event.group, len(self._pool.groups[event.group]), now=self._clock())
 
     def _read_notes(self, group: int, notes: dict[str, Any]) -> None:
         for failure in notes["failures"]:
@@ -269,10 +233,7 @@ class RolloutWorker:
         for episode in notes["episodes"]:
             self._add_recording(episode)
         for named in notes["tasks"]:
-            slot = self._slots[group][named["env"]]
-            slot.next_task = named["task"]
-            if slot.tracker.is_empty and not slot.awaits_answer:
-                slot.tracker.task = named["task"]
+            self._players[0].name_task(group, named["env"], named["task"])
 
     def _add_recording(self, episode: dict[str, Any]) -> None:
         assert self._recordings is not None
@@ -291,8 +252,9 @@ class RolloutWorker:
         if self._recordings is not None:
             for env_index in self._pool.groups[event.group]:
                 self._recordings.clean(env_index)
-        arrays = self._pool.arrays_or_none(event.group)
-        self._report(self._readers[event.group].read_failed(arrays))
+        for part, player in enumerate(self._players):
+            arrays = self._pool.arrays_or_none(event.group, part)
+            self.stats.returns += player.read_failed(event.group, arrays)
         if event.final:
             logger.error("environment process %d is not started again", event.group)
 
@@ -302,74 +264,38 @@ class RolloutWorker:
         if words is not None:
             logger.warning("environment failed (%s): %s%s", kind, detail, words)
 
-    def _report(self, reports: list[EpisodeReport]) -> None:
-        for report in reports:
-            self._reporter.put(report)
-            self.stats.returns.append(report.return_sum)
-
     # Turns -------------------------------------------------------------------------------------
 
     def _may_run(self) -> bool:
         return self._ready.patience_s(self._pool.live_env_count, now=self._clock()) == 0.0
 
     def _turn(self) -> None:
-        """Run the policy once, send its actions, then cut fragments while environments step."""
-        assert self._inference is not None
+        """Run the policies once, send their actions, then cut fragments while environments step."""
         groups = self._ready.take()
-        slots = [slot for group in groups for slot in self._slots[group]]
-        states_before = [slot.state for slot in slots]
-        turn = take_turn(
-            self._pool, groups, self._inference, states_before, self._model.model_version
-        )
-        for index, slot in enumerate(slots):
-            slot.state = turn.decision.states[index]
-            self._push(slot, index, turn, states_before[index])
+        cuts = [
+            player.act(groups, [self._pool.arrays(group, part) for group in groups])
+            for part, player in enumerate(self._players)
+        ]
+        for group in groups:
+            self._pool.step(group)
         self.stats.batch_count += 1
-        self.stats.batch_env_count += len(slots)
+        self.stats.batch_env_count += sum(len(self._pool.groups[group]) for group in groups)
+        for player, cut in zip(self._players, cuts, strict=True):
+            for fragment in cut():
+                self._put(player, fragment)
 
-    def _push(self, slot: Slot, index: int, turn: Turn, state_before: State) -> None:
-        model = self._model
-        wants_state = state_before is not None and slot.fragmenter.wants_state(
-            model.session_id, model.model_version
-        )
-        slot.awaits_answer = True
-        fragment = slot.fragmenter.push(
-            Step(
-                session_id=model.session_id,
-                model_version=model.model_version,
-                obs=tree_row(turn.obs, index),
-                action=tree_row(turn.decision.action, index),
-                first=bool(turn.first[index]),
-                episode_id=slot.episode_id,
-                state=state_arrays(state_before) if wants_state else None,
-                log_prob=float(turn.decision.log_prob[index]),
-                value=float(turn.decision.value[index]),
-            )
-        )
-        if fragment is not None:
-            self._put(fragment)
-
-    def _put(self, fragment: Fragment) -> None:
+    def _put(self, player: Player, fragment: Fragment) -> None:
         """Hand over a fragment; a full sender holds up the loop, and so the environments."""
-        self.stats.fragment_count += 1
         began_at = self._clock()
-        while not self._sender.put(fragment, _POLL_S):
+        while not player.sender.put(fragment, _POLL_S):
             # To wait for room is to live: nobody shall end this worker for it.
             self._heartbeat.beat()
             self.stats.blocked = True
             if self._stop.is_set():
-                self._sender.count_undelivered()
+                player.sender.count_undelivered()
                 return
         self.stats.blocked = False
         self.stats.blocked_s += self._clock() - began_at
-
-    def _make_slot(self, env_index: int) -> Slot:
-        worker_id = f"{self._options.worker_prefix}-{env_index}"
-        return Slot(
-            Fragmenter(worker_id=worker_id, step_count=self._options.fragment_steps),
-            EpisodeTracker(worker_id, self._options.task, self._options.discount),
-            None,
-        )
 
     # Telling -----------------------------------------------------------------------------------
 
@@ -382,9 +308,16 @@ class RolloutWorker:
             (steps - self._logged_steps) / interval_s,
             self._pool.live_env_count,
             stats.batch_env_count / max(1, stats.batch_count),
-            self._model.model_version,
+            self._players[0].model.model_version,
             len(returns),
             float(np.mean(returns)) if returns else float("nan"),
-            self._sender.counts(),
+            self._fragments(),
         )
         self._logged_steps = steps
+
+    def _fragments(self) -> dict[str, int]:
+        """Return fragments of all policies by what became of them."""
+        counts: Counter[str] = Counter()
+        for player in self._players:
+            counts.update(player.sender.counts())
+        return dict(counts)

@@ -10,8 +10,10 @@ import pytest
 from gymnasium import spaces
 
 from breadbox_rollout.arrays import GroupArrays, Phase, create_arrays, open_arrays
-from breadbox_rollout.group import EnvGroup, EnvironmentFailedError, FailureKind, GroupOptions
+from breadbox_rollout.failures import EnvironmentFailedError, FailureKind
+from breadbox_rollout.group import EnvGroup, GroupOptions
 from breadbox_rollout.space_codec import decode_space, encode_space
+from breadbox_rollout.units import SingleUnit
 from support import scripted_env
 from support.scripted_env import ACTION_SPACE, OBSERVATION_SPACE, Process, ScriptedEnv
 
@@ -35,19 +37,22 @@ def fresh_process() -> Iterator[None]:
 
 
 def group_of(
-    make: Callable[[], Any], count: int = 1, clock: Clock | None = None, **options: Any
+    make: Callable[[], Any],
+    count: int = 1,
+    clock: Clock | None = None,
+    action_space: Any = ACTION_SPACE,
+    **options: Any,
 ) -> tuple[EnvGroup, GroupArrays]:
-
-    arrays, descriptor = create_arrays(OBSERVATION_SPACE, ACTION_SPACE, count)
+    arrays, descriptor = create_arrays(OBSERVATION_SPACE, action_space, count)
     os.close(descriptor)
-    group = EnvGroup(
-        make,
-        arrays,
-        OBSERVATION_SPACE,
-        GroupOptions(seeds=tuple(range(count)), **options),
-        clock or Clock(),
-    )
-    return group, arrays
+    grouped = GroupOptions(seeds=tuple(range(count)), **options)
+
+    def make_unit(index: int) -> SingleUnit:
+        return SingleUnit(
+            make(), index, arrays, OBSERVATION_SPACE, grouped.episode_steps_max, None
+        )
+
+    return EnvGroup(make_unit, count, arrays, grouped, clock or Clock()), arrays
 
 
 def started(script: str, count: int = 1, **options: Any) -> tuple[EnvGroup, GroupArrays]:
@@ -197,11 +202,7 @@ def test_actions_are_copies_and_boxes_are_clipped() -> None:
             action[:] = 99.0
             return super().step(0)
 
-    arrays, descriptor = create_arrays(OBSERVATION_SPACE, Greedy.action_space, 1)
-    os.close(descriptor)
-    group = EnvGroup(
-        lambda: Greedy("."), arrays, OBSERVATION_SPACE, GroupOptions(seeds=(0,)), Clock()
-    )
+    group, arrays = group_of(lambda: Greedy("."), action_space=Greedy.action_space)
     group.start()
     arrays.action[0] = [0.5, 7.0]
     group.step()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from breadbox_rollout.environments import EnvSpec
-from breadbox_rollout.group import FailureKind
+from breadbox_rollout.failures import FailureKind
 from breadbox_rollout.pool import (
     EnvironmentStartError,
     EnvPool,
@@ -77,7 +77,7 @@ def failure(pool: EnvPool) -> GroupFailed:
 def test_a_process_starts_tells_its_spaces_and_steps() -> None:
     with pool_of("..t") as pool:
         assert GroupReady(0, None) == next_event(pool)
-        assert (4, 1) == (pool.action_space.n, pool.live_env_count)  # type: ignore[union-attr]
+        assert (4, 1) == (pool.parts[0].action_space.n, pool.live_env_count)  # type: ignore[attr-defined]
         assert [True] == pool.arrays(0).first.tolist()
         assert GroupReady(0, None) == step(pool, action=2)
         assert (0.2, 1) == (pool.arrays(0).reward[0], pool.arrays(0).obs["clock"][0, 1])

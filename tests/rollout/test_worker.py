@@ -211,7 +211,7 @@ def test_what_grew_stale_while_it_waited_is_dropped_unsent_and_counted_for_prome
         under_way = service.append_calls[0]
         service.publish("s", 7)
         eventually_sync(
-            lambda: rollout.worker._watcher.latest.model_version == 7, "news", within_s=60.0
+            lambda: rollout.player.watcher.latest.model_version == 7, "news", within_s=60.0
         )
         with service._changed:
             gate.set()

@@ -18,6 +18,7 @@ from breadbox_rollout.episodes import EpisodeReporter
 from breadbox_rollout.inference import Inference
 from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.models import ModelWatcher
+from breadbox_rollout.player import Player, PlayerOptions
 from breadbox_rollout.pool import EnvPool, PoolOptions
 from breadbox_rollout.recording import RecordingOptions
 from breadbox_rollout.sender import Sender
@@ -28,10 +29,10 @@ from support.rollout_service import FakeService
 class Rollout:
     """The parts of a running worker."""
 
-    def __init__(self, service: FakeService, worker: RolloutWorker, sender: Sender) -> None:
+    def __init__(self, service: FakeService, worker: RolloutWorker, player: Player) -> None:
         self.service = service
         self.worker = worker
-        self.sender = sender
+        self.player = player
         self.errors: list[BaseException] = []
         self.ended = threading.Event()
 
@@ -46,8 +47,8 @@ class Rollout:
     @property
     def device_type(self) -> str:
         """Where the policy ran."""
-        assert self.worker.policy is not None
-        return next(self.worker.policy.parameters()).device.type
+        assert self.player.policy is not None
+        return next(self.player.policy.parameters()).device.type
 
     def by_worker(self) -> dict[str, list[Fragment]]:
         found: dict[str, list[Fragment]] = defaultdict(list)
@@ -88,11 +89,13 @@ def running_worker(
     watcher = ModelWatcher(service)
     sender = Sender(service, lambda: watcher.latest, fragments_max=queue_fragments, bytes_max=2**28)
     reporter = EpisodeReporter(service)
-    options = WorkerOptions(
-        fragment_steps=fragment_steps,
-        batch_env_count=batch_env_count,
-        batch_wait_s_max=0.01,
-        worker_prefix="w",
+    player = Player(
+        lambda observations, actions: make_policy(policy, observations, actions),
+        lambda made: Inference(made, torch.device(device)),
+        watcher,
+        sender,
+        reporter,
+        PlayerOptions(fragment_steps=fragment_steps, worker_prefix="w"),
     )
     recordings = None
     if record_dir is not None:
@@ -104,16 +107,12 @@ def running_worker(
             PoolOptions(**{"env_count": 2, **pool_options}),
             recording=asdict(recordings.options) if recordings else None,
         ),
-        lambda observations, actions: make_policy(policy, observations, actions),
-        watcher,
-        sender,
-        reporter,
-        options,
-        make_inference=lambda made: Inference(made, torch.device(device)),
+        [player],
+        WorkerOptions(batch_env_count=batch_env_count, batch_wait_s_max=0.01),
         recordings=recordings,
         heartbeat=heartbeat,
     )
-    rollout = Rollout(service, worker, sender)
+    rollout = Rollout(service, worker, player)
     for part in (watcher, sender, reporter):
         part.start()
     thread = threading.Thread(target=rollout.run)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from breadbox.summaries import summary
 from breadbox_learner.offline import trees
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.trees import Tree
@@ -24,6 +25,10 @@ class OfflineBatch:
     """Modules that are not to be trained; nothing of them is in the batch."""
     model_version: int | None = None
     """Version of the weights that pieces of the pipeline used."""
+
+    def __repr__(self) -> str:
+        """Name the leaves with their dtypes and shapes, in one line."""
+        return summary("OfflineBatch", [f"{self.env_step_count} environment steps"], self.modules)
 
     @property
     def agent_step_count(self) -> int:

@@ -1,0 +1,209 @@
+"""A policy at work: its model, its rows of the environments, and where their fragments go.
+
+A worker has one, but where agents of an environment have policies of their own: then each has the
+rows of its agents, and a buffer with a session and a learner of its own.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from breadbox.fragment import Fragment
+from breadbox.policies import PolicyModule, State, set_policy_weights
+from breadbox.types import EpisodeReport
+from breadbox_rollout.arrays import GroupArrays
+from breadbox_rollout.columns import tree_row
+from breadbox_rollout.episodes import EpisodeReporter, EpisodeTracker
+from breadbox_rollout.fragmenter import Fragmenter, Step
+from breadbox_rollout.inference import Inference, state_arrays
+from breadbox_rollout.models import NO_MODEL, Model, ModelWatcher
+from breadbox_rollout.pool import Part
+from breadbox_rollout.sender import Sender
+from breadbox_rollout.slots import Reader, Slot
+from breadbox_rollout.turns import Turn, take_turn
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerOptions:
+    """How a player labels and cuts what its rows do."""
+
+    fragment_steps: int
+    worker_prefix: str
+    """Begins the ids of its rows; no two running workers may share it."""
+    task: str = "default"
+    discount: float = 0.99
+    strict_weights: bool = True
+
+
+class Player:
+    """Acts with the current model for its rows, and cuts what they do into fragments.
+
+    Args:
+        make_policy: Called with observation and action space once they are known.
+        make_inference: Puts the policy on its device.
+        watcher: Started and closed by the caller, as are sender and reporter.
+        sender: Where fragments go.
+        reporter: Where episodes go.
+        options: See there.
+    """
+
+    def __init__(
+        self,
+        make_policy: Callable[[Any, Any], PolicyModule],
+        make_inference: Callable[[PolicyModule], Inference],
+        watcher: ModelWatcher,
+        sender: Sender,
+        reporter: EpisodeReporter,
+        options: PlayerOptions,
+    ) -> None:
+        self._make_policy = make_policy
+        self._make_inference = make_inference
+        self.watcher = watcher
+        self.sender = sender
+        self._reporter = reporter
+        self._options = options
+        self._inference: Inference | None = None
+        self._slots: list[list[Slot]] = []
+        self._readers: list[Reader] = []
+        self.model: Model = NO_MODEL
+        """What it acts with; adopted between two turns."""
+        self.model_count = 0
+        self.fragment_count = 0
+
+    @property
+    def policy(self) -> PolicyModule | None:
+        """The policy; None until an environment has told its spaces."""
+        return None if self._inference is None else self._inference.policy
+
+    @property
+    def is_seated(self) -> bool:
+        """Whether it knows its rows, and has a policy."""
+        return self._inference is not None
+
+    @property
+    def step_count(self) -> int:
+        """Steps answered so far, of all its rows."""
+        return sum(reader.step_count for reader in self._readers)
+
+    def sit(self, part: Part, groups: Sequence[range]) -> None:
+        """Take the rows of a part of the environments; *groups* are indices of environments."""
+        self._inference = self._make_inference(
+            self._make_policy(part.observation_space, part.action_space)
+        )
+        self._slots = [
+            [self._make_slot(index, label) for index in env_indices for label in part.labels]
+            for env_indices in groups
+        ]
+        self._readers = [Reader(slots) for slots in self._slots]
+
+    def _make_slot(self, env_index: int, label: str) -> Slot:
+        assert self._inference is not None
+        options = self._options
+        worker_id = f"{options.worker_prefix}-{env_index}"
+        if label:
+            worker_id += "-" + re.sub(r"[^A-Za-z0-9._-]", "-", label)
+        state = self._inference.initial_state
+        return Slot(
+            Fragmenter(worker_id=worker_id, step_count=options.fragment_steps),
+            EpisodeTracker(worker_id, options.task, options.discount),
+            state,
+            state,
+        )
+
+    def take_model(self) -> None:
+        """Make session, version and weights current in one step, if there are new ones.
+
+        Raises:
+            WeightsMismatchError: They are not those of this policy.
+            Exception: What ended the watcher's thread, which is a bug.
+        """
+        model = self.watcher.take()
+        if model is None:
+            return
+        assert self._inference is not None
+        if model.weights is not None:
+            set_policy_weights(
+                self._inference.policy, model.weights, strict=self._options.strict_weights
+            )
+        if model.session_id != self.model.session_id:
+            what = f"session {model.session_id!r}" if model.in_session else "no session"
+            logger.info("now in %s at model version %d", what, model.model_version)
+        self.model = model
+        self.model_count += 1
+        for slots in self._slots:
+            for slot in slots:
+                slot.fragmenter.staleness_max = model.staleness_max
+
+    # What environments say ----------------------------------------------------------------------
+
+    def read(self, group: int, arrays: GroupArrays) -> list[float]:
+        """Take in what a group answered; the returns of episodes that ended."""
+        return self._report(self._readers[group].read(arrays))
+
+    def read_failed(self, group: int, arrays: GroupArrays | None) -> list[float]:
+        """Take in what a process that is gone had answered; the returns of episodes that ended."""
+        if not self._readers:
+            return []  # It failed before any had told what rows there are.
+        return self._report(self._readers[group].read_failed(arrays))
+
+    def name_task(self, group: int, row: int, task: str) -> None:
+        """Label the episode that begins in a row."""
+        slot = self._slots[group][row]
+        slot.next_task = task
+        if slot.tracker.is_empty and not slot.awaits_answer:
+            slot.tracker.task = task
+
+    def _report(self, reports: list[EpisodeReport]) -> list[float]:
+        for report in reports:
+            self._reporter.put(report)
+        return [report.return_sum for report in reports]
+
+    # Turns -------------------------------------------------------------------------------------
+
+    def act(self, groups: list[int], arrays: list[GroupArrays]) -> Callable[[], list[Fragment]]:
+        """Choose and write the actions of the groups' rows.
+
+        Returns:
+            What cuts the turn into fragments; to be called once, when the environments step.
+        """
+        assert self._inference is not None
+        slots = [slot for group in groups for slot in self._slots[group]]
+        states_before = [slot.state for slot in slots]
+        turn = take_turn(arrays, self._inference, states_before, self.model.model_version)
+        return lambda: self._cut(slots, states_before, turn)
+
+    def _cut(self, slots: list[Slot], states_before: list[State], turn: Turn) -> list[Fragment]:
+        fragments = []
+        for index, slot in enumerate(slots):
+            if not turn.acts[index]:
+                continue
+            slot.state = turn.decision.states[index]
+            fragment = self._push(slot, index, turn, states_before[index])
+            if fragment is not None:
+                fragments.append(fragment)
+        self.fragment_count += len(fragments)
+        return fragments
+
+    def _push(self, slot: Slot, index: int, turn: Turn, state_before: State) -> Fragment | None:
+        model = self.model
+        wants_state = state_before is not None and slot.fragmenter.wants_state(
+            model.session_id, model.model_version
+        )
+        slot.awaits_answer = True
+        return slot.fragmenter.push(
+            Step(
+                session_id=model.session_id,
+                model_version=model.model_version,
+                obs=tree_row(turn.obs, index),
+                action=tree_row(turn.decision.action, index),
+                first=bool(turn.first[index]),
+                episode_id=slot.episode_id,
+                state=state_arrays(state_before) if wants_state else None,
+                log_prob=float(turn.decision.log_prob[index]),
+                value=float(turn.decision.value[index]),
+            )
+        )

@@ -1,0 +1,91 @@
+"""What holds arrays shows their paths, dtypes and shapes, and no numbers."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from breadbox.batches import Batch, load_batch
+from breadbox.fragment import Fragment
+from breadbox.payload import write_fragments
+from breadbox.summaries import LEAVES_MAX, summary
+from breadbox.types import FragmentMetadata, FragmentReference, LeaseGrant
+from breadbox_learner.batching import training_batch
+from breadbox_learner.offline.batch import OfflineBatch
+from support.fake_store import FakeStore
+from support.fragments import vector_fragment
+
+
+def loaded(fragment: Fragment) -> Batch:
+    store = FakeStore()
+    (payload,) = write_fragments(store, [fragment])
+    metadata = FragmentMetadata(
+        worker_id="w",
+        fragment_index=0,
+        session_id="s",
+        model_version_min=0,
+        model_version_max=0,
+        payload=payload,
+        step_count=fragment.step_count,
+    )
+    return load_batch(store, [FragmentReference(metadata, 0, 0, 1)])
+
+
+@pytest.fixture
+def fragment() -> Fragment:
+    return vector_fragment(7)
+
+
+def test_a_fragment_says_whose_it_is_and_what_is_in_it(fragment: Fragment) -> None:
+    text = repr(fragment)
+    assert text.startswith("Fragment(worker_id=")
+    steps, *rest = fragment.obs.shape
+    assert f"obs: float32{[steps, *rest]}" in text
+    assert "fragment_index=7" in text
+    assert "extras" not in text
+    fragment.model_version_max = fragment.model_version_min + 2
+    fragment.extras = {"a": {"b": np.zeros((2, 3), np.uint8)}}
+    low, high = fragment.model_version_min, fragment.model_version_max
+    assert f"model versions {low} to {high}" in repr(fragment)
+    assert "extras.a.b: uint8[2, 3]" in repr(fragment)
+
+
+def test_a_batch_is_a_short_line(fragment: Fragment) -> None:
+    batch = loaded(fragment)
+    text = repr(batch)
+    assert text.startswith("Batch(1 fragments, obs: float32[1, ")
+    assert len(text) < 600, text
+    assert "\n" not in text
+    assert repr(batch.stacked).startswith("Stack(")
+    assert len(repr(batch.stacked)) < 600
+    assert "obs: float32[1, " in repr(training_batch(batch))
+
+
+def test_tensors_elsewhere_say_where() -> None:
+    tensor = torch.zeros(2, 3, device="meta", dtype=torch.bfloat16)
+    assert "X(obs: bfloat16[2, 3] on meta)" == summary("X", [], {"obs": tensor})
+    assert "X(obs: bool[2])" == summary("X", [], {"obs": torch.zeros(2, dtype=torch.bool)})
+
+
+@pytest.mark.parametrize(
+    ("tree", "expected"),
+    [
+        (None, "X()"),
+        ({}, "X()"),
+        ({1: np.zeros(2)}, "X(obs.1: float64[2])"),
+        ((np.float32(1.0), [None, "text"]), "X(obs.0: float32[], obs.1.1: str)"),
+        ([0] * 1000, f"X({', '.join(f'obs.{i}: int' for i in range(LEAVES_MAX))}, ...)"),
+    ],
+)
+def test_whatever_is_in_a_tree_is_shown(tree: Any, expected: str) -> None:
+    assert expected == summary("X", [], {"obs": tree})
+
+
+def test_a_grant_and_an_offline_batch_are_short(fragment: Fragment) -> None:
+    references = loaded(fragment).references * 1000
+    grant = LeaseGrant("lease-1", 9.5, references, "run", 3, "request")
+    assert len(repr(grant)) < 200
+    assert "lease-1" in repr(grant)
+    batch = OfflineBatch(modules={"p": {"obs": np.zeros((5, 2), np.float32)}}, env_step_count=5)
+    assert "OfflineBatch(5 environment steps, p.obs: float32[5, 2])" == repr(batch)
