@@ -1,9 +1,11 @@
 """B1 to B4: which fragments are taken, and how they become chunks."""
 
+import random
+
 import pytest
 
 from breadbox_server.core.admission import Circumstances, judge
-from breadbox_server.core.buffers import DEFAULT_BUFFER
+from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import FullPolicy
 from breadbox_server.core.errors import InvalidArgumentError, WorkersFullError
 from breadbox_server.core.events import (
@@ -301,3 +303,45 @@ def test_blocking_buffer_evicts_nothing() -> None:
     assert AdmissionOutcome.BUFFER_FULL is world.append("w0", 2)
     assert AdmissionOutcome.BUFFER_FULL is world.append("w0", 2, size_bytes=30)
     assert 0 == world.count("chunks_evicted_capacity")
+
+
+# Steps ------------------------------------------------------------------------------------------
+
+
+def test_the_first_fragment_decides_how_many_steps_those_of_its_session_have() -> None:
+    """One worker with another setting would end the learner, which stacks fragments."""
+    world = World()
+    assert ADMITTED == world.append(index=0, step_count=32)
+    before = world.buffers.snapshot()
+    with pytest.raises(InvalidArgumentError) as refused:
+        world.append("w1", step_count=64)
+    assert "step_count" == refused.value.field
+    assert "is 64, but the fragments of session 's0' have 32" in str(refused.value)
+    assert before == world.buffers.snapshot()
+    world.granted(1)  # Even while nothing is held.
+    with pytest.raises(InvalidArgumentError):
+        world.append("w1", step_count=64)
+    assert ADMITTED == world.append(index=1, step_count=32)
+
+
+def test_another_session_may_have_fragments_of_another_number_of_steps() -> None:
+    world = World()
+    world.append(step_count=32)
+    world.start("s1")
+    assert ADMITTED == world.append(session_id="s1", step_count=64)
+
+
+def test_a_refused_fragment_decides_nothing() -> None:
+    world = World(staleness_max=0)
+    world.publish(3)
+    assert AdmissionOutcome.STALE == world.append("w1", step_count=64)
+    assert ADMITTED == world.append("w0", version=3, step_count=32)
+
+
+def test_a_restored_buffer_still_knows_the_number_of_steps() -> None:
+    world = World()
+    world.append(step_count=32)
+    world.granted(1)
+    world.buffers = BufferSet.restore(world.buffers.snapshot(), random.Random(0))
+    with pytest.raises(InvalidArgumentError, match=r"is 64, but .* have 32"):
+        world.append("w1", step_count=64)

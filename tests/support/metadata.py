@@ -21,6 +21,7 @@ def make_fragment(
     version_max: int | None = None,
     size_bytes: int = 10,
     discontinuity: bool = False,
+    step_count: int = 4,
     payload: Payload | None = None,
 ) -> Fragment:
     """Make a fragment; its payload is new unless one is given."""
@@ -31,6 +32,6 @@ def make_fragment(
         model_version_min=version,
         model_version_max=version if version_max is None else version_max,
         payload=make_payload(size_bytes) if payload is None else payload,
-        step_count=4,
+        step_count=step_count,
         discontinuity=discontinuity,
     )

@@ -206,7 +206,8 @@ class ReplayBuffer:
 
         Raises:
             InvalidArgumentError: A field is malformed or out of range; the version was never
-                published; the payload is in use, or larger than the buffer.
+                published; the payload is in use, or larger than the buffer; the session's
+                fragments have another number of steps.
             WorkersFullError: It is of a new worker, and no more are remembered.
         """
         answer = self._intake.append(input.fragment, now=now)

@@ -37,7 +37,7 @@ class Intake:
 
         Raises:
             InvalidArgumentError: The version was never published; the payload is in use, or larger
-                than the buffer.
+                than the buffer; the session's fragments have another number of steps.
             WorkersFullError: It is of a new worker, and no more are remembered.
         """
         assembly = self._state.assembly
@@ -85,6 +85,7 @@ class Intake:
         worker = state.assembly.find_or_add(fragment.worker_id)
         if outcome is AdmissionOutcome.ADMITTED:
             self._admit(worker, fragment, placement, now=now)
+            state.model.step_count = fragment.step_count
         worker.outcomes.remember(
             fragment.fragment_index, outcome, state.config.outcomes_per_worker_max
         )
@@ -117,6 +118,7 @@ class Intake:
             worker.outcomes.remember(fragment.fragment_index, outcome, window)
             fragments.append(_with_shared_ids(fragment, worker, session_id))
         holdings.close_each(fragments)
+        state.model.step_count = run[-1].fragment.step_count
         state.inserted_count += len(run)
         state.counters.add(FRAGMENTS_JUDGED[AdmissionOutcome.ADMITTED], len(run))
         return True
@@ -159,6 +161,14 @@ class Intake:
             raise InvalidArgumentError(
                 "model_version_max",
                 f"is {fragment.model_version_max}, but the newest version published is {version}",
+            )
+        wanted = state.model.step_count
+        if wanted is not None and fragment.step_count != wanted:
+            raise InvalidArgumentError(
+                "step_count",
+                f"is {fragment.step_count}, but the fragments of session "
+                f"{fragment.session_id!r} have {wanted}; a learner stacks them, so all its "
+                "workers need one --fragment-steps, which a new session may change",
             )
         payload = fragment.payload
         if payload.size_bytes > state.config.capacity_bytes:

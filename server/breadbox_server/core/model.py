@@ -5,6 +5,7 @@ Invariants:
 M1  Within a session the version never goes back; a session that ended never comes back, as far as
     `ENDED_SESSIONS_MAX` are remembered.
 M2  The weights kept are the latest two that the current session published; without a session none.
+M3  Fragments of a session have as many steps as the first that was admitted: a learner stacks them.
 """
 
 from collections import OrderedDict
@@ -35,6 +36,8 @@ class CurrentModel:
         self.session_id = NO_SESSION
         self.version: ModelVersion | None = None
         """None if and only if no session is current."""
+        self.step_count: int | None = None
+        """Steps of every fragment of the session; None until one was admitted."""
 
     @property
     def state(self) -> ModelState:
@@ -69,6 +72,7 @@ class CurrentModel:
             self._payloads.dispose_weights(weights)
         self._kept.clear()
         self.session_id, self.version = NO_SESSION, None
+        self.step_count = None
 
     def check_publish(self, session_id: SessionId, version: ModelVersion) -> None:
         """Refuse a version of another session, or a lower one.
@@ -117,9 +121,10 @@ class CurrentModel:
         self._kept[version] = weights
 
     def check_invariants(self) -> None:
-        """Assert M1 and M2."""
+        """Assert M1 to M3."""
         assert (self.version is None) == (self.session_id == NO_SESSION), "M1: session and version"
         assert self.session_id not in self._ended_sessions, "M1: a session that has ended"
+        assert self.version is not None or self.step_count is None, "M3: steps without a session"
         assert len(self._kept) <= WEIGHTS_KEPT, "M2: weights kept"
         assert list(self._kept) == sorted(self._kept), "M2: order"
         assert self.version is not None or not self._kept, "M2: weights without a session"

@@ -56,6 +56,7 @@ def take(state: BufferState) -> dict[str, Any]:
         "counters": state.counters.durable(),
         "session_id": state.model.session_id,
         "model_version": state.model.version,
+        "step_count": state.model.step_count,
         "ended_sessions": state.model.ended_sessions(),
         "weights": [
             [version, *_plain_payload(kept)] for version, kept in state.model.kept_weights()
@@ -95,6 +96,8 @@ def restore(plain: Mapping[str, Any], events: list[Event]) -> BufferState:
     if plain["model_version"] is not None:
         session_id = SessionId(intern(plain["session_id"]))
         state.model.start(session_id, ModelVersion(plain["model_version"]))
+        # Snapshots of earlier servers do not say; the next fragment will.
+        state.model.step_count = plain.get("step_count")
     for version, *weights in plain["weights"]:
         state.model.restore_weights(ModelVersion(version), _payload(weights))
     state.inserted_count = plain["inserted_count"]
