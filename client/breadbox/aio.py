@@ -503,7 +503,7 @@ class Client:
 
     async def describe_arrays(
         self, references: Sequence[FragmentReference]
-    ) -> list[dict[str, str]]:
+    ) -> list[dict[str, types.ArrayType]]:
         """Read what arrays granted fragments have; see `breadbox.Client.describe_arrays`."""
         return await self._run(operations.describe_arrays(self._context, references))
 

@@ -548,14 +548,15 @@ class Client:
 
     def describe_arrays(
         self, references: Sequence[types.FragmentReference]
-    ) -> list[dict[str, str]]:
+    ) -> list[dict[str, types.ArrayType]]:
         """Read what arrays granted fragments have, in order, and none of the arrays.
 
         Args:
             references: Of a lease that is alive.
 
         Returns:
-            For each fragment, type and shape by path, such as `{"reward": "<f4[16]"}`.
+            For each fragment, type and shape of each array by its path; `str` of one is such as
+            "<f4[16, 3]".
 
         Raises:
             As `read_fragments`.

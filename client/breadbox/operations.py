@@ -35,6 +35,7 @@ from breadbox.types import (
     AdmissionOutcome,
     AppendReply,
     AppendResult,
+    ArrayType,
     FragmentReference,
     LeaseGrant,
     ModelState,
@@ -439,7 +440,7 @@ def read_fragments(
 
 def describe_arrays(
     context: Context, references: Sequence[FragmentReference]
-) -> Operation[list[dict[str, str]]]:
+) -> Operation[list[dict[str, ArrayType]]]:
     """Read what arrays granted fragments have, in order."""
     store = yield from opened_store(context)
     return (

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import NamedTuple
 
 
 class AdmissionOutcome(Enum):
@@ -80,6 +81,17 @@ class FragmentMetadata:
     payload: PayloadReference
     step_count: int
     discontinuity: bool = False
+
+
+class ArrayType(NamedTuple):
+    """Type and shape of an array; as text "<f4[16, 3]"."""
+
+    type_name: str
+    """As numpy writes it, such as "<f4"; or "bfloat16"."""
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.type_name}{list(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True)

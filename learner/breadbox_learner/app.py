@@ -15,6 +15,7 @@ from breadbox.errors import InvalidRequestError, TlsError, UnavailableError
 from breadbox.policies import PolicyModule, WeightsMismatchError, make_policy, set_policy_weights
 from breadbox_learner import checkpoint
 from breadbox_learner.checkpoint import CheckpointError, SessionState
+from breadbox_learner.fitting import Fitting, expected_rows
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.progress import (
     JsonLines,
@@ -269,6 +270,12 @@ class _Run:
             prefetch_batches=self._settings.prefetch_batches,
             device=self._settings.device,
             session_id=publisher.session_id,
+            fitting=Fitting(
+                expected_rows(
+                    spaces_of(self._settings.env, self._settings.env_options),
+                    self._policy.initial_state(1),
+                )
+            ),
             while_waiting=lambda: publisher.keep(self._policy),
         )
 

@@ -3,25 +3,27 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import count
 from typing import Protocol
 from uuid import uuid4
 
 from breadbox import Client, Lease
-from breadbox.batches import Stack
+from breadbox.batches import Batch, Stack
 from breadbox.errors import (
     LeaseExpiredError,
     ReplayBufferError,
     SessionEndedError,
+    TreeMismatchError,
     WaitElapsedError,
 )
 from breadbox.loader import LOAD_ERRORS, run_ahead
 from breadbox.side_stream import side_stream_for
-from breadbox.types import ReleaseMode
+from breadbox.types import FragmentReference, ReleaseMode
 from breadbox_learner.batching import TrainingBatch, training_batch
+from breadbox_learner.fitting import Fitting
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ class FetchedBatch:
     release: Callable[[bool], None]
     """Call it once: True when the batch was trained on, False to give its use back. Nothing of the
     batch may be used after that: its memory is what a later batch is loaded into."""
+    misfit_count: int = 0
+    """Fragments left out since the batch before because they did not fit."""
 
 
 class BatchSource(Protocol):
@@ -88,6 +92,9 @@ class LeaseSource:
         device: Where the batch is wanted. For a CUDA device it is copied there from page-locked
             memory, on a stream of its own, beside what is being trained.
         session_id: Session that fragments must be of; empty: any.
+        fitting: Tells which fragments can be trained on; None: all that fit one another. The others
+            are left out: the batch is smaller, or on one rank of several filled up with fragments
+            of this rank's share that do fit, since ranks work in step.
         while_waiting: Called after each wait that gave nothing, from the fetching thread.
         wait_slice_s: Longest single wait; `stopped` is asked in between.
     """
@@ -101,6 +108,7 @@ class LeaseSource:
         prefetch_batches: int = 0,
         device: str = "cpu",
         session_id: str = "",
+        fitting: Fitting | None = None,
         while_waiting: Callable[[], None] = lambda: None,
         wait_slice_s: float = 1.0,
     ) -> None:
@@ -112,6 +120,8 @@ class LeaseSource:
         self._spare: list[Stack] = []
         """Memory of released batches; as much as was held at a time, since each load takes one."""
         self._session_id = session_id
+        self._fitting = fitting or Fitting()
+        self._misfits_told = 0
         self._while_waiting = while_waiting
         self._wait_slice_s = wait_slice_s
         self._nonce = self._share.run_nonce or uuid4().hex
@@ -142,19 +152,23 @@ class LeaseSource:
 
     def _fetch(self, number: int) -> FetchedBatch | None:
         """Wait for batch *number* and load it; None when told to stop first."""
+        failures = 0
         for attempt in count():
             lease, reason = self._granted(f"{self._nonce}-{number}-{attempt}")
             if lease is None:
                 return None
             try:
-                return self._load(lease, reason)
+                fetched = self._load(lease, reason)
+                if fetched is not None:
+                    return fetched
             except LOAD_ERRORS as error:
                 # Other ranks train on their shares of this draw: there is no other one for all.
-                if self._share.world_size > 1 or attempt >= FAILED_LOADS_MAX:
+                if self._share.world_size > 1 or failures >= FAILED_LOADS_MAX:
                     raise
+                failures += 1
                 _log.warning("a batch could not be loaded and is left out: %s", error)
-                # Not given back: it would only be served, and fail, again.
-                self._hand_back(lease, trained=True)
+            # Not given back: it would only be served, and fail, again.
+            self._hand_back(lease, trained=True)
         raise AssertionError("unreachable")
 
     def _granted(self, request_id: str) -> tuple[Lease | None, str]:
@@ -182,17 +196,29 @@ class LeaseSource:
             return lease, reason
         return None, reason
 
-    def _load(self, lease: Lease, reason: str) -> FetchedBatch:
+    def _load(self, lease: Lease, reason: str) -> FetchedBatch | None:
+        """Load what fits of a lease; None when nothing does."""
         granted_at = time.monotonic()
-        into = self._spare.pop() if self._spare else None
+        references: Sequence[FragmentReference] = lease.references
         try:
-            with self._side_stream or nullcontext():
-                loaded = self._client.load_batch(lease.references, device=self._device, into=into)
-                batch = training_batch(loaded)
-        except LOAD_ERRORS:
-            if into is not None:
-                self._spare.append(into)
-            raise
+            loaded = self._stacked(references)
+        except TreeMismatchError as mismatch:
+            references = self._fitting.kept(references, self._client.describe_arrays(references))
+            references = self._as_many(references, len(lease.references), mismatch)
+            if not references:
+                return None
+            loaded = self._stacked(references)
+        misfit = self._fitting.batch_misfit(loaded)
+        if misfit is not None:
+            self._fitting.leave_out(references, misfit)
+            if loaded.stacked is not None:
+                self._spare.append(loaded.stacked)
+            self._as_many((), len(references), TreeMismatchError(*astuple(misfit)))
+            return None
+        with self._side_stream or nullcontext():
+            batch = training_batch(loaded)
+        misfit_count = self._fitting.misfit_count - self._misfits_told
+        self._misfits_told += misfit_count
 
         def release(trained: bool) -> None:
             if loaded.stacked is not None:
@@ -201,12 +227,34 @@ class LeaseSource:
 
         return FetchedBatch(
             batch=batch,
-            staleness=[reference.staleness for reference in lease.references],
-            use_count=[reference.use_count for reference in lease.references],
+            staleness=[reference.staleness for reference in references],
+            use_count=[reference.use_count for reference in references],
             load_s=time.monotonic() - granted_at,
             waiting_reason=reason,
             release=release,
+            misfit_count=misfit_count,
         )
+
+    def _stacked(self, references: Sequence[FragmentReference]) -> Batch:
+        """Load fragments into memory of a released batch, if there is some."""
+        into = self._spare.pop() if self._spare else None
+        try:
+            with self._side_stream or nullcontext():
+                return self._client.load_batch(references, device=self._device, into=into)
+        except (*LOAD_ERRORS, TreeMismatchError):
+            if into is not None:
+                self._spare.append(into)
+            raise
+
+    def _as_many(
+        self, kept: Sequence[FragmentReference], wanted_count: int, mismatch: TreeMismatchError
+    ) -> Sequence[FragmentReference]:
+        """What to train on in place of a whole share: ranks make the same steps, of like size."""
+        if self._share.world_size == 1:
+            return kept
+        if not kept:
+            raise mismatch
+        return [kept[position % len(kept)] for position in range(wanted_count)]
 
     def _hand_back(self, lease: Lease, trained: bool) -> None:
         with self._open_lock:

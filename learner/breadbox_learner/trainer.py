@@ -78,6 +78,8 @@ class TrainerState:
     """Trained on, by all ranks together."""
     trained_s: float = 0.0
     """Seconds of training."""
+    misfits: int = 0
+    """Fragments left out because they did not fit, by all ranks together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class _Shares:
     staleness_mean: float
     staleness_max: int
     use_count_mean: float
+    misfits: int
 
 
 class Trainer:
@@ -238,6 +241,7 @@ class Trainer:
         self._returns.count(self._of_all_ranks(ended))
         self.state.fragments += shares.fragments
         self.state.steps += shares.steps
+        self.state.misfits += shares.misfits
         if train_policy and self.state.update % self._settings.publish_every == 0:
             self._publisher.publish(self._policy)
         update_s = self._clock() - started_at
@@ -259,9 +263,9 @@ class Trainer:
     def _shares(self, fetched: FetchedBatch, step_count: int) -> _Shares:
         """Add up what is known of the shares of all ranks."""
         staleness, uses = fetched.staleness, fetched.use_count
-        numbers = [len(staleness), step_count, sum(staleness), sum(uses)]
+        numbers = [len(staleness), step_count, sum(staleness), sum(uses), fetched.misfit_count]
         summed = self._ranks.sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
-        fragments, steps, staleness_sum, use_count_sum = summed
+        fragments, steps, staleness_sum, use_count_sum, misfits = summed
         count = max(1.0, fragments)
         return _Shares(
             fragments=int(fragments),
@@ -269,6 +273,7 @@ class Trainer:
             staleness_mean=staleness_sum / count,
             staleness_max=self._ranks.largest(max(staleness, default=0)),
             use_count_mean=use_count_sum / count,
+            misfits=int(misfits),
         )
 
     def _save_on_the_way(self) -> None:
@@ -319,6 +324,7 @@ class Trainer:
             "update_s": update_s,
             "fragments": self.state.fragments,
             "steps": self.state.steps,
+            "misfits": self.state.misfits,
             "waiting_reason": fetched.waiting_reason,
             **asdict(statistics),
         }

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 import breadbox
+from breadbox.errors import InvalidRequestError
 from breadbox.testing import ServerProcess, start_server
 from support.eventually import eventually_sync as eventually
 from support.feeder import feeding
+from support.fragments import vector_fragment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -169,6 +171,47 @@ def test_a_full_disk_is_one_line_at_the_end_and_no_traceback(
     assert "Traceback" not in err
     wanted = f"breadbox learn: {tmp_path / 'checkpoint.safetensors'}: No space left on device"
     assert wanted == err.splitlines()[-1]
+
+
+def test_a_worker_of_another_environment_does_not_end_it(
+    tmp_path: Path, learners: Learners
+) -> None:
+    with start_server() as own, breadbox.connect(own.address) as client:
+        learner = learners.start(
+            *("--server", own.address, "--run-dir", str(tmp_path), *QUICK, "--updates-max", "3")
+        )
+        eventually(lambda: client.get_buffer().session_id != "", within_s=60)
+        session = client.get_buffer().session_id
+        odd = [
+            vector_fragment(index, worker_id="odd", session_id=session, step_count=16)
+            for index in range(5)
+        ]
+        eventually(lambda: client.get_buffer().model_version == 1, within_s=60)
+        client.append_many(odd)
+        with feeding(own.address):
+            code, out, err = finish(learner)
+        assert (0, "ended: updates_done") == (code, out.splitlines()[-1]), err
+    (told,) = err.splitlines()
+    assert "worker odd" in told
+    assert "obs: wanted shape [steps, 4], got shape [16, 3]" in told
+    assert [5] * 3 == [record["misfits"] for record in records(tmp_path)]
+
+
+def test_a_worker_with_other_fragments_is_told_so_and_the_learner_goes_on(
+    tmp_path: Path, learners: Learners
+) -> None:
+    with start_server() as own, breadbox.connect(own.address) as client, feeding(own.address):
+        learner = learners.start(
+            *("--server", own.address, "--run-dir", str(tmp_path), *QUICK, "--updates-max", "9")
+        )
+        eventually(lambda: bool(records(tmp_path)), within_s=60)
+        session = client.get_buffer().session_id
+        with pytest.raises(InvalidRequestError) as refused:
+            client.append(vector_fragment(worker_id="odd", session_id=session, step_count=8))
+        assert "step_count is 8, but the fragments of session" in str(refused.value)
+        assert "have 16" in str(refused.value)
+        assert 0 == finish(learner)[0]
+    assert [0] * 9 == [record["misfits"] for record in records(tmp_path)]
 
 
 def test_it_survives_the_servers_death(tmp_path: Path, learners: Learners) -> None:

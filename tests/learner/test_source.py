@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -15,14 +16,19 @@ from breadbox.errors import (
     SessionEndedError,
     WaitElapsedError,
 )
+from breadbox.fragment import Fragment
+from breadbox.payload import describe_arrays
 from breadbox.types import (
+    ArrayType,
     FragmentMetadata,
     FragmentReference,
     LeaseGrant,
     PayloadReference,
     ReleaseMode,
 )
+from breadbox_learner.fitting import Fitting, expected_rows
 from breadbox_learner.source import FAILED_LOADS_MAX, FetchedBatch, LeaseSource, Share
+from breadbox_learner.spaces import Spaces
 from support.fake_store import FakeStore
 from support.rich_fragments import STEPS, plain_fragment, stored
 
@@ -313,3 +319,117 @@ def test_no_batch_is_written_over_before_it_is_released(prefetch: int) -> None:
     for fetched in held:
         fetched.release(False)
     source.close()
+
+
+# What does not fit -------------------------------------------------------------------------------
+
+
+class OddClient(FakeClient):
+    """Grants what a store holds, so many at a time."""
+
+    def __init__(self, size: int, *fragments: Fragment) -> None:
+        super().__init__()
+        self.store = FakeStore()
+        self.references = stored(self.store, *fragments)
+        self.size = size
+
+    def fetch(
+        self, count: int, wait_s: float, *, rank: int, world_size: int, request_id: str
+    ) -> FakeLease:
+        lease = super().fetch(
+            count, wait_s, rank=rank, world_size=world_size, request_id=request_id
+        )
+        start = (len(self.leases) - 1) * self.size
+        lease.references = tuple(self.references[start : start + self.size])
+        return lease
+
+    def load_batch(
+        self, references: tuple[FragmentReference, ...], *, device: str, into: Stack | None
+    ) -> Batch:
+        return load_batch(self.store, references, device=device, into=into)
+
+    def describe_arrays(
+        self, references: tuple[FragmentReference, ...]
+    ) -> list[dict[str, ArrayType]]:
+        return describe_arrays(self.store, references)
+
+
+def seeing(index: int, width: int, **fields: Any) -> Fragment:
+    obs = np.full((STEPS, width), index, np.float32)
+    return plain_fragment(index, obs=obs, next_obs=np.zeros(width, np.float32), **fields)
+
+
+def rows_of(fetched: FetchedBatch | None) -> list[int]:
+    assert fetched is not None
+    assert len(fetched.batch) == len(fetched.staleness) == len(fetched.use_count)
+    return fetched.batch.fragment_indices
+
+
+def test_fragments_that_do_not_fit_the_others_are_left_out_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also where one of them comes first."""
+    widths = [7, 3, 3, 3, 7, 3, 3, 3]
+    client = OddClient(4, *(seeing(index, width) for index, width in enumerate(widths)))
+    source = LeaseSource(client, fragment_count=4)  # type: ignore[arg-type]
+    first, second = source.next(never), source.next(never)
+    assert [[1, 2, 3], [5, 6, 7]] == [rows_of(first), rows_of(second)]
+    assert first is not None
+    assert second is not None
+    assert (1, 1) == (first.misfit_count, second.misfit_count)
+    assert [None, None] == client.ends
+    (told,) = caplog.messages
+    for words in ("worker", "next_obs", "wanted <f4[3]", "got <f4[7]"):
+        assert words in told
+    source.close()
+
+
+def test_a_batch_of_what_the_policy_cannot_take_is_used_up_and_the_next_one_trained_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Fragments that agree with one another, but are of another environment."""
+    widths = [7, 7, 3, 3, 7, 3]
+    client = OddClient(2, *(seeing(index, width) for index, width in enumerate(widths)))
+    source = LeaseSource(
+        client,  # type: ignore[arg-type]
+        fragment_count=2,
+        fitting=Fitting({"obs": (3,), "action": ()}),
+    )
+    fetched = source.next(never)
+    assert [2, 3] == rows_of(fetched)
+    assert fetched is not None
+    assert 2 == fetched.misfit_count
+    assert [ReleaseMode.CONSUMED, None] == client.ends
+    # The first is not what decides where the policy cannot take it.
+    fetched = source.next(never)
+    assert [5] == rows_of(fetched)
+    assert fetched is not None
+    assert 1 == fetched.misfit_count
+    assert 1 == len(caplog.messages)
+    assert "obs: wanted shape [steps, 3], got" in caplog.messages[0]
+    source.close()
+
+
+def test_a_rank_fills_its_share_up_since_all_make_the_same_steps() -> None:
+    client = OddClient(4, *(seeing(index, 7 if index == 1 else 3) for index in range(8)))
+    source = LeaseSource(
+        client,  # type: ignore[arg-type]
+        fragment_count=8,
+        share=Share(0, 2, "nonce"),
+    )
+    assert [0, 2, 3, 0] == rows_of(source.next(never))
+    source.close()
+
+
+def test_spaces_tell_the_shapes_that_a_policy_can_take() -> None:
+    spaces = Spaces(
+        gymnasium.spaces.Dict(
+            {
+                "image": gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8),
+                "more": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(3)]),
+            }
+        ),
+        gymnasium.spaces.MultiDiscrete([2, 3]),
+    )
+    wanted = {"obs.image": (8, 8, 3), "obs.more.0": (), "action": (2,), "in_state.0": (5,)}
+    assert wanted == expected_rows(spaces, (torch.zeros(1, 5),))

@@ -18,7 +18,7 @@ from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.receive import Placement, receive
 from breadbox.payload.trees import Structure, map_leaves, map_present
 from breadbox.stores.base import PayloadStore
-from breadbox.types import FragmentReference, PayloadReference
+from breadbox.types import ArrayType, FragmentReference, PayloadReference
 
 _log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ def read_fragments(
 
 def describe_arrays(
     store: PayloadStore, references: Sequence[FragmentReference]
-) -> list[dict[str, str]]:
+) -> list[dict[str, ArrayType]]:
     """Read what arrays fragments have, and none of the arrays.
 
     Args:
@@ -202,17 +202,19 @@ def describe_arrays(
         references: In any number.
 
     Returns:
-        For each fragment, in order: type and shape by path, such as `{"reward": "<f4[16]"}`.
+        For each fragment, in order, what is at each path.
 
     Raises:
         PayloadMissingError: A payload is not there: its lease may have expired.
         PayloadCorruptError: A payload is damaged, or not a fragment's.
     """
-    described: list[dict[str, str]] = [{} for _ in references]
+    described: list[dict[str, ArrayType]] = [{} for _ in references]
 
     def place(position: int, head: Head) -> Sequence[Placement]:
         require_fields(head.layout.structure)
-        described[position] = {stored.name: stored.describe() for stored in head.layout.arrays}
+        described[position] = {
+            stored.name: ArrayType(stored.type_name, stored.shape) for stored in head.layout.arrays
+        }
         return ()
 
     receive(store, [each.metadata.payload for each in references], place, wants_whole=False)

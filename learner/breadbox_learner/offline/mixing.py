@@ -14,7 +14,7 @@ from breadbox.client import Client
 from breadbox.fragment import Fragment
 from breadbox.lease import Lease
 from breadbox.payload.fragments import FIELDS
-from breadbox.types import FragmentReference
+from breadbox.types import ArrayType, FragmentReference
 
 _OPTIONAL_FIELDS = frozenset({"in_state", "log_prob", "value", "extras"})
 """Fields of a fragment that a batch may do without. Not among them are those that fragments of one
@@ -123,7 +123,7 @@ class MixedLease:
         return batch, [sources[i] for i in order]
 
 
-def _common_columns(described: Sequence[Mapping[str, str]]) -> list[str] | None:
+def _common_columns(described: Sequence[Mapping[str, ArrayType]]) -> list[str] | None:
     """Paths to read so that fragments that lack optional arrays go together; None: all."""
     common = set(described[0]).intersection(*described)
     if all(name in common or not _is_optional(name) for arrays in described for name in arrays):
