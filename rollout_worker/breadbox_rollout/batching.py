@@ -25,7 +25,8 @@ class ReadyQueue:
     """
 
     def __init__(self, batch_env_count: int, wait_s_max: float) -> None:
-        self._batch_env_count = batch_env_count
+        self.batch_env_count = batch_env_count
+        """May be changed at any time."""
         self._wait_s_max = wait_s_max
         self._waiting: deque[_Waiting] = deque()
         self._env_count = 0
@@ -50,7 +51,7 @@ class ReadyQueue:
         """Return how long to wait for more before `take`; 0: take now; None: nobody waits."""
         if not self._waiting:
             return None
-        if self._env_count >= min(self._batch_env_count, live_env_count):
+        if self._env_count >= min(self.batch_env_count, live_env_count):
             return 0.0
         return max(0.0, self._waiting[0].since + self._wait_s_max - now)
 
@@ -58,8 +59,68 @@ class ReadyQueue:
         """Remove and return the groups of the next batch, at least one."""
         taken = [self._waiting.popleft()]
         size = taken[0].env_count
-        while self._waiting and size + self._waiting[0].env_count <= self._batch_env_count:
+        while self._waiting and size + self._waiting[0].env_count <= self.batch_env_count:
             taken.append(self._waiting.popleft())
             size += taken[-1].env_count
         self._env_count -= size
         return [waiting.group for waiting in taken]
+
+
+class BatchSize:
+    """How many environments a full batch has, found out by trying.
+
+    Half of them, and one half steps while the policy runs for the other; that is best where both
+    take time. All of them, and the policy runs half as often; that is best where it is slow and a
+    larger batch costs it little. Both are tried for a moment, the faster one stays, and both are
+    tried again from time to time, since machines and policies change.
+
+    Args:
+        env_count: Environments of the worker.
+    """
+
+    TRIAL_BATCHES = 16
+    TRIAL_S = 0.5
+    """A trial has at least so many batches and lasts at least so long."""
+    SETTLED_S = 60.0
+
+    def __init__(self, env_count: int) -> None:
+        self._sizes = (max(1, env_count // 2), env_count)
+        self._rates: list[float] = []
+        """Of the trials so far, in the order of sizes."""
+        self._best = 0
+        self._settled_until: float | None = None
+        self._began_at: float | None = None
+        self._batch_count = 0
+        self._env_count = 0
+
+    @property
+    def batch_env_count(self) -> int:
+        """What to use now."""
+        trying = self._settled_until is None
+        return self._sizes[len(self._rates) if trying else self._best]
+
+    def disturb(self) -> None:
+        """Begin the trial again: something else than environments and policy took time."""
+        self._began_at = None
+
+    def batch_taken(self, env_count: int, *, now: float) -> None:
+        """Note that a batch of *env_count* environments goes."""
+        if self._settled_until is not None:
+            if now < self._settled_until:
+                return
+            self._settled_until, self._rates = None, []
+            self.disturb()
+        if self._began_at is None:
+            # What is under way now was begun under other circumstances: it starts the clock.
+            self._began_at, self._batch_count, self._env_count = now, 0, 0
+            return
+        self._batch_count += 1
+        self._env_count += env_count
+        elapsed_s = now - self._began_at
+        if self._batch_count < self.TRIAL_BATCHES or elapsed_s < self.TRIAL_S:
+            return
+        self._rates.append(self._env_count / elapsed_s)
+        self.disturb()
+        if len(self._rates) == len(self._sizes):
+            self._best = self._rates.index(max(self._rates))
+            self._settled_until = now + self.SETTLED_S

@@ -98,7 +98,8 @@ def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
                    help="Make vector environments of a Gymnasium id, as gymnasium.make_vec does."),
             option("--fragment-steps", type=positive, default=32, help="Steps of a fragment."),
             option("--batch-envs", type=positive,
-                   help="Environments of a full inference batch; default: half of them."),
+                   help="Environments of a full inference batch. Default: half or all of them, "
+                        "whichever turns out to be faster."),
             option("--batch-wait-s", type=click.FloatRange(min=0.0), default=0.02,
                    help="Longest a ready environment waits for others to join its batch."),
             option("--weights", type=click.Choice(["strict", "matching"]), default="strict",
@@ -334,8 +335,7 @@ def _player_options(settings: RolloutSettings) -> PlayerOptions:
 
 def _loop_options(settings: RolloutSettings) -> WorkerOptions:
     return WorkerOptions(
-        # Half, so that one half of the environments steps while the policy runs for the other.
-        batch_env_count=settings.batch_envs or max(1, settings.num_envs // 2),
+        batch_env_count=settings.batch_envs,
         batch_wait_s_max=settings.batch_wait_s,
         log_interval_s=settings.log_interval_s,
         steps_max=settings.steps_max,

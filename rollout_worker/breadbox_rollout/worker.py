@@ -24,7 +24,7 @@ import numpy as np
 
 from breadbox.fragment import Fragment
 from breadbox.heartbeat import Heartbeat
-from breadbox_rollout.batching import ReadyQueue
+from breadbox_rollout.batching import BatchSize, ReadyQueue
 from breadbox_rollout.failures import FailureKind
 from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.metrics import WorkerCounts
@@ -45,8 +45,8 @@ _SAY_WAITING_S = 10.0
 class WorkerOptions:
     """How the loop runs."""
 
-    batch_env_count: int
-    """Environments of a full inference batch."""
+    batch_env_count: int | None
+    """Environments of a full inference batch; None: half or all of them, whichever is faster."""
     batch_wait_s_max: float
     """Longest time a ready environment waits for others to join its batch."""
     log_interval_s: float = 10.0
@@ -100,7 +100,9 @@ class RolloutWorker:
         self._recordings = recordings
         self._heartbeat = heartbeat or Heartbeat(None)
         self._logged_steps = 0
-        self._ready = ReadyQueue(options.batch_env_count, options.batch_wait_s_max)
+        env_count = sum(len(env_indices) for env_indices in pool.groups)
+        self._batch_size = None if options.batch_env_count else BatchSize(env_count)
+        self._ready = ReadyQueue(options.batch_env_count or env_count, options.batch_wait_s_max)
         self._stop = threading.Event()
         self._throttle = Throttle(clock)
         self.stats = WorkerStats()
@@ -271,18 +273,26 @@ class RolloutWorker:
 
     def _turn(self) -> None:
         """Run the policies once, send their actions, then cut fragments while environments step."""
-        groups = self._ready.take()
+        groups = self._take_batch()
         cuts = [
             player.act(groups, [self._pool.arrays(group, part) for group in groups])
             for part, player in enumerate(self._players)
         ]
         for group in groups:
             self._pool.step(group)
-        self.stats.batch_count += 1
-        self.stats.batch_env_count += sum(len(self._pool.groups[group]) for group in groups)
         for player, cut in zip(self._players, cuts, strict=True):
             for fragment in cut():
                 self._put(player, fragment)
+
+    def _take_batch(self) -> list[int]:
+        groups = self._ready.take()
+        env_count = sum(len(self._pool.groups[group]) for group in groups)
+        self.stats.batch_count += 1
+        self.stats.batch_env_count += env_count
+        if self._batch_size is not None:
+            self._batch_size.batch_taken(env_count, now=self._clock())
+            self._ready.batch_env_count = self._batch_size.batch_env_count
+        return groups
 
     def _put(self, player: Player, fragment: Fragment) -> None:
         """Hand over a fragment; a full sender holds up the loop, and so the environments."""
@@ -291,6 +301,8 @@ class RolloutWorker:
             # To wait for room is to live: nobody shall end this worker for it.
             self._heartbeat.beat()
             self.stats.blocked = True
+            if self._batch_size is not None:
+                self._batch_size.disturb()
             if self._stop.is_set():
                 player.sender.count_undelivered()
                 return
