@@ -497,9 +497,14 @@ class Client:
         *,
         columns: Sequence[str] | None = None,
         steps: tuple[int, int] | None = None,
+        is_mapped: bool = False,
     ) -> list[Fragment]:
         """Load payloads of granted fragments; see `breadbox.Client.read_fragments`."""
-        return await self._run(operations.read_fragments(self._context, references, columns, steps))
+        return await self._run(
+            operations.read_fragments(
+                self._context, references, columns, steps, is_mapped=is_mapped
+            )
+        )
 
     async def describe_arrays(
         self, references: Sequence[FragmentReference]

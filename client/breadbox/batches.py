@@ -163,9 +163,9 @@ def load_batch(
         into: An earlier batch, or its `stacked`, whose host memory is used again where it fits;
             nothing of it on the CPU may be in use any more. For a CUDA device, only its
             page-locked memory is used.
-        is_mapped: Of a single fragment on this host, read whole as numpy arrays, return read-only
-            views of the store's own memory instead of a copy; they outlive the payload. Of all
-            else, the rows are copied once, as without.
+        is_mapped: Of a single fragment on this host, read whole as numpy arrays, return views of
+            the store's own memory instead of a copy; they outlive the payload, and nobody else
+            sees what is written into them. Of all else, the rows are copied once, as without.
 
     Raises:
         TreeMismatchError: Fragments differ in structure, shape or type; names the path and the

@@ -425,6 +425,8 @@ def read_fragments(
     references: Sequence[FragmentReference],
     columns: Sequence[str] | None,
     steps: tuple[int, int] | None,
+    *,
+    is_mapped: bool = False,
 ) -> Operation[list[Fragment]]:
     """Read the payloads of granted fragments, in order."""
     store = yield from opened_store(context)
@@ -432,7 +434,7 @@ def read_fragments(
         yield from storing(
             context,
             lambda deadline: payload.read_fragments(
-                store.within(deadline), references, columns, steps
+                store.within(deadline), references, columns, steps, is_mapped=is_mapped
             ),
         )
     )

@@ -60,14 +60,18 @@ def test_fragments_come_back_as_they_were(
             assert getattr(fragment, name) == getattr(read, name)
 
 
-def test_mapped_fragments_are_read_only_and_outlive_their_payload(tmp_path: Path) -> None:
+def test_mapped_fragments_are_nobody_elses_and_outlive_their_payload(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/store")
     fragment = rich_fragment()
     references = stored(store, fragment)
-    (mapped,) = read_fragments(store, references, is_mapped=True)
+    mapped, other = (read_fragments(store, references, is_mapped=True)[0] for _ in range(2))
+    assert mapped.obs["image"].base is not None
+    mapped.obs["image"][:] = 7
+    (read,) = read_fragments(store, references)
     store.delete_many([references[0].metadata.payload])
-    assert same(fragment.obs["image"], mapped.obs["image"])
-    assert not mapped.obs["image"].flags.writeable
+    assert {7} == set(mapped.obs["image"].flat)
+    assert same(fragment.obs["image"], other.obs["image"])
+    assert same(fragment.obs["image"], read.obs["image"])
     store.close()
 
 

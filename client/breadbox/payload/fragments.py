@@ -154,8 +154,9 @@ def read_fragments(
             the whole is moved. What else a fragment holds is cut to fit: `in_state` is None unless
             `first` is 0; `next_obs` is the observation at `last`, as far as `obs` is read too;
             final observations are those of the steps read.
-        is_mapped: Return read-only views of the store's own memory, where the store is on this
-            host and all is read. Views stay valid after the payload is deleted.
+        is_mapped: Return views of the store's own memory, where the store is on this host and all
+            is read. Views stay valid after the payload is deleted, and nobody else sees what is
+            written into them.
 
     Raises:
         PayloadMissingError: A payload is not there: its lease may have expired.

@@ -94,9 +94,10 @@ class PayloadStore(Protocol):
         """
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
-        """Map payloads into memory, read-only, without moving a byte.
+        """Map payloads into memory without moving a byte.
 
-        A mapping stays readable after the payload is deleted, for as long as the view lives.
+        A mapping stays readable after the payload is deleted, for as long as the view lives. What
+        is written into it stays there: pages that are written to are copied first.
 
         Returns:
             One view per payload, in order; None where the store is not on this host.

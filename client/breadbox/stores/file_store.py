@@ -142,7 +142,7 @@ class FileStore:
         mapped = []
         for reference in references:
             with _opened(self._directory, reference) as descriptor, _translated_errors():
-                mapping = mmap.mmap(descriptor, reference.size_bytes, access=mmap.ACCESS_READ)
+                mapping = mmap.mmap(descriptor, reference.size_bytes, access=mmap.ACCESS_COPY)
             # The view holds the mapping; it is unmapped when the last view is gone.
             mapped.append(memoryview(mapping))
         return mapped

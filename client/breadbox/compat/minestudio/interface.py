@@ -231,7 +231,8 @@ class ReplayBufferInterface:
         """
         reference = reference_of(fragment_id)
         try:
-            (fragment,) = self._patiently(lambda: self._client.read_fragments([reference]))
+            read = partial(self._client.read_fragments, [reference], is_mapped=True)
+            (fragment,) = self._patiently(read)
         except errors.PayloadMissingError as error:
             raise KeyError(fragment_id) from error
         return from_fragment(fragment)
