@@ -129,6 +129,7 @@ async def serving(
         stack.push_async_callback(bounded, custodian.close, CLOSE_S_MAX, "closing the store")
         seed = settings.seed if settings.seed is not None else random.SystemRandom().getrandbits(64)
         books = await stack.enter_async_context(books_open(settings, random.Random(seed), metrics))
+        await _take_store(custodian, settings, books)
         clock = clock or LoopClock(asyncio.get_running_loop(), starts_at=books.now)
         driver = Driver(
             books.buffers,
@@ -145,6 +146,8 @@ async def serving(
             metrics=metrics,
             orphan_s=settings.unannounced_s,
             deletes_orphans=_is_alone(settings, books),
+            is_asked=settings.deletes_orphans,
+            let_go=books.let_go,
         )
         census = ClientCensus(clock.now)
         for role in Role:
@@ -392,6 +395,23 @@ async def _open_store(settings: Settings, custodian: PayloadCustodian | None) ->
             "start it, or give another URL, with user and password where it asks for them"
         ) from error
     return custodian
+
+
+async def _take_store(custodian: PayloadCustodian, settings: Settings, books: Books) -> None:
+    """Confirm and delete on behalf of the journal from now on.
+
+    Raises:
+        StartError: The store does not answer, or another server has taken over meanwhile.
+    """
+    try:
+        if books.journal is not None:
+            await custodian.take(books.journal.custody)
+        if settings.deletes_orphans:
+            await custodian.forget_other_journals()
+    except StoreError as error:
+        raise StartError(
+            f"--store {settings.store_shown} cannot be used: {error}; start again"
+        ) from error
 
 
 @contextmanager

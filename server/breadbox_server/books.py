@@ -14,6 +14,7 @@ from typing import Any, Final
 from breadbox.errors import StoreUrlError
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.errors import InvalidArgumentError
+from breadbox_server.core.ids import PayloadId
 from breadbox_server.core.inputs import UpdateBuffer
 from breadbox_server.errors import StartError
 from breadbox_server.jobs import CLOSE_S_MAX, bounded
@@ -44,6 +45,8 @@ class Books:
     """The latest instant that an earlier process reached; 0: there was none."""
     journal: TurnJournal | None = None
     compaction: Compaction | None = None
+    let_go: frozenset[PayloadId] = frozenset()
+    """Payloads that the journal says were about to be deleted when the earlier process ended."""
     note_limits: Callable[[], None] = lambda: None
     """To be called once the core's first decisions are durable."""
 
@@ -96,7 +99,10 @@ async def books_open(
             archive.write_note(_CONFIG_NOTE, repr(settings.default_config))
 
     try:
-        yield Books(recovered.buffers, recovered.now, journal, compaction, note_limits)
+        yield Books(
+            *(recovered.buffers, recovered.now, journal, compaction, recovered.let_go),
+            note_limits,
+        )
     finally:
         # The claim first: SQLite's lock goes with the archive.
         await bounded(writer.close, CLOSE_S_MAX, "closing the journal")

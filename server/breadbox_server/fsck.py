@@ -18,7 +18,7 @@ from time import time
 from typing import Any
 
 from breadbox.stores import open_custodian
-from breadbox.stores.base import PayloadCustodian
+from breadbox.stores.base import Custody, PayloadCustodian, StoreSharedError
 from breadbox.types import PayloadReference
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.buffers import BufferSet
@@ -67,7 +67,7 @@ def examine(store_url: str, journal: str = "auto", *, settle_s: float, repair: b
         repair: Whether to delete the orphans. What is missing is dropped by the server itself.
 
     Raises:
-        StartError: There is no journal to compare with.
+        StartError: There is no journal to compare with, or the orphans may be other journals'.
         StoreError, JournalError: Store or journal cannot be reached or read.
     """
     place = JournalPlace.choose(journal, store_url)
@@ -119,11 +119,24 @@ async def _examine(
             again.orphans = [each for each in again.orphans if each in was_orphan]
             found = again
         if repair:
-            await _delete_with(custodian, found.orphans)
+            await _delete_orphans(custodian, archive, found.orphans)
             found.deleted_count = len(found.orphans)
         return found
     finally:
         await custodian.close()
+
+
+async def _delete_orphans(
+    custodian: PayloadCustodian, archive: JournalArchive, orphans: Sequence[str]
+) -> None:
+    await custodian.take(Custody(archive.identity(), epoch=0))
+    try:
+        await _delete_with(custodian, orphans)
+    except StoreSharedError as error:
+        raise StartError(
+            f"{error}: what the journal at {archive.shown} does not know may be theirs; if they "
+            "are gone, start the server with --delete-orphans"
+        ) from error
 
 
 async def _compare(custodian: PayloadCustodian, archive: JournalArchive) -> Findings:

@@ -291,6 +291,13 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     "starts once the other has ended or shown no sign of life for 1.5 s, else refuses to.",
 )
 @_option(
+    "--delete-orphans",
+    "deletes_orphans",
+    is_flag=True,
+    help="Delete payloads that no buffer knows however many they are, and although other journals "
+    "have kept payloads in this store: where those are gone.",
+)
+@_option(
     "--journal-sync/--no-journal-sync",
     "has_journal_sync",
     default=False,

@@ -37,6 +37,11 @@ REST_S: Final = 5.0
 REST_FACTOR: Final = 20.0
 """and so many times as long as one takes."""
 DELETE_BATCH: Final = 256
+ORPHANS_MAX: Final = 1024
+"""Orphans that a crash may leave without a word in the journal: confirmed and not yet admitted."""
+ORPHANS_SHARE_MAX: Final = 0.5
+"""And the share of everything kept that they may be, where they are more. Beyond both, the journal
+has lost something, and what it knew is not deleted without being asked."""
 
 
 class Reconciler:
@@ -49,6 +54,8 @@ class Reconciler:
         metrics: Counts what was lost and what was left over.
         orphan_s: Seconds for which an unknown payload may still be announced.
         deletes_orphans: Whether nobody but this server can know what is in the store.
+        is_asked: Whether orphans are to be deleted however many they are.
+        let_go: Payloads that the journal says were about to be deleted when the server ended.
     """
 
     def __init__(
@@ -60,6 +67,8 @@ class Reconciler:
         metrics: Metrics,
         orphan_s: float,
         deletes_orphans: bool,
+        is_asked: bool = False,
+        let_go: frozenset[PayloadId] = frozenset(),
     ) -> None:
         self._driver = driver
         self._custodian = custodian
@@ -67,6 +76,8 @@ class Reconciler:
         self._metrics = metrics
         self._orphan_s = orphan_s
         self._deletes_orphans = deletes_orphans
+        self._is_asked = is_asked
+        self._let_go = let_go
         self._orphans: set[PayloadId] = set()
         self._orphans_due_at = 0.0
         self._is_compared = True
@@ -106,13 +117,28 @@ class Reconciler:
             for buffer in self._driver.names()
             for each in self._driver.payloads(buffer)
         }
-        self._orphans = kept - known if self._deletes_orphans else set()
+        self._orphans = (
+            self._believable(kept - known, len(kept)) if self._deletes_orphans else set()
+        )
         self._orphans_due_at = self._clock.now() + self._orphan_s
         self._is_compared = True
         # As it was before: what came back meanwhile is compared once more.
         self._incarnation = incarnation
         if self._orphans:
             log.info("%d payloads in the store are of no buffer", len(self._orphans))
+
+    def _believable(self, orphans: set[PayloadId], kept_count: int) -> set[PayloadId]:
+        """Those to delete: not so many that the books are rather wrong than the store."""
+        doubtful = len(orphans - self._let_go)
+        if self._is_asked or doubtful <= max(ORPHANS_MAX, ORPHANS_SHARE_MAX * kept_count):
+            return orphans
+        log.warning(
+            "%d of %d payloads in the store are of no buffer, which is more than a crash leaves: "
+            "they are kept; put the journal back that knows them, or start with --delete-orphans",
+            doubtful,
+            kept_count,
+        )
+        return orphans & self._let_go
 
     async def run(self) -> None:
         """Compare everything once, and again whenever something may be, or is, missing."""

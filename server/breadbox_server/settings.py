@@ -73,6 +73,9 @@ class Settings:
     """URL of the journal's Redis or directory; "auto": beside the payloads; "none": none."""
     takes_over: bool = False
     """Whether a server that writes the journal in Redis is displaced although it lives."""
+    deletes_orphans: bool = False
+    """Whether payloads that no buffer knows are deleted however many they are, and whichever
+    journals may have known them."""
     has_journal_sync: bool = False
     """Whether a turn in SQLite must survive the machine, not only the process."""
     snapshot_entries: int = 30_000

@@ -118,6 +118,22 @@ def test_an_orphan_is_told_and_repaired(redis_world):
     assert 0 == world.fsck()[0]
 
 
+def test_orphans_that_may_be_another_journals_are_kept(redis_world, tmp_path: Path):
+    world, _ = redis_world
+    other = ServerProcess(
+        *("--store", world.url, "--journal", f"file://{tmp_path}/journal"), log=tmp_path / "other"
+    )
+    with other, breadbox.connect(other.address) as client:
+        client.start_session("s")
+        client.append(vector_fragment(0))
+        status, report = world.fsck()
+        assert (1, 1) == (status, report["orphans"])
+        with pytest.raises(AssertionError, match="--delete-orphans"):
+            world.fsck("--repair")
+        assert 1 == client.get_buffer().state.chunk_count
+        assert 1 == world.fsck()[1]["orphans"]
+
+
 def test_missing_and_damaged_payloads_are_told(redis_world):
     world, redis = redis_world
     world.server.stop()

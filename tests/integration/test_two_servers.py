@@ -195,3 +195,77 @@ def test_a_redis_that_came_back_younger_costs_a_server_that_lives_nothing(
         assert 60 == len(set(consumed))
         assert 40 == len(found)
         assert not set(found) & set(consumed)
+
+
+def test_two_servers_with_journals_of_their_own_keep_off_each_others_payloads(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    """To each of them the other's payloads are of no buffer."""
+    with ExitStack() as stack:
+        servers = [
+            ServerProcess(
+                *("--store", redis.url, "--journal", f"file://{tmp_path}/journal{number}"),
+                *("--unannounced-s", "1"),
+                log=tmp_path / f"log{number}",
+            )
+            for number in range(2)
+        ]
+        for number, server in enumerate(servers):
+            stack.enter_context(server)
+            caller = Caller(stack, server)
+            caller.start_session()
+            caller.append(redis.url, 100, worker=f"w{number}")
+        for server in servers:
+            server.kill()
+            server.start()
+        for server in servers:
+            eventually_sync(lambda log=server.log: "payloads of other journals" in log.read_text())
+        assert 200 == payload_count(redis)
+        # Where the other one is gone, what it left goes when that is asked for.
+        servers[1].kill()
+        servers[0].kill()
+        servers[0].arguments = (*servers[0].arguments, "--delete-orphans")
+        servers[0].start()
+        eventually_sync(lambda: payload_count(redis) == 100)
+        assert 100 == Caller(stack, servers[0]).held()
+
+
+@pytest.mark.parametrize("number", ROUNDS)
+def test_a_server_stopped_at_its_start_deletes_nothing_of_its_successor(
+    number: int, redis: RedisServer, tmp_path: Path
+) -> None:
+    """It would take for orphans what was appended while it was stopped."""
+    arguments = ("--store", redis.url, *LIMITS, "--unannounced-s", "1")
+    old = ServerProcess(*arguments, log=tmp_path / "old.log")
+    new = ServerProcess(*arguments, log=tmp_path / "new.log")
+    with ExitStack() as stack:
+        stack.enter_context(old)
+        old.signal(signal.SIGSTOP)
+        stack.enter_context(new)
+        successor = Caller(stack, new)
+        successor.start_session()
+        successor.append(redis.url, 200)
+        old.signal(signal.SIGCONT)
+        assert 2 == old.wait()
+        assert 200 == payload_count(redis)
+        assert 200 == len(successor.fetch_all())
+
+
+@pytest.mark.parametrize("kind", ["file", "redis"])
+def test_a_file_journal_is_locked_whatever_the_store_is(
+    kind: str, redis: RedisServer, tmp_path: Path
+) -> None:
+    stores = [redis.url, f"file://{tmp_path}/store"]
+    journal = ("--journal", f"file://{tmp_path}/journal")
+    first = ServerProcess("--store", stores[0], *journal, log=tmp_path / "first.log")
+    other = stores[0] if kind == "redis" else stores[1]
+    second = ServerProcess("--store", other, *journal, log=tmp_path / "second.log")
+    with first:
+        for arguments in ((), ("--take-over",)):
+            second.arguments = (*second.arguments, *arguments)
+            with pytest.raises(AssertionError, match="did not start") as caught:
+                second.start()
+            assert f"another server (process {first.pid} on" in str(caught.value).splitlines()[-1]
+        first.kill()
+        second.start()
+    second.kill()

@@ -222,11 +222,11 @@ class SlowToDelete(FakeCustodian):
         self.deleting = asyncio.Event()
         self.may_delete = asyncio.Event()
 
-    async def delete_ids(self, payload_ids) -> None:
+    async def _delete(self, payload_ids) -> None:
         ids = list(payload_ids)
         self.deleting.set()
         await self.may_delete.wait()
-        await super().delete_ids(ids)
+        await super()._delete(ids)
 
 
 async def test_a_payload_sent_again_while_it_is_being_deleted_is_missing_and_not_lost():

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from breadbox_server.core.buffers import BufferSet
@@ -189,3 +190,41 @@ async def test_a_lease_that_is_consumed_asks_the_store_nothing():
         await driver.release(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED))
         running.cancel()
     assert (0, 0) == (driver.describe(BUFFER).chunk_count, driver.suspicion_count)
+
+
+@pytest.mark.parametrize(
+    ("known", "unknown", "let_go", "is_asked", "deleted"),
+    [
+        (0, 1024, 0, False, 1024),
+        (0, 1025, 0, False, 0),
+        (1100, 1050, 0, False, 1050),
+        (1000, 1050, 0, False, 0),
+        (0, 1500, 480, False, 1500),
+        (0, 1505, 480, False, 480),
+        (0, 1500, 0, True, 1500),
+    ],
+)
+async def test_more_orphans_than_a_crash_leaves_are_deleted_only_when_that_is_asked_for(
+    known, unknown, let_go, is_asked, deleted
+):
+    custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
+    books = BufferSet(random.Random(1), BufferConfig())
+    driver = Driver(books, custodian, clock=clock, metrics=metrics, limits=DriverLimits())
+    left = [custodian.write().payload_id for _ in range(unknown)]
+    custodian.kept.update(left)
+    reconciler = Reconciler(
+        *(driver, custodian),
+        **{"clock": clock, "metrics": metrics, "orphan_s": 10.0, "deletes_orphans": True},
+        **{"is_asked": is_asked, "let_go": frozenset(left[:let_go])},
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(driver.run())
+        await driver.apply(StartSession(BUFFER, RUN))
+        await driver.append(BUFFER, [fragment(custodian, index) for index in range(known)])
+        await reconciler.reconcile()
+        clock.advance(11.0)
+        while reconciler._orphans:
+            await reconciler._delete_orphans()
+        running.cancel()
+    assert deleted == len(custodian.deleted)
+    assert set(custodian.deleted) <= set(left)

@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from breadbox.errors import StoreError
+from breadbox.stores.base import Custody
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.events import FetchGranted
@@ -83,13 +84,14 @@ class SimulatedServer:
         self._watch_drops(buffers)
         self._custodian = SimulatedCustodian(self.store, self._fates, self.life)
         clock = SimulatedClock(loop)
+        journal = self._variant.make_journal(self._writer, sequence)
         driver = self._variant.make_driver(
             buffers,
             custodian=self._custodian,
             clock=clock,
             metrics=METRICS,
             limits=DriverLimits(unowned_s=UNANNOUNCED_S),
-            journal=self._variant.make_journal(self._writer, sequence),
+            journal=journal,
         )
         reconciler = Reconciler(
             driver,
@@ -101,7 +103,7 @@ class SimulatedServer:
         )
         self._tasks = [loop.create_task(driver.run())]
         driver.pump()
-        await self._open_books(reconciler)
+        await self._open_books(reconciler, journal.custody)
         self._tasks.append(loop.create_task(reconciler.run()))
         self.buffers = buffers
         self.handed_out |= set(live_leases(buffers))
@@ -120,10 +122,12 @@ class SimulatedServer:
 
         buffers.apply = checked_apply  # type: ignore[method-assign]
 
-    async def _open_books(self, reconciler: Reconciler) -> None:
-        """Compare books and store, as often as it takes."""
+    async def _open_books(self, reconciler: Reconciler, custody: Custody) -> None:
+        """Take the store and compare it with the books, as often as it takes."""
+        assert self._custodian is not None
         while True:
             try:
+                await self._custodian.take(custody)
                 return await reconciler.reconcile()
             except StoreError:
                 await asyncio.sleep(0.1)

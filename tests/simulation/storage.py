@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 from breadbox.errors import StoreUnavailableError
-from breadbox.stores.base import StoreUsage
+from breadbox.stores.base import Custody, StoreUsage
 from breadbox.types import PayloadReference
 from breadbox_server.journal.claims import Claim, Holder
 from breadbox_server.journal.storage import (
@@ -14,6 +14,7 @@ from breadbox_server.journal.storage import (
     JournalUnavailableError,
 )
 from simulation.faults import Fates
+from support.custody import KnownJournals
 
 UNANNOUNCED_S = 20.0
 """Life of a payload that nobody confirms."""
@@ -27,6 +28,7 @@ class SimulatedStore:
         self._expires_at: dict[str, float] = {}
         """Of the unannounced."""
         self.confirmed: set[str] = set()
+        self.journals = KnownJournals()
         self.lost: set[str] = set()
         """What it forgot by itself."""
         self.starts = 1
@@ -68,6 +70,7 @@ class SimulatedCustodian:
         self._store = store
         self._fates = fates
         self._rng = fates.rng(f"custodian {life}")
+        self._custody: Custody | None = None
         self.is_dead = False
         """The process that it belongs to was killed: no call of it reaches anything."""
 
@@ -76,21 +79,34 @@ class SimulatedCustodian:
         if self.is_dead:
             await asyncio.Event().wait()
 
+    async def take(self, custody: Custody) -> None:
+        await self._trip()
+        self._custody = custody
+        self._store.journals.check(custody)
+
+    async def forget_other_journals(self) -> None:
+        await self._trip()
+        self._store.journals.forget_others(self._custody)
+
     async def ping(self) -> None:
         await self._trip()
 
     async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
         await self._trip()
+        self._store.journals.check(self._custody)
         answers = [self._store.confirm(reference.payload_id) for reference in references]
         await self._trip()
         return answers
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
-        await self.delete_ids([reference.payload_id for reference in references])
+        await self._delete([reference.payload_id for reference in references], is_alone=False)
 
     async def delete_ids(self, payload_ids: Iterable[str]) -> None:
-        ids = list(payload_ids)
+        await self._delete(list(payload_ids), is_alone=True)
+
+    async def _delete(self, ids: Sequence[str], *, is_alone: bool) -> None:
         await self._trip()
+        self._store.journals.check(self._custody, is_alone=is_alone)
         for payload_id in ids:
             self._store.delete(payload_id)
         await self._trip()
@@ -142,6 +158,9 @@ class SimulatedArchive:
         self.records: dict[int, bytes] = {}
         self.owner: Claim | None = None
         """Of the server that may write."""
+
+    def identity(self) -> str:
+        return "simulated"
 
     def claim(self, holder: Holder, displaced: str = "") -> Claim:
         epoch = 0 if self.owner is None else self.owner.epoch

@@ -15,21 +15,22 @@ class TestFakeStore(StoreContract):
     @pytest.fixture
     def faces(self) -> Faces:
         payloads = FakePayloads()
-        return Faces(FakeStore(payloads), FakeCustodian(payloads))
+        return Faces(FakeStore(payloads), lambda: FakeCustodian(payloads))
 
 
 class TestFileStore(StoreContract):
     @pytest.fixture
     def faces(self, tmp_path: Path) -> Faces:
         url = f"file://{tmp_path}/a store"
-        return Faces(open_store(url), open_custodian(url))
+        return Faces(open_store(url), lambda: open_custodian(url))
 
 
 async def redis_faces(url: str) -> AsyncIterator[Faces]:
-    faces = Faces(open_store(url, piece_size_bytes=PIECE_BYTES), open_custodian(url))
+    faces = Faces(open_store(url, piece_size_bytes=PIECE_BYTES), lambda: open_custodian(url))
     yield faces
     faces.store.close()
-    await faces.custodian.close()
+    for custodian in faces.custodians:
+        await custodian.close()
 
 
 @pytest.mark.integration

@@ -5,8 +5,9 @@ import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from breadbox.errors import StoreUnavailableError
-from breadbox.stores.base import StoreUsage
+from breadbox.stores.base import Custody, StoreUsage
 from breadbox.types import PayloadReference
+from support.custody import KnownJournals
 
 
 class FakeCustodian:
@@ -28,6 +29,8 @@ class FakeCustodian:
         self.is_closed = False
         self.starts = 1
         """Counted up by a test that lets the store come back."""
+        self.journals = KnownJournals()
+        self._custody: Custody | None = None
         self.may_confirm = asyncio.Event()
         self.may_confirm.set()
         self.confirming = asyncio.Event()
@@ -43,6 +46,15 @@ class FakeCustodian:
         self.unannounced.clear()
         self.kept.clear()
 
+    async def take(self, custody: Custody) -> None:
+        self._check_up()
+        self.journals.check(custody)
+        self._custody = custody
+
+    async def forget_other_journals(self) -> None:
+        self._check_up()
+        self.journals.forget_others(self._custody)
+
     async def ping(self) -> None:
         self._check_up()
 
@@ -50,6 +62,7 @@ class FakeCustodian:
         self.confirming.set()
         await self.may_confirm.wait()
         self._check_up()
+        self.journals.check(self._custody)
         self.confirm_trips.append(len(references))
         answers = []
         for reference in references:
@@ -62,7 +75,9 @@ class FakeCustodian:
         return answers
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
-        await self.delete_ids([reference.payload_id for reference in references])
+        self._check_up()
+        self.journals.check(self._custody)
+        await self._delete([reference.payload_id for reference in references])
 
     async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
         self._check_up()
@@ -80,6 +95,10 @@ class FakeCustodian:
 
     async def delete_ids(self, payload_ids: Iterable[str]) -> None:
         self._check_up()
+        self.journals.check(self._custody, is_alone=True)
+        await self._delete(payload_ids)
+
+    async def _delete(self, payload_ids: Iterable[str]) -> None:
         ids = list(payload_ids)
         self.delete_trips.append(len(ids))
         self.deleted.extend(ids)

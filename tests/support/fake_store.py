@@ -10,10 +10,11 @@ from breadbox.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, StoreUsage
+from breadbox.stores.base import PRELUDE_BYTES, Custody, PayloadReceiver, StoreUsage
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.keys import is_sound, new_payload_id
 from breadbox.types import PayloadReference
+from support.custody import KnownJournals
 
 
 @dataclass
@@ -24,6 +25,7 @@ class FakePayloads:
     confirmed: dict[str, bytes] = field(default_factory=dict)
     capacity_bytes: int | None = None
     is_down: bool = False
+    journals: KnownJournals = field(default_factory=KnownJournals)
 
     def require_up(self) -> None:
         """Fail as a store that cannot be reached."""
@@ -112,11 +114,22 @@ class FakeCustodian:
 
     def __init__(self, payloads: FakePayloads) -> None:
         self.payloads = payloads
+        self._custody: Custody | None = None
+
+    async def take(self, custody: Custody) -> None:
+        self.payloads.require_up()
+        self.payloads.journals.check(custody)
+        self._custody = custody
+
+    async def forget_other_journals(self) -> None:
+        self.payloads.require_up()
+        self.payloads.journals.forget_others(self._custody)
 
     async def ping(self) -> None:
         self.payloads.require_up()
 
     async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
+        self.payloads.journals.check(self._custody)
         present = await self.present(references)
         for reference, is_there in zip(references, present, strict=True):
             payload = self.payloads.unannounced.pop(reference.payload_id, None)
@@ -125,7 +138,10 @@ class FakeCustodian:
         return present
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
-        await self.delete_ids([reference.payload_id for reference in references])
+        self.payloads.require_up()
+        self.payloads.journals.check(self._custody)
+        for reference in references:
+            self.payloads.drop(reference.payload_id)
 
     async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
         self.payloads.require_up()
@@ -145,6 +161,7 @@ class FakeCustodian:
 
     async def delete_ids(self, payload_ids: Iterable[str]) -> None:
         self.payloads.require_up()
+        self.payloads.journals.check(self._custody, is_alone=True)
         for payload_id in payload_ids:
             self.payloads.drop(payload_id)
 

@@ -5,13 +5,21 @@ A subclass offers the fixture `faces`: a writer's store and the custodian of the
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from breadbox.errors import ClosedError, PayloadCorruptError, PayloadMissingError
-from breadbox.stores.base import PRELUDE_BYTES, PayloadCustodian, PayloadStore, Segment
+from breadbox.stores.base import (
+    PRELUDE_BYTES,
+    Custody,
+    PayloadCustodian,
+    PayloadStore,
+    Segment,
+    StoreSharedError,
+    StoreTakenError,
+)
 from breadbox.types import PayloadReference
 
 HEAD_BYTES = 40
@@ -23,10 +31,21 @@ SIZES_BYTES = (HEAD_BYTES, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 
 
 @dataclass
 class Faces:
-    """Both faces of one store."""
+    """Both faces of one store, and more of the second."""
 
     store: PayloadStore
-    custodian: PayloadCustodian
+    open_custodian: Callable[[], PayloadCustodian]
+    custodians: list[PayloadCustodian] = field(default_factory=list)
+    """Those that were opened."""
+
+    @property
+    def custodian(self) -> PayloadCustodian:
+        return self.custodians[0] if self.custodians else self.another()
+
+    def another(self) -> PayloadCustodian:
+        """Another server's."""
+        self.custodians.append(self.open_custodian())
+        return self.custodians[-1]
 
 
 @dataclass
@@ -257,6 +276,73 @@ class StoreContract:
         await faces.custodian.delete(references)
         await faces.custodian.delete_ids([each.payload_id for each in references] + ["../x"])
         assert [] == [payload_id async for payload_id in faces.custodian.confirmed()]
+
+    async def test_a_server_that_was_replaced_confirms_and_deletes_nothing(
+        self, faces: Faces
+    ) -> None:
+        """Some are one piece and some are several: each goes its own way to Redis."""
+        sizes = (1000, 3 * PIECE_BYTES) * 4
+        references = self.write(faces, *(payload_of(size) for size in sizes))
+        old, new = faces.custodian, faces.another()
+        await old.take(Custody("one", 7))
+        assert [True] * 4 == await old.confirm(references[:4])
+        await new.take(Custody("one", 8))
+        assert [True] * 8 == await new.confirm(references)
+        for act in (
+            old.confirm(references),
+            old.confirm(references[:1]),
+            old.delete(references),
+            old.delete(references[1:2]),
+            old.delete_ids([each.payload_id for each in references]),
+        ):
+            with pytest.raises(StoreTakenError):
+                await act
+        assert [True] * 8 == await new.present(references)
+        await new.delete(references)
+        assert [False] * 8 == await new.present(references)
+
+    async def test_an_epoch_that_grows_is_taken_with_it(self, faces: Faces) -> None:
+        references = self.write(faces, *(payload_of(100) for _ in range(3)))
+        old, new, custody = faces.custodian, faces.another(), Custody("one", 7)
+        await old.take(custody)
+        await new.take(Custody("one", 8))
+        await new.confirm(references)
+        custody.epoch = 9
+        await old.delete(references[:1])
+        assert [False, True, True] == await old.present(references)
+        with pytest.raises(StoreTakenError):
+            await new.delete(references[2:])
+
+    async def test_what_another_journal_may_know_is_not_deleted_for_an_orphan(
+        self, faces: Faces
+    ) -> None:
+        references = self.write(faces, *(payload_of(100) for _ in range(64)))
+        payload_ids = [each.payload_id for each in references]
+        one, two = faces.custodian, faces.another()
+        await one.take(Custody("one", 1_000))
+        await two.take(Custody("two", 5))
+        await two.confirm(references)
+        with pytest.raises(StoreSharedError):
+            await one.delete_ids(payload_ids)
+        assert [True] * 64 == await one.present(references)
+        # Its own it may delete, and what it is told to.
+        await two.delete(references[:1])
+        await one.forget_other_journals()
+        await one.delete_ids(payload_ids)
+        assert [False] * 64 == await one.present(references)
+
+    async def test_who_writes_no_journal_is_of_no_epoch(self, faces: Faces) -> None:
+        references = self.write(faces, *(payload_of(100) for _ in range(3)))
+        server, beside = faces.custodian, faces.another()
+        await server.take(Custody("one", 7))
+        await server.confirm(references)
+        await beside.take(Custody("one", 0))
+        await beside.delete_ids([references[0].payload_id])
+        await server.delete(references[1:2])
+        assert [False, False, True] == await server.present(references)
+        await beside.take(Custody("two", 0))
+        with pytest.raises(StoreSharedError):
+            await beside.delete_ids([references[2].payload_id])
 
     async def test_the_store_answers(self, faces: Faces) -> None:
         await faces.custodian.ping()

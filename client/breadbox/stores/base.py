@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from breadbox.errors import StoreError, StoreUnavailableError
 from breadbox.stores.deadline import Deadline
 from breadbox.types import PayloadReference
 
@@ -39,6 +40,31 @@ class StoreUsage:
     """Everything in it, whoever put it there."""
     limit_bytes: int
     """Where it refuses to take more; 0: it has no limit of its own."""
+
+
+class StoreTakenError(StoreUnavailableError):
+    """A server of a later epoch looks after these payloads: nothing was confirmed or deleted."""
+
+    def __init__(self) -> None:
+        super().__init__("another server has taken over")
+
+
+class StoreSharedError(StoreError):
+    """The store holds payloads of other journals: what one's own does not know may be theirs."""
+
+    def __init__(self) -> None:
+        super().__init__("the store holds payloads of other journals too")
+
+
+@dataclass(slots=True)
+class Custody:
+    """On whose behalf a custodian confirms and deletes."""
+
+    journal: str
+    """Identity of the journal whose books know the payloads."""
+    epoch: int
+    """Of the server that writes the journal; it raises it when it has claimed the journal again.
+    0: of nobody that writes it."""
 
 
 class PayloadReceiver(Protocol):
@@ -122,7 +148,19 @@ class PayloadCustodian(Protocol):
 
     Raises (all methods):
         StoreUnavailableError: The store cannot be reached, or did not answer in time.
+        StoreTakenError: The same journal has come with a later epoch; only once there is a custody,
+            from what confirms and deletes. It is looked at together with what is to be done, so
+            that a server that was replaced can change nothing, however late its command arrives.
     """
+
+    async def take(self, custody: Custody) -> None:
+        """Confirm and delete on behalf of this from now on, and leave word of it in the store.
+
+        The epoch is read again for each call.
+        """
+
+    async def forget_other_journals(self) -> None:
+        """Take what is confirmed here for payloads of this custody's journal alone."""
 
     async def ping(self) -> None:
         """Find out whether the store answers."""
@@ -150,7 +188,12 @@ class PayloadCustodian(Protocol):
         """Every payload id in the store that is confirmed, in no order, for sweeping and fsck."""
 
     async def delete_ids(self, payload_ids: Iterable[str]) -> None:
-        """Delete payloads of which only the id is known."""
+        """Delete payloads of which only the id is known.
+
+        Raises:
+            StoreSharedError: There is a custody, and others than its journal have left word here;
+                some may be deleted.
+        """
 
     async def sweep_unannounced(self) -> int:
         """Delete unannounced payloads past their time, where the store does not do it by itself.

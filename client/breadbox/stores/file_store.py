@@ -3,6 +3,7 @@
     DIR/unannounced/<id>       written, not yet confirmed; swept by age
     DIR/unannounced/.<id>      being written; nobody looks at it
     DIR/payloads/<2 hex>/<id>  confirmed
+    DIR/journals/<journal>     latest epoch of a journal whose payloads are kept here
 
 Both steps are renames within one file system, so a payload is seen whole or not at all.
 Nobody writes a payload into the last of the room: see `breadbox.stores.disk_room`.
@@ -15,7 +16,7 @@ import mmap
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -26,7 +27,14 @@ from breadbox.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, StoreUsage
+from breadbox.stores.base import (
+    PRELUDE_BYTES,
+    Custody,
+    PayloadReceiver,
+    StoreSharedError,
+    StoreTakenError,
+    StoreUsage,
+)
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.disk_room import DiskRoom
 from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
@@ -34,6 +42,7 @@ from breadbox.types import PayloadReference
 
 _DIRECTORIES: Final = 256
 """Directories of confirmed payloads, by the first two characters of their ids."""
+_EPOCH_DIGITS: Final = 20
 _BUFFERS_PER_CALL: Final = 1024
 """IOV_MAX of Linux."""
 
@@ -56,6 +65,7 @@ class PayloadDirectory:
         self.root = Path(directory)
         self.unannounced = self.root / "unannounced"
         self.payloads = self.root / "payloads"
+        self.journals = self.root / "journals"
 
     def make(self) -> None:
         """Make the directories, where they are missing.
@@ -218,6 +228,16 @@ class FileCustodian:
         self._directory.make()
         self._unannounced_s = unannounced_s
         self._wall_clock = wall_clock
+        self._custody: Custody | None = None
+
+    async def take(self, custody: Custody) -> None:
+        """See PayloadCustodian. On a full disk no word is left where none was."""
+        self._custody = custody
+        await asyncio.to_thread(self._check_custody)
+
+    async def forget_other_journals(self) -> None:
+        """See PayloadCustodian."""
+        await asyncio.to_thread(self._forget_other_journals)
 
     async def ping(self) -> None:
         """See PayloadCustodian."""
@@ -225,12 +245,12 @@ class FileCustodian:
 
     async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
         """See PayloadCustodian."""
-        return await asyncio.to_thread(self._each, self._confirm_one, references)
+        return await asyncio.to_thread(self._confirm, references)
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadCustodian."""
         payload_ids = [each.payload_id for each in references]
-        await asyncio.to_thread(_delete, self._directory, payload_ids)
+        await asyncio.to_thread(self._delete, payload_ids)
 
     async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
         """See PayloadCustodian."""
@@ -248,7 +268,7 @@ class FileCustodian:
 
     async def delete_ids(self, payload_ids: Iterable[str]) -> None:
         """See PayloadCustodian."""
-        await asyncio.to_thread(_delete, self._directory, list(payload_ids))
+        await asyncio.to_thread(self._delete, list(payload_ids), is_alone=True)
 
     async def sweep_unannounced(self) -> int:
         """See PayloadCustodian."""
@@ -281,6 +301,53 @@ class FileCustodian:
         with _translated_errors():
             seen = os.stat(self._directory.payloads)
         return f"{seen.st_dev}:{seen.st_ino}"
+
+    def _confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
+        self._check_custody()
+        return self._each(self._confirm_one, references)
+
+    def _delete(self, payload_ids: Sequence[str], *, is_alone: bool = False) -> None:
+        self._check_custody()
+        if is_alone and self._custody is not None and self._other_journals():
+            raise StoreSharedError
+        _delete(self._directory, payload_ids)
+
+    def _check_custody(self) -> None:
+        """See that no later epoch of the journal has come, and leave word of this one.
+
+        Not in one step with what follows, as in Redis: that two servers have the directory at all
+        is prevented by its lock, and this is for a lock that somebody has deleted.
+
+        Raises:
+            StoreTakenError: A later one has come.
+        """
+        custody = self._custody
+        if custody is None or not custody.epoch:
+            return
+        with _translated_errors():
+            self._directory.journals.mkdir(mode=0o700, exist_ok=True)
+            path = self._directory.journals / custody.journal
+            known = path.read_text().strip() if path.exists() else ""
+            if known.isdigit() and int(known) > custody.epoch:
+                raise StoreTakenError
+            if known != str(custody.epoch):
+                # In place and of one length, so that it takes no room the second time.
+                with suppress(StoreFullError), _translated_errors():
+                    path.touch(mode=0o600)
+                    with path.open("r+") as file:
+                        file.write(f"{custody.epoch:>{_EPOCH_DIGITS}}\n")
+
+    def _other_journals(self) -> list[Path]:
+        mine = "" if self._custody is None else self._custody.journal
+        with _translated_errors():
+            if not self._directory.journals.exists():
+                return []
+            return [path for path in self._directory.journals.iterdir() if path.name != mine]
+
+    def _forget_other_journals(self) -> None:
+        with _translated_errors():
+            for path in self._other_journals():
+                path.unlink(missing_ok=True)
 
     def _ping(self) -> None:
         with _translated_errors():

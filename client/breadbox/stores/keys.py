@@ -3,11 +3,17 @@
 A payload id is 32 lower-case hexadecimal digits, chosen at random by the writer. In Redis, piece k
 of it is the value of `breadbox:{<payload id>}:<k>`; the braces are a hash tag, so that all pieces
 of one payload live on one node of a cluster. In a directory it is one file of that name.
+
+Which journals' payloads are kept here stands in the hash `breadbox:{store}:journals`, with the
+latest epoch of each, beside which a script looks before it confirms or deletes. Of a cluster every
+slot that payloads live in has such a hash, since a script sees one slot.
 """
 
+import binascii
 import re
 import secrets
 from collections.abc import Iterator
+from functools import lru_cache
 
 from breadbox.types import PayloadReference
 
@@ -81,3 +87,39 @@ def piece_ranges(
         length = min(piece_size - start, end - offset_bytes)
         yield piece, start, length
         offset_bytes += length
+
+
+JOURNALS_PATTERN = "breadbox:{s*}:journals"
+"""Matches every hash of journals, as Redis SCAN takes it. Payload ids are hexadecimal: none begins
+with an s."""
+
+JOURNALS_KEY = b"breadbox:{store}:journals"
+"""Hash of journals, where one is for all payloads."""
+
+_SLOTS = 16_384
+
+
+@lru_cache(maxsize=_SLOTS)
+def journals_key(payload_key: bytes) -> bytes:
+    """Hash of journals in the same slot of a cluster as a payload's key."""
+    return _journals_key_of_slot(_slot(payload_key[len(b"breadbox:{") :].partition(b"}")[0]))
+
+
+def _slot(hash_tag: bytes) -> int:
+    return binascii.crc_hqx(hash_tag, 0) % _SLOTS
+
+
+@lru_cache(maxsize=1)
+def _tags_by_slot() -> dict[int, bytes]:
+    """A hash tag for each slot; found by trying, which takes some tens of milliseconds once."""
+    tags: dict[int, bytes] = {}
+    number = 0
+    while len(tags) < _SLOTS:
+        tag = b"s%d" % number
+        tags.setdefault(_slot(tag), tag)
+        number += 1
+    return tags
+
+
+def _journals_key_of_slot(slot: int) -> bytes:
+    return b"breadbox:{%s}:journals" % _tags_by_slot()[slot]

@@ -5,12 +5,15 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Final
 
-from breadbox.stores.base import StoreUsage
+from breadbox.stores.base import Custody, StoreSharedError, StoreTakenError, StoreUsage
 from breadbox.stores.cancellation import kept_cancellation
 from breadbox.stores.keys import (
+    JOURNALS_KEY,
+    JOURNALS_PATTERN,
     KEY_PATTERN,
     is_payload_id,
     is_sound,
+    journals_key,
     payload_id_of_key,
     piece_key,
     piece_keys,
@@ -26,22 +29,53 @@ _KEYS_PER_SCRIPT: Final = 1000
 
 _LOOP: Final = """
 local flags = {}
-for i, key in ipairs(KEYS) do flags[i] = %s end
+for i = 2, #KEYS do local key = KEYS[i]; flags[i - 1] = %s end
 return table.concat(flags)
 """
 _THERE: Final = ord("1")
-_CONFIRM: Final = _LOOP % "math.max(redis.call('PERSIST', key), redis.call('EXISTS', key))"
-_CONFIRM_WHOLE: Final = """
-for _, key in ipairs(KEYS) do
-  if redis.call('EXISTS', key) == 0 then return '0' end
+_OURS: Final = """
+local ours = tonumber(ARGV[2] or '0')
+if ours > 0 then
+  local known = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or '0')
+  if known > ours then return 'TAKEN' end
+  if known < ours then
+    redis.call('HDEL', KEYS[1], '')
+    redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+  end
 end
-for _, key in ipairs(KEYS) do redis.call('PERSIST', key) end
+"""
+"""Begins scripts that confirm or delete, for a journal and its epoch: KEYS[1] is the hash of
+journals. What first arrives in an epoch raises it here, so each node, and each slot of a cluster,
+learns of it before a payload of that epoch is confirmed there: until then nothing there is in
+danger from an earlier one. The HDEL of a field that is never there counts as a write, after which
+Redis lets the script go on although it has reached maxmemory."""
+_ALONE: Final = (
+    _OURS
+    + """
+if ARGV[1] then
+  for _, journal in ipairs(redis.call('HKEYS', KEYS[1])) do
+    if journal ~= ARGV[1] then return 'SHARED' end
+  end
+end
+"""
+)
+_TAKE: Final = _OURS + "return '1'"
+_CONFIRM: Final = _OURS + _LOOP % "math.max(redis.call('PERSIST', key), redis.call('EXISTS', key))"
+_CONFIRM_WHOLE: Final = (
+    _OURS
+    + """
+for i = 2, #KEYS do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return '0' end
+end
+for i = 2, #KEYS do redis.call('PERSIST', KEYS[i]) end
 return '1'
 """
+)
 """For the pieces of one payload: were some of them kept and others not, nobody would ever delete
 them."""
 _EXISTS: Final = _LOOP % "redis.call('EXISTS', key)"
-_UNLINK: Final = _LOOP % "redis.call('UNLINK', key)"
+_UNLINK: Final = _OURS + _LOOP % "redis.call('UNLINK', key)"
+_UNLINK_ALONE: Final = _ALONE + _LOOP % "redis.call('UNLINK', key)"
 """A "1" or "0" per key in one reply: parsing a reply per key would cost the server's loop most."""
 _EXISTS_BY_ID: Final = """
 local flags = {}
@@ -74,6 +108,24 @@ class RedisCustodian:
         """
         self._client = client
         self._is_cluster = is_cluster
+        self._custody: Custody | None = None
+
+    async def take(self, custody: Custody) -> None:
+        """See PayloadCustodian. Slots of a cluster get word with the first payload in them."""
+        self._custody = custody
+        with _answers():
+            _checked(await self._eval(self._client, _TAKE, []))
+
+    async def forget_other_journals(self) -> None:
+        """See PayloadCustodian."""
+        with _answers():
+            keys = [key async for key in self._client.scan_iter(JOURNALS_PATTERN, _SCAN_COUNT)]
+            for key in keys:
+                journals = {each.decode() for each in await self._client.hkeys(key)}
+                if self._custody is not None:
+                    journals.discard(self._custody.journal)
+                if journals:
+                    await self._client.hdel(key, *journals)
 
     async def ping(self) -> None:
         """See PayloadCustodian."""
@@ -146,7 +198,7 @@ class RedisCustodian:
             while payload_ids:
                 # A payload of n pieces takes n round trips, shared by all: this is for sweeping.
                 keys = [[piece_key(payload_id, piece)] for payload_id in payload_ids]
-                deleted = await self._ask(_UNLINK, keys)
+                deleted = await self._ask(_UNLINK_ALONE, keys)
                 payload_ids = [
                     each for each, flags in zip(payload_ids, deleted, strict=True) if flags == b"1"
                 ]
@@ -217,12 +269,12 @@ class RedisCustodian:
         keys = [key for group in groups for key in group]
         calls = [keys[at : at + _KEYS_PER_SCRIPT] for at in range(0, len(keys), _KEYS_PER_SCRIPT)]
         if len(calls) <= 1:
-            flags = await self._client.eval(script, len(keys), *keys) if keys else b""
+            flags = _checked(await self._eval(self._client, script, keys)) if keys else b""
         else:
             pipeline = self._client.pipeline(transaction=False)
             for each in calls:
-                pipeline.eval(script, len(each), *each)
-            flags = b"".join(await pipeline.execute())
+                self._eval(pipeline, script, each)
+            flags = b"".join(map(_checked, await pipeline.execute()))
         ends = list(accumulate(len(group) for group in groups))
         return [flags[end - len(group) : end] for group, end in zip(groups, ends, strict=True)]
 
@@ -235,9 +287,16 @@ class RedisCustodian:
             else self._client.pipeline(transaction=False)
         )
         for keys in filter(None, groups):
-            pipeline.eval(script, len(keys), *keys)
-        answers = iter(await pipeline.execute() if any(groups) else [])
+            self._eval(pipeline, script, keys)
+        answers = map(_checked, await pipeline.execute() if any(groups) else [])
         return [next(answers) if keys else b"" for keys in groups]
+
+    def _eval(self, client: Any, script: str, keys: Sequence[bytes]) -> Any:
+        """Call a script for keys, which in a cluster are of one slot, on behalf of the custody."""
+        journals = journals_key(keys[0]) if self._is_cluster and keys else JOURNALS_KEY
+        custody = self._custody
+        values = () if custody is None else (custody.journal, custody.epoch)
+        return client.eval(script, 1 + len(keys), journals, *keys, *values)
 
     async def _without_expiry(self, keys: Sequence[bytes]) -> list[str]:
         pipeline = self._client.pipeline(transaction=False)
@@ -248,3 +307,16 @@ class RedisCustodian:
             payload_id_of_key(key) for key, ttl_ms in zip(keys, ttls, strict=True) if ttl_ms == -1
         ]
         return [payload_id for payload_id in found if payload_id is not None]
+
+
+def _checked(answer: bytes) -> bytes:
+    """What a script has answered, unless it refused.
+
+    Raises:
+        StoreTakenError, StoreSharedError: It did.
+    """
+    if answer == b"TAKEN":
+        raise StoreTakenError
+    if answer == b"SHARED":
+        raise StoreSharedError
+    return answer

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.entries import ReplayError
+from breadbox_server.core.events import PayloadsDisposable
+from breadbox_server.core.ids import PayloadId
 from breadbox_server.journal.codec import (
     JournalFormatError,
     Snapshot,
@@ -37,6 +39,8 @@ class Recovered:
     """Turns replayed after the snapshot."""
     entry_count: int
     """Entries in them."""
+    let_go: frozenset[PayloadId] = frozenset()
+    """Payloads that nothing refers to since these turns, and that may not have been deleted yet."""
 
 
 def begin(archive: JournalArchive, buffers: BufferSet, now: float) -> Recovered:
@@ -73,6 +77,7 @@ def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Rec
     snapshot_sequence, data = archive.read_snapshot()
     sequence = snapshot_sequence
     entry_count = 0
+    let_go: set[PayloadId] = set()
     try:
         snapshot = decode_snapshot(data)
         buffers, now = restore(snapshot.state), snapshot.now
@@ -85,10 +90,14 @@ def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Rec
             now = max(now, entries[-1][0] if entries else now)
             # What was told when it happened is not told again; what was to be deleted then is
             # found when books and store are compared.
-            buffers.take_events()
+            for event in buffers.take_events():
+                if type(event) is PayloadsDisposable:
+                    let_go.update([each.payload_id for each in event.payloads])
     except (JournalFormatError, ReplayError) as error:
         raise JournalDamagedError(
             f"the journal at {archive.shown} cannot be read at turn {sequence}: {error}; {_REMEDY}"
         ) from error
     turn_count = sequence - snapshot_sequence
-    return Recovered(buffers, sequence, now, snapshot_sequence, turn_count, entry_count)
+    return Recovered(
+        *(buffers, sequence, now, snapshot_sequence, turn_count, entry_count), frozenset(let_go)
+    )

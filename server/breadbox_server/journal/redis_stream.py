@@ -32,6 +32,7 @@ from breadbox_server.journal.claims import (
     as_claim,
     epoch_after,
     new_journal_id,
+    owner_from_text,
 )
 from breadbox_server.journal.storage import (
     BEGINNING,
@@ -186,6 +187,11 @@ class RedisArchive:
     def shown(self) -> str:
         """See JournalArchive."""
         return f"{self._shown} ({TURNS})"
+
+    def identity(self) -> str:
+        """See JournalArchive."""
+        with _translated_errors():
+            return owner_from_text((self._client.get(OWNER) or b"").decode())[2]
 
     def claim(self, holder: Holder, displaced: str = "") -> Claim:
         """See JournalArchive."""

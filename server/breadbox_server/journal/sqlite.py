@@ -67,6 +67,10 @@ class SqliteArchive:
         """See JournalArchive."""
         return str(self._directory / FILE_NAME)
 
+    def identity(self) -> str:
+        """See JournalArchive."""
+        return owner_from_text(_read_owner(self._connection)[0])[2]
+
     def claim(self, holder: Holder, displaced: str = "") -> Claim:
         """See JournalArchive. Who lives is not displaced: its lock goes with its process."""
         with _translated_errors():

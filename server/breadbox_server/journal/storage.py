@@ -66,6 +66,9 @@ class JournalArchive(Protocol):
     def shown(self) -> str:
         """Where it is, for people: without credentials."""
 
+    def identity(self) -> str:
+        """Of the journal: random, and kept over all claims; empty before the first."""
+
     def claim(self, holder: Holder, displaced: str = "") -> Claim:
         """Become the one that may write; whoever wrote before is refused from now on.
 

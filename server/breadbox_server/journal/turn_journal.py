@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from breadbox.stores.base import Custody
 from breadbox_server.journal.codec import Snapshot, encode_snapshot, encode_turn
 from breadbox_server.journal.storage import JournalWriter
 
@@ -23,6 +24,8 @@ class TurnJournal:
         """Bytes of all turns written by this process."""
         self.entry_count = 0
         """Entries in them."""
+        self.custody = Custody(writer.claim.journal, writer.claim.epoch)
+        """On whose behalf payloads are confirmed and deleted: of the epoch that is written."""
 
     def has_room(self) -> bool:
         """Whether more may be taken in; see `JournalWriter.has_room`."""
@@ -46,3 +49,4 @@ class TurnJournal:
         data = encode_snapshot(Snapshot(sequence, now, state))
         await self._writer.begin_again(sequence, data)
         self.sequence = sequence
+        self.custody.epoch = self._writer.claim.epoch
