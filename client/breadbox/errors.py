@@ -132,7 +132,7 @@ class TlsError(UnavailableError):
 
 
 class DeadlineExceededError(ReplayBufferError, TimeoutError):
-    """The server gave no answer in time, and none when asked again: it is slow, stuck or cut off."""
+    """The server gave no answer in time, nor when asked again: it is slow, stuck or cut off."""
 
 
 class UnauthenticatedError(ReplayBufferError):

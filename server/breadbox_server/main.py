@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 
 from breadbox.cli import logs
-from breadbox.stores import redact
+from breadbox.stores import has_secret
 from breadbox_server.app import RunningServer, serving, tune_garbage_collection
 from breadbox_server.core.config import (
     BufferConfig,
@@ -343,7 +343,7 @@ def _warn_of_visible_secrets() -> None:
     context = click.get_current_context()
     for name in ("store", "client_store", "journal"):
         url = str(context.params[name])
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and redact(url) != url:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and has_secret(url):
             flag = name.replace("_", "-")
             log.warning(
                 "the password in --%s stands in the process list; "

@@ -5,14 +5,17 @@ everything public that may talk to either; what is new there and has no row fail
 """
 
 import asyncio
+import dataclasses
 import inspect
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +31,11 @@ from breadbox.lease import Lease
 from breadbox.types import BufferConfig, EpisodeEnd, EpisodeReport, ReleaseMode
 from support.blackhole import Blackhole, Silence
 from support.fragments import vector_fragment
+from support.redis_cluster import RedisCluster
+from support.redis_sentinel import WatchedRedis
 from support.redis_server import RedisServer
 from support.server_process import ServerProcess
+from support.tls_proxy import TlsProxy, make_certificate
 
 pytestmark = pytest.mark.integration
 
@@ -38,6 +44,8 @@ RECONNECT_S = 1.0
 WAIT_S = 0.5
 """Asked for by the calls that wait."""
 MARGIN_S = 1.0
+TRANSFER_S = 3.0
+"""What half of a large payload may take on a busy machine."""
 OPTIONS = {"deadline_s": DEADLINE_S, "reconnect_s": RECONNECT_S, "append_wait_s": WAIT_S}
 KINDS = ("blocking", "asyncio")
 END = EpisodeEnd.TERMINATED
@@ -347,3 +355,112 @@ async def test_no_call_outlives_its_deadline(world: World, kind: str, peer: str,
     failed = {name for name, (_, error) in zip(names, outcomes, strict=True) if error is not None}
     needed = {"server": "Client.get_store_config", "redis": "Client.load_batch"}
     assert needed[peer] in failed
+
+
+# Payloads on their way, and stores of other kinds ----------------------------------------------
+
+LARGE_BYTES = 20 * 2**20
+
+
+def large_fragment(index: int, worker_id: str) -> Fragment:
+    small = vector_fragment(index, worker_id=worker_id)
+    return dataclasses.replace(small, obs=np.ones((4, LARGE_BYTES // 4), np.uint8))
+
+
+def took_s(call: Callable[[], Any], *raised: type[Exception]) -> float:
+    """How long a call took, which ended with one of these errors."""
+    began = time.monotonic()
+    with pytest.raises(raised):
+        call()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize("to_redis", [True, False], ids=["append", "load"])
+def test_silence_in_the_middle_of_a_payload_ends_the_call_by_its_deadline(
+    world: World, tmp_path: Path, to_redis: bool, is_encrypted: bool
+) -> None:
+    store_url = world.store_url
+    if is_encrypted:
+        certificate, key = make_certificate(tmp_path)
+        target = ("127.0.0.1", world.redis.port)
+        proxy = world.stack.enter_context(TlsProxy(target, certificate, key))
+        world.to_redis = world.stack.enter_context(Blackhole(("127.0.0.1", proxy.port)))
+        store_url = f"rediss://{world.to_redis.address}/0?ssl_ca_certs={certificate}"
+    with breadbox.connect(world.server.address, store_url=store_url, **OPTIONS) as client:
+        client.start_session("s")
+        client.append(large_fragment(0, "w"))
+        grant = client.fetch_fragments(1, 5.0)
+        world.to_redis.fall_silent_after(LARGE_BYTES // 2, to_server=to_redis)
+        calls: dict[bool, Callable[[], Any]] = {
+            True: lambda: client.append(large_fragment(1, "w")),
+            False: lambda: client.read_fragments(grant.fragments),
+        }
+        with lateness() as late_s:
+            spent_s = took_s(calls[to_redis], errors.StoreUnavailableError)
+        assert world.to_redis.is_silent
+        # The first half of the payload was on its way until silence fell.
+        assert spent_s < DEADLINE_S + RECONNECT_S + MARGIN_S + late_s() + TRANSFER_S
+
+
+def test_a_slow_store_is_not_a_silent_one(world: World) -> None:
+    """A payload may take many times the deadline, as long as its bytes move."""
+    world.to_redis.pass_at_most(LARGE_BYTES / (3 * DEADLINE_S))
+    with breadbox.connect(
+        world.server.address, store_url=world.store_url, **(OPTIONS | {"reconnect_s": 0.0})
+    ) as client:
+        client.start_session("s")
+        began = time.monotonic()
+        client.append(large_fragment(0, "w"))
+        assert time.monotonic() - began > DEADLINE_S
+
+
+def all_stopped(pids: Sequence[int], stack: ExitStack) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+        stack.callback(os.kill, pid, signal.SIGCONT)
+
+
+def store_calls(client: Any, grant: Any, connect: Callable[[], Any]) -> dict[str, Row]:
+    """The calls that move payloads."""
+    return {
+        "append": lambda _: client.append(vector_fragment(5, worker_id="late")),
+        "append_many": lambda _: client.append_many([vector_fragment(5, worker_id="many")] * 600),
+        "load_batch": lambda _: client.load_batch(grant.fragments),
+        "publish": lambda _: client.publish("s", 1, {"w": np.ones(4)}),
+        "a new client": lambda _: connect().append(vector_fragment(5, worker_id="new")),
+    }
+
+
+@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+def test_silence_of_every_node_ends_calls_by_their_deadlines(kind: str, tmp_path: Path) -> None:
+    """One node after the other may be asked; all of it counts."""
+    with ExitStack() as stack:
+        if kind == "cluster":
+            cluster = stack.enter_context(RedisCluster())
+            url, pids = cluster.url, [node.pid for node in cluster.nodes]
+        else:
+            watched = stack.enter_context(WatchedRedis())
+            url, pids = watched.url, watched.pids
+        server = stack.enter_context(
+            ServerProcess(
+                *("--store", url, "--journal", f"file://{tmp_path}/journal"),
+                log=tmp_path / "server.log",
+            )
+        )
+        connect = partial(breadbox.connect, server.address, **OPTIONS)
+        client = stack.enter_context(connect())
+        client.start_session("s")
+        client.append_many([vector_fragment(index) for index in range(4)])
+        grant = client.fetch_fragments(4, 5.0)
+        client.load_batch(grant.fragments)
+        all_stopped(pids, stack)
+        rows = store_calls(client, grant, connect)
+        with lateness() as late_s, ThreadPoolExecutor(len(rows)) as threads:
+            running = {
+                name: threads.submit(took_s, partial(row, None), errors.ReplayBufferError)
+                for name, row in rows.items()
+            }
+            spent_s = {name: each.result() for name, each in running.items()}
+        limit_s = DEADLINE_S + RECONNECT_S + MARGIN_S + late_s()
+        assert {} == {name: each for name, each in spent_s.items() if each > limit_s}

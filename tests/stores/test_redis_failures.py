@@ -16,6 +16,7 @@ from breadbox.errors import (
     StoreUnavailableError,
 )
 from breadbox.stores import open_custodian, open_store
+from breadbox.stores.deadline import Deadline
 from breadbox.stores.keys import piece_key
 from breadbox.types import PayloadReference
 from support.redis_server import RedisServer
@@ -173,6 +174,20 @@ async def test_wrong_credentials_are_refused_without_being_shown(redis_server: R
         await custodian.ping()
     store.close()
     await custodian.close()
+
+
+async def test_an_encrypted_url_of_a_redis_without_tls_is_told_as_such() -> None:
+    """Redis waits for the end of a line that the greeting does not have, and says nothing."""
+    with RedisServer(with_tcp=True) as server:
+        url = server.tcp_url.replace("redis:", "rediss:")
+        store = open_store(url, deadline=Deadline(0.5))
+        custodian = open_custodian(url, answer_s=0.5)
+        with pytest.raises(StoreUnavailableError, match="begins with redis://, not rediss://"):
+            store.write_many([in_buffers(payload_of(1000))])
+        with pytest.raises(StoreUnavailableError, match="begins with redis://, not rediss://"):
+            await custodian.ping()
+        store.close()
+        await custodian.close()
 
 
 # A server that misbehaves on purpose, behind the real one's protocol.

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from breadbox.errors import StoreUrlError
 from breadbox.stores import open_store
-from breadbox.stores.urls import parse_store_url, redact
+from breadbox.stores.urls import has_secret, parse_store_url, redact
 
 SECRET = "hunter2"
 
@@ -41,16 +41,28 @@ def test_passwords_are_never_shown(url: str) -> None:
     assert not any(SECRET in str(each) for each in shown)
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://:x@host:6379/0?db=3", "redis://:***@host:6379/0?db=3"),
-        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
-        ("file:///dev/shm/breadbox", "file:///dev/shm/breadbox"),
-        ("rediss://u:x@host", "rediss://u:***@host"),
-        ("redis+cluster://:x@a:1,b:2?db=0", "redis+cluster://:***@a:1,b:2?db=0"),
-    ],
-)
+SHOWN = [
+    ("redis://:x@host:6379/0?db=3", "redis://:***@host:6379/0?db=3"),
+    ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
+    ("file:///dev/shm/breadbox", "file:///dev/shm/breadbox"),
+    ("rediss://u:x@host", "rediss://u:***@host"),
+    ("redis+cluster://:x@a:1,b:2?db=0", "redis+cluster://:***@a:1,b:2?db=0"),
+]
+
+
+@pytest.mark.parametrize(("url", "shown"), SHOWN)
+def test_a_url_without_a_password_has_no_secret_however_it_is_written(url: str, shown: str) -> None:
+    assert has_secret(url) is ("***" in shown)
+    assert not has_secret("redis:/host")
+    assert not has_secret("REDIS://Host:6379")
+
+
+@pytest.mark.parametrize("url", WITH_SECRETS)
+def test_a_url_with_a_password_has_a_secret(url: str) -> None:
+    assert has_secret(url)
+
+
+@pytest.mark.parametrize(("url", "shown"), SHOWN)
 def test_the_rest_of_a_url_is_shown(url: str, shown: str) -> None:
     assert shown == redact(url)
 

@@ -33,6 +33,7 @@ class Blackhole:
         self._ended = threading.Event()
         self._left: dict[bool, int | None] = {True: None, False: None}
         """Bytes still to pass on to the server (True) and from it (False); None: no bound."""
+        self._bytes_per_s = 0.0
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -56,6 +57,10 @@ class Blackhole:
         """Pass nothing on in either direction once so many bytes more went in the one given."""
         with self._lock:
             self._left[to_server] = size_bytes
+
+    def pass_at_most(self, bytes_per_s: float) -> None:
+        """Pass bytes on no faster than this from now on, each way."""
+        self._bytes_per_s = bytes_per_s
 
     @property
     def is_silent(self) -> bool:
@@ -120,6 +125,8 @@ class Blackhole:
                 allowed = self._allowed(len(received), to_server)
                 if self._passes.is_set():
                     sink.sendall(received[:allowed])
+                if self._bytes_per_s:
+                    self._ended.wait(len(received) / self._bytes_per_s)
                 if allowed < len(received):
                     self._passes.clear()
                 self._passes.wait()

@@ -72,6 +72,11 @@ class Node:
             return text
         return dict(line.split(":", 1) for line in text.split() if ":" in line)
 
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
     def kill(self) -> None:
         """Kill it as a crash would, and wait."""
         self._process.kill()

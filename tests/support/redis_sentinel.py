@@ -32,6 +32,12 @@ class WatchedRedis:
         """Store URL."""
         return f"redis+sentinel://127.0.0.1:{self._sentinel_port}/{_NAME}"
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the three processes."""
+        assert self._sentinel is not None
+        return [self.primary.pid, self.replica.pid, self._sentinel.pid]
+
     def wait_until_replicated(self) -> None:
         """Return once the replica has all that the primary has acknowledged so far."""
         with self.primary.client() as client:

@@ -21,7 +21,7 @@ from breadbox.stores.base import (
     StoreUsage,
 )
 from breadbox.stores.factory import open_custodian, open_store
-from breadbox.stores.urls import redact
+from breadbox.stores.urls import has_secret, redact
 
 __all__ = [
     "PRELUDE_BYTES",
@@ -30,6 +30,7 @@ __all__ = [
     "PayloadStore",
     "Segment",
     "StoreUsage",
+    "has_secret",
     "open_custodian",
     "open_store",
     "redact",

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, Final
 
 import redis
+import redis.asyncio
 
 from breadbox.stores.deadline import current
 
@@ -21,6 +22,12 @@ _SHARE: Final = 0.5
 
 class NoTlsError(redis.exceptions.TimeoutError):
     """Nobody answered the greeting of an encrypted connection."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no answer to an encrypted greeting in time: if Redis does not speak TLS on this port, "
+            "its URL begins with redis://, not rediss://"
+        )
 
 
 class BoundedPool(redis.ConnectionPool):
@@ -56,7 +63,7 @@ def bounded(connection_class: Any) -> Any:
                 return super()._connect(*arguments, **options)
             except (TimeoutError, redis.exceptions.TimeoutError) as error:
                 if isinstance(self, redis.SSLConnection):
-                    raise NoTlsError(str(error)) from error
+                    raise NoTlsError from error
                 raise
 
         def send_packed_command(self, *arguments: Any, **options: Any) -> Any:
@@ -79,6 +86,25 @@ def bounded(connection_class: Any) -> Any:
 
     Bounded.__name__ = Bounded.__qualname__ = f"Bounded{connection_class.__name__}"
     return Bounded
+
+
+def tell_of_tls(client: Any) -> None:
+    """Let an asyncio client say what its silent encrypted connections may mean."""
+    pool = client.connection_pool
+    if issubclass(pool.connection_class, redis.asyncio.SSLConnection):
+        pool.connection_class = _telling(pool.connection_class)
+
+
+@cache
+def _telling(connection_class: Any) -> Any:
+    class Telling(connection_class):  # type: ignore[misc]
+        async def connect(self) -> None:
+            try:
+                await super().connect()
+            except (TimeoutError, redis.exceptions.TimeoutError) as error:
+                raise NoTlsError from error
+
+    return Telling
 
 
 def _answer_s() -> float | None:

@@ -20,7 +20,7 @@ from redis.retry import Retry
 from breadbox.errors import StoreUrlError
 from breadbox.stores.base import PayloadCustodian, PayloadStore
 from breadbox.stores.deadline import Deadline, in_force
-from breadbox.stores.redis_connections import CONNECT_S_MAX, BoundedPool, bound_pool
+from breadbox.stores.redis_connections import CONNECT_S_MAX, BoundedPool, bound_pool, tell_of_tls
 from breadbox.stores.redis_custodian import RedisCustodian
 from breadbox.stores.redis_store import PIECE_SIZE_BYTES_DEFAULT, RedisStore
 from breadbox.stores.redis_wire import translated_errors
@@ -84,7 +84,10 @@ def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
 
 
 def _async_client(parsed: StoreUrl, answer_s: float) -> Any:
-    options = _options(parsed) | {"socket_timeout": answer_s}
+    options = _options(parsed) | {
+        "socket_timeout": answer_s,
+        "socket_connect_timeout": min(CONNECT_S_MAX, answer_s),
+    }
     with _url_errors(parsed):
         if parsed.kind == "cluster":
             return _cluster_client(redis.asyncio, parsed, options)
@@ -98,6 +101,7 @@ def _async_client(parsed: StoreUrl, answer_s: float) -> Any:
         if parsed.kind == "sentinel":
             return _sentinel_client(redis.asyncio, parsed, options)
         client = redis.asyncio.Redis.from_url(parsed.url, **options)
+        tell_of_tls(client)
         _require_known_options(client.connection_pool)
         return client
 

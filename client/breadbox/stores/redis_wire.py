@@ -122,10 +122,7 @@ def translated_errors() -> Iterator[None]:
     except redis.exceptions.OutOfMemoryError as error:
         raise StoreFullError("the Redis payload store is at its maxmemory") from error
     except NoTlsError as error:
-        raise _silent(
-            "the Redis payload store did not answer an encrypted greeting in time: if it does not "
-            "speak TLS on this port, its URL begins with redis://, not rediss://"
-        ) from error
+        raise _silent(f"the Redis payload store gives {error}") from error
     except (redis.exceptions.TimeoutError, TimeoutError) as error:
         raise _silent("the Redis payload store did not answer in time") from error
     except REDIS_ERRORS as error:

@@ -77,6 +77,11 @@ def redact(url: str) -> str:
     return shown + (f"?{query}" if query else "") + (f"#{parts.fragment}" if parts.fragment else "")
 
 
+def has_secret(url: str) -> bool:
+    """Whether `redact` hides something of `url`: a password, or what may be one."""
+    return redact(url).count(_HIDDEN) > url.count(_HIDDEN)
+
+
 def parse_store_url(url: str) -> StoreUrl:
     """Take a store URL apart.
 
