@@ -268,7 +268,7 @@ def install_torch(installer: Installer) -> bool:
             say("torch: that did not work; taking it from where pip takes everything")
         else:
             say("torch: it does not answer here; taking it from PyPI, with all of CUDA:")
-            say("torch: about 3 GB to download, 7 GB on the disk, minutes on a fast line")
+            say("torch: about 3 GB to download, 6 GB on the disk, minutes on a fast line")
     else:
         say("torch: from where pip takes everything (75 to 200 MB; 3 GB if that brings CUDA)")
     if installer.install("torch", *wanted):
@@ -329,7 +329,7 @@ def set_up(folder: str, uv: str) -> int:
         installer = Installer(os.path.join(folder, "bin", "python"), uv, scratch)
         if not install_torch(installer):
             return 1
-        say("installing breadbox and its tools: about 100 packages, 350 MB to download")
+        say("installing breadbox and its tools: about 100 packages, 260 MB to download")
         if not installer.install("breadbox and its tools", "-e", ".[dev]"):
             say("that failed; what the installer said is above. Running it again goes on from here")
             return 1

@@ -2,11 +2,17 @@
 
 import ast
 import importlib.util
+import io
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 
@@ -133,3 +139,133 @@ def test_what_a_failed_step_said_is_shown_and_of_one_that_succeeds_the_downloads
         step = setup_venv.Step("numpy", str(tmp_path), setup_venv.SHOWN)
         assert (not ending) == step.run(["sh", "-c", lines + ending], dict(os.environ))
         assert expected == capfdbinary.readouterr().out
+
+
+class Index:
+    """A package index on loopback, with a torch in it that is a module with a version."""
+
+    def __init__(self, version: str) -> None:
+        self.asked: list[str] = []
+        name = f"torch-{version}-py3-none-any.whl"
+        wheel, asked = wheel_of(version), self.asked
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append(self.path)
+                is_wheel = self.path.endswith(".whl")
+                is_page = self.path == "/torch/"
+                self.send_response(200 if is_wheel or is_page else 404)
+                self.send_header("Content-Type", "application/zip" if is_wheel else "text/html")
+                self.end_headers()
+                self.wfile.write(wheel if is_wheel else f'<a href="/{name}">{name}</a>'.encode())
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def wheel_of(version: str) -> bytes:
+    info = f"torch-{version}.dist-info"
+    files = {
+        "torch.py": f"__version__ = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return packed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def empty_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture
+def python(empty_venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An interpreter without torch, on a machine where nothing is configured."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "BREADBOX_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    yield empty_venv / "bin" / "python"
+    for path in empty_venv.glob("lib/python*/site-packages/torch*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def torch_version(python: Path) -> str:
+    code = "import torch; print(torch.__version__)"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def indexes() -> Iterator[tuple[Index, Index]]:
+    cpu, own = Index("9.1+cpu"), Index("9.2")
+    yield cpu, own
+    cpu.close()
+    own.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyPI's builds are for the CPU")
+def test_torch_comes_from_the_index_of_cpu_builds_where_that_answers_and_only_once(
+    setup_venv: ModuleType,
+    python: Path,
+    indexes: tuple[Index, Index],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu, _ = indexes
+    monkeypatch.setattr(setup_venv, "CPU_INDEX_URL", cpu.url)
+    installer = setup_venv.Installer(str(python), "", str(tmp_path))
+    assert setup_venv.install_torch(installer)
+    assert "9.1+cpu" == torch_version(python)
+    cpu.asked.clear()
+    assert setup_venv.install_torch(installer)
+    assert [] == cpu.asked
+
+
+def test_torch_comes_from_the_index_that_pip_is_configured_with(
+    setup_venv: ModuleType,
+    python: Path,
+    indexes: tuple[Index, Index],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu, own = indexes
+    monkeypatch.setattr(setup_venv, "CPU_INDEX_URL", cpu.url)
+    monkeypatch.setenv("PIP_INDEX_URL", own.url)
+    assert setup_venv.install_torch(setup_venv.Installer(str(python), "", str(tmp_path)))
+    assert ("9.2", []) == (torch_version(python), cpu.asked)
+
+
+def test_a_torch_whose_installation_was_interrupted_is_made_whole(
+    setup_venv: ModuleType,
+    python: Path,
+    indexes: tuple[Index, Index],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, own = indexes
+    monkeypatch.setenv("PIP_INDEX_URL", own.url)
+    installer = setup_venv.Installer(str(python), "", str(tmp_path))
+    assert setup_venv.install_torch(installer)
+    (module,) = python.parent.parent.glob("lib/python*/site-packages/torch.py")
+    module.unlink()
+    assert "" == torch_version(python)
+    assert setup_venv.install_torch(installer)
+    assert "9.2" == torch_version(python)
