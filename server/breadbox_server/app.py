@@ -166,7 +166,7 @@ async def serving(
                     await _open_books(driver, reconciler, books)
                     jobs.start(reconciler.run())
                     if books.compaction is not None:
-                        jobs.start(books.compaction.run())
+                        jobs.start(books.compaction.run(driver.turns.lose))
                     await server.start()
                     health.serve()
                     log.info("serving on %s, payloads in %s", address, settings.store_shown)

@@ -83,13 +83,12 @@ async def books_open(
     except StartError:
         archive.close()
         raise
-    journal = TurnJournal(writer, recovered.sequence)
+    journal = TurnJournal(writer, recovered.sequence, grown_entries=recovered.entry_count)
     compaction = Compaction(
         place,
         writer,
         journal,
         metrics=metrics,
-        grown_entries=recovered.entry_count,
         entries_max=settings.snapshot_entries,
         size_bytes_max=min(SIZE_BYTES_MAX, place.turns_bytes_max()),
     )

@@ -201,6 +201,16 @@ class Metrics:
         self.snapshots = Counter(
             "breadbox_journal_snapshots", "Snapshots attempted", ["outcome"], registry=registry
         )
+        self.journal_replay = Gauge(
+            "breadbox_journal_replay_seconds",
+            "CPU time that a restart would need for the turns since the last snapshot",
+            registry=registry,
+        )
+        self.journals_begun_again = Counter(
+            "breadbox_journal_begun_again",
+            "Journals that could not have been read back, begun again from memory",
+            registry=registry,
+        )
         self.watchers = Gauge(
             "breadbox_watchers", "Callers that watch the model", registry=registry
         )

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from breadbox.errors import StoreUnavailableError
 from breadbox_server.journal.claims import RENEW_S
 from breadbox_server.journal.storage import (
+    JournalError,
     JournalLostError,
     JournalTakenError,
     JournalUnavailableError,
@@ -112,7 +113,7 @@ class Turns:
         return self._journal is not None
 
     def has_room(self) -> bool:
-        """Whether fragments may be admitted; False: the journal's disk is full."""
+        """Whether fragments may be admitted; False: the journal is too long, or its disk full."""
         return self._journal is None or self._journal.has_room()
 
     def check_room(self) -> None:
@@ -174,6 +175,13 @@ class Turns:
             while self._open.entries or self._is_lost:
                 await self._commit(self._journal)
 
+    def lose(self, error: JournalError) -> None:
+        """Begin the journal again from memory: what is in it now could not be read back."""
+        log.error("%s: beginning it again from memory", error)
+        self._metrics.journals_begun_again.inc()
+        self._is_lost = True
+        self._wake.set()
+
     async def keep_claim(self) -> None:
         """Show signs of life, for ever: a server with nothing to write must hear of its end too.
 
@@ -192,9 +200,7 @@ class Turns:
                 log.error("%s: this one ends", error)  # noqa: TRY400 - expected
                 raise
             except JournalLostError as error:
-                log.error("%s: beginning it again from memory", error)  # noqa: TRY400 - expected
-                self._is_lost = True
-                self._wake.set()
+                self.lose(error)
             except JournalUnavailableError as error:
                 # Whoever has something to write says so aloud.
                 log.debug("%s; no sign of life was shown", error)
@@ -213,8 +219,7 @@ class Turns:
                     await journal.append(turn.entries)
                 break
             except JournalLostError as error:
-                log.error("%s: beginning it again from memory", error)  # noqa: TRY400 - expected
-                self._is_lost = True
+                self.lose(error)
             except JournalUnavailableError as error:
                 self._outage.failed(error)
                 await asyncio.sleep(RETRY_DELAY_S)

@@ -170,7 +170,7 @@ class Endings:
                 sys.stderr.write(self.tally.summary() + "\n")
         return self.tally
 
-    def _server(self, name: str) -> ServerProcess:
+    def _server(self, name: str, *arguments: str) -> ServerProcess:
         return ServerProcess(
             *("--store", self._redis.url, "--capacity-chunks", "2000"),
             *("--drain-grace-s", str(self._rng.choice(GRACES_S)), "--snapshot-entries", "2000"),
@@ -196,7 +196,7 @@ class Endings:
                 if self._kind == "sigterm":
                     server.signal(15)
                 else:
-                    stack.enter_context(self._server("successor"))
+                    stack.enter_context(self._server("successor", "--take-over"))
                     began_at = time.monotonic()
                     self._see_that_it_notices(server.address)
                 self._see_the_end(server, began_at)

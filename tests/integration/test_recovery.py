@@ -2,6 +2,7 @@
 
 import re
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -56,6 +57,11 @@ class World:
 
     def call(self, method: str, request):
         return getattr(self.stub, method)(request, timeout=CALL_S, wait_for_ready=True)
+
+    def scrape(self) -> str:
+        """What Prometheus would read."""
+        with urllib.request.urlopen(self.server.metrics_url, timeout=CALL_S) as reply:
+            return reply.read().decode()
 
     def start_session(self) -> None:
         self.call("StartSession", pb.StartSessionRequest(session_id="run"))
@@ -272,6 +278,60 @@ def test_an_emptied_redis_costs_its_fragments_and_nothing_else(tmp_path: Path):
         world.crash()
         assert before == world.durable_buffer()
         assert 5 == len(world.fetch("r", 5).fragments)
+
+
+def _delete_head(client) -> None:
+    client.delete("breadbox:{journal}:snapshot")
+
+
+def _trim_stream(client) -> None:
+    client.xtrim("breadbox:{journal}:turns", maxlen=1, approximate=False)
+
+
+def _delete_piece(client) -> None:
+    (piece,) = client.keys("breadbox:{journal}:piece:*")
+    client.delete(piece)
+
+
+@pytest.mark.parametrize("damage", [_delete_head, _trim_stream, _delete_piece])
+def test_a_journal_that_could_not_be_read_back_is_begun_again_from_memory(damage, tmp_path: Path):
+    """The server went on acknowledging into it, and could not be started again."""
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        world = World(
+            *(stack, redis.url, tmp_path / "log", "--snapshot-entries", "100"),
+            *("--metrics-listen", "127.0.0.1:0"),
+        )
+        world.start_session()
+        world.append(world.fragments(50))
+        with redis.client() as client:
+            damage(client)
+        # Enough for the compactor to look as well; what it meets is not read by appends.
+        world.append(world.fragments(100, first=50))
+        eventually_sync(
+            lambda: "breadbox_journal_begun_again_total 1.0" in world.scrape(), within_s=60
+        )
+        world.append(world.fragments(10, first=150))
+        before = world.durable_buffer()
+        world.crash()
+        assert before == world.durable_buffer()
+        assert 160 == before.state.chunk_count
+    assert "beginning it again from memory" in world.log.read_text()
+
+
+def test_a_sqlite_journal_without_its_snapshot_is_begun_again_from_memory(tmp_path: Path):
+    with ExitStack() as stack:
+        world = World(stack, f"file://{tmp_path}/store", tmp_path / "log")
+        world.start_session()
+        world.append(world.fragments(50))
+        for snapshot in (tmp_path / "store").glob("snapshot-*"):
+            snapshot.unlink()
+        eventually_sync(lambda: "beginning it again from memory" in world.log.read_text())
+        world.append(world.fragments(10, first=50))
+        before = world.durable_buffer()
+        world.crash()
+        assert before == world.durable_buffer()
+        assert 60 == before.state.chunk_count
 
 
 def test_payloads_lost_while_the_server_was_down_are_dropped_and_counted(world: World):

@@ -76,4 +76,6 @@ def test_a_hostile_environment_is_survived_counted_and_never_believed() -> None:
             check_fragment(fragment)
     aborted = sum(report.end is EpisodeEnd.ABORTED for report in service.reports)
     assert aborted > 0
-    assert {"admitted", "undelivered"} >= {k for k, n in rollout.player.sender.counts().items() if n}
+    assert {"admitted", "undelivered"} >= {
+        k for k, n in rollout.player.sender.counts().items() if n
+    }

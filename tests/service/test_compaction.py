@@ -11,6 +11,13 @@ from prometheus_client import CollectorRegistry
 from breadbox_server.journal import compaction
 from breadbox_server.journal.compaction import Compaction
 from breadbox_server.journal.place import JournalPlace
+from breadbox_server.journal.storage import JournalError
+from breadbox_server.journal.turn_journal import (
+    REPLAY_BYTES_MAX,
+    REPLAY_S_MAX,
+    Extent,
+    TurnJournal,
+)
 from breadbox_server.metrics import Metrics
 from support.eventually import eventually
 
@@ -21,8 +28,12 @@ class Trimmer:
     """A writer that can only trim, some portions for each snapshot."""
 
     def __init__(self) -> None:
+        self.claim = SimpleNamespace(journal="journal", epoch=1)
         self.portions = 0
         self.trimmed: list[int] = []
+
+    def has_room(self) -> bool:
+        return True
 
     async def trim(self, up_to: int) -> bool:
         self.trimmed.append(up_to)
@@ -38,25 +49,44 @@ class Bench:
         monkeypatch.setattr(compaction, "TRIM_PAUSE_S", 0.0)
         monkeypatch.setattr(compaction, "monotonic", lambda: self.now)
         self.now = 0.0
-        self.journal = SimpleNamespace(entry_count=0, size_bytes=0)
         self.trimmer = Trimmer()
+        # So that the backlog is urgent at half of REPLAY_S_MAX, far above ENTRIES_MAX.
+        self.journal = TurnJournal(
+            self.trimmer,  # type: ignore[arg-type]
+            1,
+            grown_entries=grown_entries,
+            entry_s=REPLAY_S_MAX / (20 * ENTRIES_MAX),
+        )
         self.metrics = Metrics(CollectorRegistry())
+        self.damages: list[JournalError] = []
         self.compaction = Compaction(
             JournalPlace("sqlite", "/nowhere"),
             self.trimmer,  # type: ignore[arg-type]
-            self.journal,  # type: ignore[arg-type]
+            self.journal,
             metrics=self.metrics,
-            grown_entries=grown_entries,
             entries_max=ENTRIES_MAX,
+        )
+
+    def grow(self, entry_count: int, size_bytes: int = 0) -> None:
+        """As if turns had been written."""
+        written = self.journal.written
+        self.journal.written = Extent(
+            written.entry_count + entry_count, written.size_bytes + size_bytes
         )
 
     def count(self, outcome: str) -> float:
         name, labels = "breadbox_journal_snapshots_total", {"outcome": outcome}
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
-    def answers(self, function: Callable[[], int | None]) -> None:
-        async def run() -> int | None:
+    def answers(self, function: Callable[[], int]) -> None:
+        async def run() -> int:
             return function()
+
+        self.compaction._run_compactor = run  # type: ignore[method-assign]
+
+    def fails(self, error: Exception) -> None:
+        async def run() -> int:
+            raise error
 
         self.compaction._run_compactor = run  # type: ignore[method-assign]
 
@@ -64,7 +94,7 @@ class Bench:
 async def compact(bench: Bench) -> None:
     """One look at whether a snapshot is due, and what follows from it."""
     if bench.compaction._is_due():
-        await bench.compaction._compact()
+        await bench.compaction._compact(bench.damages.append)
 
 
 async def test_a_compactor_that_cannot_be_started_is_tried_again(
@@ -76,12 +106,14 @@ async def test_a_compactor_that_cannot_be_started_is_tried_again(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", cannot)
+    monkeypatch.setattr(compaction, "FAILED_REST_S", 0.0)
     bench = Bench(monkeypatch)
-    bench.journal.entry_count = ENTRIES_MAX
+    bench.grow(ENTRIES_MAX)
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(bench.compaction.run())
+        running = group.create_task(bench.compaction.run(bench.damages.append))
         await eventually(lambda: bench.count("failed") >= 2)
         running.cancel()
+    assert [] == bench.damages
 
 
 async def test_a_snapshot_is_due_after_so_many_entries_or_bytes(
@@ -89,14 +121,13 @@ async def test_a_snapshot_is_due_after_so_many_entries_or_bytes(
 ) -> None:
     bench = Bench(monkeypatch)
     bench.answers(lambda: 7)
-    bench.journal.entry_count = ENTRIES_MAX - 1
-    bench.journal.size_bytes = compaction.SIZE_BYTES_MAX - 1
+    bench.grow(ENTRIES_MAX - 1, compaction.SIZE_BYTES_MAX - 1)
     await compact(bench)
     assert 0 == bench.count("made")
-    bench.journal.entry_count += 1
+    bench.grow(1)
     await compact(bench)
     assert 1 == bench.count("made")
-    bench.journal.size_bytes += compaction.SIZE_BYTES_MAX
+    bench.grow(0, compaction.SIZE_BYTES_MAX)
     await compact(bench)
     assert 2 == bench.count("made")
 
@@ -108,7 +139,7 @@ async def test_entries_that_an_earlier_process_left_count(
     bench.answers(lambda: 7)
     await compact(bench)
     assert 0 == bench.count("made")
-    bench.journal.entry_count = 1
+    bench.grow(1)
     await compact(bench)
     assert 1 == bench.count("made")
 
@@ -119,33 +150,168 @@ async def test_what_was_decided_while_a_snapshot_was_made_counts_for_the_next(
     bench = Bench(monkeypatch)
 
     def grow() -> int:
-        bench.journal.entry_count += ENTRIES_MAX
+        bench.grow(ENTRIES_MAX)
         return 7
 
     bench.answers(grow)
-    bench.journal.entry_count = ENTRIES_MAX
+    bench.grow(ENTRIES_MAX)
     await compact(bench)
     await compact(bench)
     assert 2 == bench.count("made")
 
 
-async def test_a_long_compaction_is_followed_by_a_longer_rest(
+@pytest.mark.parametrize(
+    ("took_s", "rest_s"), [(1.0, 4.0), (100.0, compaction.REST_S_MAX)], ids=["short", "long"]
+)
+async def test_a_compaction_is_followed_by_a_rest_that_is_capped(
+    took_s: float, rest_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the cap a server under load made snapshots at 8, 34 and 187 s."""
+    bench = Bench(monkeypatch)
+
+    def take_long() -> int:
+        bench.now += took_s
+        bench.grow(ENTRIES_MAX)
+        return 7
+
+    bench.answers(take_long)
+    bench.grow(ENTRIES_MAX)
+    await compact(bench)
+    bench.now = took_s + rest_s - 0.1
+    await compact(bench)
+    assert 1 == bench.count("made")
+    bench.now += 0.1
+    await compact(bench)
+    assert 2 == bench.count("made")
+
+
+async def test_there_is_no_rest_where_the_backlog_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+
+    def take_long() -> int:
+        bench.now += 10.0
+        bench.grow(10 * ENTRIES_MAX)
+        return 7
+
+    bench.answers(take_long)
+    bench.grow(ENTRIES_MAX)
+    await compact(bench)
+    await compact(bench)
+    assert 2 == bench.count("made")
+
+
+async def test_the_priority_rises_with_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    seen = []
+    for _ in range(12):
+        bench.grow(ENTRIES_MAX)
+        seen.append(bench.compaction._niceness())
+    assert sorted(seen, reverse=True) == seen
+    assert (17, 0) == (seen[0], seen[-1])
+
+
+async def test_a_compactor_of_low_priority_is_begun_anew_when_it_becomes_urgent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(monkeypatch)
+    started: list[tuple[str, Any]] = []
 
-    def take_long() -> None:
-        bench.now += 10.0
+    class Process:
+        def __init__(self) -> None:
+            self.returncode: int | None = None
+            self.ended = asyncio.Event()
 
-    bench.answers(take_long)
-    bench.journal.entry_count = ENTRIES_MAX
+        async def communicate(self, line: bytes) -> tuple[bytes, bytes]:
+            if len(started) == 2:
+                self.returncode = 0
+                return b"7 5000 0.25", b""
+            bench.grow(10 * ENTRIES_MAX)
+            await self.ended.wait()
+            return b"", b""
+
+        def kill(self) -> None:
+            self.returncode = -9
+            self.ended.set()
+
+        async def wait(self) -> None:
+            await self.ended.wait()
+
+    async def start(*arguments: str, **_: Any) -> Process:
+        process = Process()
+        started.append((arguments[-1], process))
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    bench.grow(ENTRIES_MAX)
     await compact(bench)
-    bench.now = 10.0 + 10.0 * compaction.REST_FACTOR - 0.1
+    assert [("17", -9), ("0", 0)] == [(nice, process.returncode) for nice, process in started]
+    assert 1 == bench.count("made")
+    assert 0.25 / 5000 == bench.journal.entry_s
+
+
+async def test_producers_wait_where_a_restart_would_take_too_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(monkeypatch)
+    bench.answers(lambda: 7)
+    bench.grow(20 * ENTRIES_MAX - 1)
+    assert bench.journal.has_room()
+    bench.grow(1)
+    assert not bench.journal.has_room()
+    bench.compaction._tell_pressure()
+    assert "producers wait for a snapshot" in caplog.text
+    assert REPLAY_S_MAX == pytest.approx(
+        bench.metrics.registry.get_sample_value("breadbox_journal_replay_seconds")
+    )
     await compact(bench)
-    assert 1 == bench.count("failed")
-    bench.now += 0.1
+    assert bench.journal.has_room()
+
+
+async def test_many_bytes_make_producers_wait_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    bench.grow(1, REPLAY_BYTES_MAX)
+    assert not bench.journal.has_room()
+
+
+async def test_a_journal_that_cannot_be_read_back_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch)
+    bench.fails(compaction._BrokenError("lacks turns 3 to 9", is_damaged=True))
+    bench.grow(ENTRIES_MAX)
     await compact(bench)
-    assert 2 == bench.count("failed")
+    assert ["the journal cannot be read back (lacks turns 3 to 9)"] == [
+        str(error) for error in bench.damages
+    ]
+
+
+async def test_one_that_was_begun_again_meanwhile_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+
+    def read_half() -> int:
+        bench.journal.beginnings += 1
+        raise compaction._BrokenError("lacks turns 3 to 9", is_damaged=True)
+
+    bench.answers(read_half)
+    bench.grow(ENTRIES_MAX)
+    await compact(bench)
+    assert (1, []) == (bench.count("failed"), bench.damages)
+
+
+@pytest.mark.parametrize("is_broken", [True, False], ids=["broken", "unavailable"])
+async def test_a_compactor_that_always_fails_does_not_stop_producers_for_good(
+    is_broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot reach the journal is waited for: a beginning would not reach it either."""
+    bench = Bench(monkeypatch)
+    kind = compaction._BrokenError if is_broken else compaction._NoSnapshotError
+    bench.fails(kind("Traceback"))
+    bench.grow(20 * ENTRIES_MAX)
+    for _ in range(compaction.FAILURES_MAX):
+        assert [] == bench.damages
+        await compact(bench)
+        bench.now += compaction.FAILED_REST_S
+    assert int(is_broken) == len(bench.damages)
 
 
 async def test_everything_that_a_snapshot_made_old_is_trimmed(
@@ -154,6 +320,6 @@ async def test_everything_that_a_snapshot_made_old_is_trimmed(
     bench = Bench(monkeypatch)
     bench.answers(lambda: 7)
     bench.trimmer.portions = 3
-    bench.journal.entry_count = ENTRIES_MAX
+    bench.grow(ENTRIES_MAX)
     await compact(bench)
     assert [7, 7, 7] == bench.trimmer.trimmed

@@ -151,7 +151,7 @@ def test_a_journal_cut_anywhere_is_compacted_into_the_same_core(tmp_path):
     _write_history(journal, live)
     wanted = live.snapshot()
     for _ in range(2):
-        assert BEGINNING + 30 == compact(archive)
+        assert BEGINNING + 30 == compact(archive).sequence
         found = recover(archive, lambda state: BufferSet.restore(state, random.Random(0)))
         assert wanted == found.buffers.snapshot()
     assert 0 == found.turn_count
@@ -172,7 +172,7 @@ class TrimmedMeanwhile:
     def read_turns(self, after: int):
         self.reads += 1
         if self.reads == 1:
-            sequence = compact(self._archive)
+            sequence = compact(self._archive).sequence
             writer = self._journal.open_writer()
             _run_at_once(writer.trim(sequence - 5))
             _run_at_once(writer.close())
@@ -203,14 +203,17 @@ def test_the_compactor_process_takes_the_place_from_its_input(tmp_path):
     begin(archive, live, 0.0)
     _write_history(journal, live)
     done = subprocess.run(
-        [sys.executable, "-m", "breadbox_server.journal.compactor"],
+        [sys.executable, "-m", "breadbox_server.journal.compactor", "10"],
         input=JournalPlace("sqlite", str(tmp_path)).to_line(),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (0, f"{BEGINNING + 30}\n") == (done.returncode, done.stdout), done.stderr
+    assert 0 == done.returncode, done.stderr
+    sequence, entry_count, replay_s = done.stdout.split()
+    assert (BEGINNING + 30, 30) == (int(sequence), int(entry_count))
+    assert float(replay_s) >= 0.0
     assert BEGINNING + 30 == archive.read_snapshot()[0]
     archive.close()
 

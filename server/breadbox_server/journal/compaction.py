@@ -3,11 +3,18 @@
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
+from breadbox_server.journal import compactor
 from breadbox_server.journal.place import JournalPlace
-from breadbox_server.journal.storage import JournalUnavailableError, JournalWriter
+from breadbox_server.journal.storage import (
+    JournalDamagedError,
+    JournalError,
+    JournalUnavailableError,
+    JournalWriter,
+)
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.metrics import Metrics
 
@@ -17,8 +24,20 @@ ENTRIES_DEFAULT: Final = 30_000
 """Entries after which a new snapshot is made: they replay in a quarter of a second."""
 SIZE_BYTES_MAX: Final = 32 * 2**20
 """Bytes of turns after which one is made, however few the entries."""
+URGENT_PRESSURE: Final = 0.5
+"""Of `TurnJournal.pressure`: from here on nothing is held back for the sake of others."""
 REST_FACTOR: Final = 4.0
 """How much longer than a compaction the pause after it is, so that it costs a fifth of a core."""
+REST_S_MAX: Final = 5.0
+"""A compaction that took long, since others had the cores, is not followed by a rest as long."""
+FAILED_REST_S: Final = 2.0
+"""Seconds after a compaction that failed, however urgent the next is."""
+FAILURES_MAX: Final = 3
+"""Failures in a row after which a journal that has no room left is begun again from memory."""
+NICENESS_MAX: Final = 19
+"""At the lowest priority a compactor gets a sixtieth of a core that others want."""
+ENTRIES_MEASURED: Final = 1_000
+"""From fewer nothing is learnt about how long replaying takes."""
 PERIOD_S: Final = 0.5
 RUN_S_MAX: Final = 300.0
 """A compactor that takes longer is stuck, and is killed."""
@@ -26,15 +45,30 @@ TRIM_PAUSE_S: Final = 0.01
 """Between two portions of a trim, so that the loop and Redis serve others."""
 
 
+class _NoSnapshotError(Exception):
+    """No snapshot was made; says why."""
+
+
+class _BrokenError(_NoSnapshotError):
+    """The compactor failed for want of nothing; perhaps since what it reads is damaged."""
+
+    def __init__(self, problem: str, *, is_damaged: bool = False) -> None:
+        super().__init__(problem)
+        self.is_damaged = is_damaged
+
+
 class Compaction:
     """Runs compactors, one at a time.
+
+    The longer the turns that a restart would have to replay, the higher the compactor's priority,
+    and the shorter the rest before the next; a low one that is still at it when it becomes urgent
+    is ended, since priorities cannot be raised again, and begun anew.
 
     Args:
         place: Of the journal.
         writer: Trims it.
         journal: Says how far it has grown.
         metrics: Counts snapshots by outcome.
-        grown_entries: Entries that wait for a snapshot already, from before this process.
         entries_max: Entries after which a snapshot is made.
         size_bytes_max: Bytes of turns after which one is made, however few the entries.
     """
@@ -46,7 +80,6 @@ class Compaction:
         journal: TurnJournal,
         *,
         metrics: Metrics,
-        grown_entries: int,
         entries_max: int = ENTRIES_DEFAULT,
         size_bytes_max: int = SIZE_BYTES_MAX,
     ) -> None:
@@ -56,61 +89,135 @@ class Compaction:
         self._metrics = metrics
         self._entries_max = entries_max
         self._size_bytes_max = size_bytes_max
-        self._entries_before = -grown_entries
-        self._bytes_before = 0
         self._rest_until = 0.0
+        self._failures = 0
+        self._had_room = True
 
-    async def run(self) -> None:
-        """Make snapshots when it is time, for ever. A failure is logged and tried again."""
+    async def run(self, on_damaged: Callable[[JournalError], None]) -> None:
+        """Make snapshots when it is time, for ever. A failure is logged and tried again.
+
+        Args:
+            on_damaged: Called when the journal could not be read back by a server that restarts.
+        """
         while True:
             await asyncio.sleep(PERIOD_S)
+            self._tell_pressure()
             if self._is_due():
-                await self._compact()
+                await self._compact(on_damaged)
+
+    def _tell_pressure(self) -> None:
+        self._metrics.journal_replay.set(self._journal.replay_s)
+        has_room = self._journal.pressure < 1.0
+        if has_room != self._had_room:
+            self._had_room = has_room
+            if has_room:
+                log.info("the journal is short enough again; producers go on")
+            else:
+                log.warning(
+                    "producers wait for a snapshot: after %d entries since the last one a restart "
+                    "would take longer than 2 s (the machine lacks CPU, or snapshots fail)",
+                    self._journal.backlog.entry_count,
+                )
 
     def _is_due(self) -> bool:
-        grown = self._journal.entry_count - self._entries_before
-        grown_bytes = self._journal.size_bytes - self._bytes_before
-        is_long = grown >= self._entries_max or grown_bytes >= self._size_bytes_max
-        return is_long and monotonic() >= self._rest_until
+        backlog = self._journal.backlog
+        is_long = (
+            backlog.entry_count >= self._entries_max or backlog.size_bytes >= self._size_bytes_max
+        )
+        return (is_long or self._is_urgent()) and monotonic() >= self._rest_until
 
-    async def _compact(self) -> None:
+    def _is_urgent(self) -> bool:
+        return self._journal.pressure >= URGENT_PRESSURE
+
+    def _niceness(self) -> int:
+        """The lower the more there is to replay."""
+        return max(0, round(NICENESS_MAX * (1.0 - self._journal.pressure / URGENT_PRESSURE)))
+
+    async def _compact(self, on_damaged: Callable[[JournalError], None]) -> None:
         started = monotonic()
-        entries, size_bytes = self._journal.entry_count, self._journal.size_bytes
-        sequence = await self._run_compactor()
-        self._rest_until = monotonic() + REST_FACTOR * (monotonic() - started)
-        self._metrics.snapshots.labels("failed" if sequence is None else "made").inc()
-        if sequence is None:
+        written, beginnings = self._journal.written, self._journal.beginnings
+        try:
+            sequence = await self._run_compactor()
+        except _NoSnapshotError as error:
+            self._metrics.snapshots.labels("failed").inc()
+            self._failures += 1
+            self._rest_until = monotonic() + FAILED_REST_S
+            log.warning("no snapshot was made: %s", error)
+            is_stuck = self._failures >= FAILURES_MAX and not self._journal.pressure < 1.0
+            # One that was begun again meanwhile was read half from before, half from after.
+            is_known = beginnings == self._journal.beginnings
+            if is_known and isinstance(error, _BrokenError) and (error.is_damaged or is_stuck):
+                on_damaged(JournalDamagedError(f"the journal cannot be read back ({error})"))
             return
-        log.debug("snapshot at turn %d took %.1f s", sequence, monotonic() - started)
-        self._entries_before, self._bytes_before = entries, size_bytes
+        took_s = monotonic() - started
+        self._metrics.snapshots.labels("made").inc()
+        self._failures = 0
+        log.debug("snapshot at turn %d took %.1f s", sequence, took_s)
+        self._journal.cover(written)
+        rest_s = 0.0 if self._is_urgent() else min(REST_FACTOR * took_s, REST_S_MAX)
+        self._rest_until = monotonic() + rest_s
         await self._trim(sequence)
 
-    async def _run_compactor(self) -> int | None:
-        """Start the process and wait for its end; gives the snapshot's sequence."""
+    async def _run_compactor(self) -> int:
+        """Start the process and wait for its end; gives the snapshot's sequence.
+
+        Raises:
+            _NoSnapshotError: None was made.
+        """
+        while True:
+            niceness = self._niceness()
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "breadbox_server.journal.compactor", str(niceness)),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                )
+            except OSError as error:  # Short of processes, memory or descriptors.
+                raise _NoSnapshotError(f"the compactor could not be started: {error}") from error
+            answer = await self._talk(process, is_patient=niceness > 0)
+            if answer is not None:
+                return self._learn(process.returncode, *answer)
+
+    async def _talk(
+        self, process: asyncio.subprocess.Process, *, is_patient: bool
+    ) -> tuple[bytes, bytes] | None:
+        """What the process says until it ends; None: it was ended, to be begun in a hurry."""
+        loop = asyncio.get_running_loop()
+        talk = loop.create_task(process.communicate(self._place.to_line().encode()))
+        give_up_at = monotonic() + RUN_S_MAX
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "breadbox_server.journal.compactor"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-        except OSError as error:  # The machine is short of processes, memory or descriptors.
-            log.warning("the compactor could not be started: %s", error)
-            return None
-        try:
-            async with asyncio.timeout(RUN_S_MAX):
-                out, problem = await process.communicate(self._place.to_line().encode())
-        except TimeoutError:
-            log.warning("the compactor took longer than %.0f s", RUN_S_MAX)
-            return None
+            while not talk.done():
+                await asyncio.wait({talk}, timeout=PERIOD_S)
+                self._tell_pressure()
+                if talk.done():
+                    break
+                if is_patient and self._is_urgent():
+                    return None
+                if monotonic() >= give_up_at:
+                    raise _BrokenError(f"the compactor took longer than {RUN_S_MAX:.0f} s")
+            return talk.result()
         finally:
+            talk.cancel()
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        if process.returncode != 0 or not out.strip().isdigit():
-            log.warning("no snapshot was made: %s", problem.decode(errors="replace").strip()[-500:])
-            return None
-        return int(out)
+
+    def _learn(self, code: int | None, out: bytes, problem: bytes) -> int:
+        """Take what a compactor found out; gives the snapshot's sequence.
+
+        Raises:
+            _NoSnapshotError: None was made.
+        """
+        if code != 0:
+            text = problem.decode(errors="replace").strip()[-500:]
+            if code == compactor.UNAVAILABLE:
+                raise _NoSnapshotError(text)
+            raise _BrokenError(text, is_damaged=code == compactor.DAMAGED)
+        sequence, entry_count, replay_s = out.split()
+        if int(entry_count) >= ENTRIES_MEASURED:
+            self._journal.entry_s = float(replay_s) / int(entry_count)
+        return int(sequence)
 
     async def _trim(self, sequence: int) -> None:
         try:

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import process_time
 from typing import Any, Final
 
 from breadbox_server.core.buffers import BufferSet
@@ -41,6 +42,8 @@ class Recovered:
     """Entries in them."""
     let_go: frozenset[PayloadId] = frozenset()
     """Payloads that nothing refers to since these turns, and that may not have been deleted yet."""
+    replay_s: float = 0.0
+    """CPU time that replaying them took."""
 
 
 def begin(archive: JournalArchive, buffers: BufferSet, now: float) -> Recovered:
@@ -81,6 +84,7 @@ def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Rec
     try:
         snapshot = decode_snapshot(data)
         buffers, now = restore(snapshot.state), snapshot.now
+        began_at = process_time()
         for next_sequence, record in archive.read_turns(snapshot_sequence):
             sequence = next_sequence
             entries = decode_turn(record).entries
@@ -98,6 +102,9 @@ def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Rec
             f"the journal at {archive.shown} cannot be read at turn {sequence}: {error}; {_REMEDY}"
         ) from error
     turn_count = sequence - snapshot_sequence
+    replay_s = process_time() - began_at
     return Recovered(
-        *(buffers, sequence, now, snapshot_sequence, turn_count, entry_count), frozenset(let_go)
+        *(buffers, sequence, now, snapshot_sequence, turn_count, entry_count),
+        let_go=frozenset(let_go),
+        replay_s=replay_s,
     )

@@ -127,7 +127,10 @@ _RENEW: Final = (
 local newest = redis.call('XREVRANGE', KEYS[4], '+', '-', 'COUNT', 1)
 if #newest == 0 then return {'LOST'} end
 if tonumber(string.match(newest[1][1], '^(%d+)')) < tonumber(ARGV[2]) then return {'LOST'} end
-if redis.call('EXISTS', KEYS[5]) == 0 then return {'LOST'} end
+local head = tonumber(redis.call('HGET', KEYS[5], 'sequence') or '')
+if not head then return {'LOST'} end
+local oldest = redis.call('XRANGE', KEYS[4], '-', '+', 'COUNT', 1)[1][1]
+if tonumber(string.match(oldest, '^(%d+)')) > head + 1 then return {'LOST'} end
 redis.call('SET', KEYS[3], ARGV[3], 'PX', ARGV[4])
 return {'OK'}
 """

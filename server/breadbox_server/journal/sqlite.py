@@ -176,11 +176,7 @@ class SqliteArchive:
 
     def _snapshots(self) -> dict[int, Path]:
         with _translated_errors():
-            return {
-                int(path.name.removeprefix(SNAPSHOT_PREFIX)): path
-                for path in self._directory.glob(f"{SNAPSHOT_PREFIX}*")
-                if path.name.removeprefix(SNAPSHOT_PREFIX).isdigit()
-            }
+            return _snapshots_in(self._directory)
 
 
 class SqliteWriter:
@@ -264,9 +260,18 @@ class SqliteWriter:
             raise JournalLostError(f"{self._directory / FILE_NAME} was deleted or replaced")
         with _translated_errors():
             self._check_ours()
-            newest = self._connection.execute("SELECT max(sequence) FROM turns").fetchone()[0]
-        if newest is not None and newest < sequence:
+            # In this order: a snapshot may be made, and turns be trimmed, meanwhile.
+            (oldest,) = self._connection.execute("SELECT min(sequence) FROM turns").fetchone()
+            (newest,) = self._connection.execute("SELECT max(sequence) FROM turns").fetchone()
+            # Twice: a listing may miss the one that is just taking the other's place.
+            found = _snapshots_in(self._directory) or _snapshots_in(self._directory)
+        head = max(found, default=0)
+        if max(newest or 0, head) < sequence:
             raise JournalLostError(f"{self._directory / FILE_NAME} lacks its newest turns")
+        if not found or (oldest is not None and oldest > head + 1):
+            raise JournalLostError(
+                f"{self._directory / FILE_NAME} lacks its snapshot, or turns right after it"
+            )
 
     async def begin_again(self, sequence: int, snapshot: bytes) -> None:
         """See JournalWriter."""
@@ -333,6 +338,15 @@ class SqliteWriter:
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         self._connection.close()
+
+
+def _snapshots_in(directory: Path) -> dict[int, Path]:
+    """The snapshots by sequence; one, but for the moment in which it is replaced."""
+    return {
+        int(path.name.removeprefix(SNAPSHOT_PREFIX)): path
+        for path in directory.glob(f"{SNAPSHOT_PREFIX}*")
+        if path.name.removeprefix(SNAPSHOT_PREFIX).isdigit()
+    }
 
 
 def _connect(directory: Path, *, sync: bool) -> sqlite3.Connection:

@@ -1,11 +1,31 @@
 """Turns of entries to records of bytes: the `Journal` that the server's turns go through."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from breadbox.stores.base import Custody
 from breadbox_server.journal.codec import Snapshot, encode_snapshot, encode_turn
 from breadbox_server.journal.storage import JournalWriter
+
+REPLAY_S_MAX: Final = 1.0
+"""CPU time that a restart may need for turns: with the start of the process, and the snapshot of a
+buffer of the default size, it takes less than 2 s. Beyond, producers wait for the next snapshot."""
+REPLAY_BYTES_MAX: Final = 128 * 2**20
+"""Bytes of turns that a restart may have to read, however few the entries."""
+ENTRY_S_ASSUMED: Final = 1 / 100_000
+"""CPU time that an entry takes to be replayed, as long as nothing is known of this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much has been written."""
+
+    entry_count: int = 0
+    size_bytes: int = 0
+
+    def __sub__(self, other: "Extent") -> "Extent":
+        return Extent(self.entry_count - other.entry_count, self.size_bytes - other.size_bytes)
 
 
 class TurnJournal:
@@ -14,30 +34,63 @@ class TurnJournal:
     Args:
         writer: Where records go.
         sequence: Of the last turn that was written before.
+        grown_entries: Entries in the turns that were behind the snapshot then.
+        entry_s: CPU time that replaying an entry takes.
     """
 
-    def __init__(self, writer: JournalWriter, sequence: int) -> None:
+    def __init__(
+        self,
+        writer: JournalWriter,
+        sequence: int,
+        *,
+        grown_entries: int = 0,
+        entry_s: float = ENTRY_S_ASSUMED,
+    ) -> None:
         self._writer = writer
         self.sequence = sequence
         """Of the last turn that is durable."""
-        self.size_bytes = 0
-        """Bytes of all turns written by this process."""
-        self.entry_count = 0
-        """Entries in them."""
+        self.entry_s = entry_s
+        """CPU time that replaying an entry takes, as measured of late."""
+        self.written = Extent()
+        """By this process."""
+        self._covered = Extent(-grown_entries)
+        """What of it the newest snapshot contains."""
+        self.beginnings = 0
+        """How often the journal was begun again."""
         self.custody = Custody(writer.claim.journal, writer.claim.epoch)
         """On whose behalf payloads are confirmed and deleted: of the epoch that is written."""
 
+    @property
+    def backlog(self) -> Extent:
+        """What a restart would have to replay after the newest snapshot."""
+        return self.written - self._covered
+
+    @property
+    def replay_s(self) -> float:
+        """CPU time that this would take."""
+        return self.backlog.entry_count * self.entry_s
+
+    @property
+    def pressure(self) -> float:
+        """How near the backlog is to what a restart can do in time; from 1 on there is no room."""
+        return max(self.replay_s / REPLAY_S_MAX, self.backlog.size_bytes / REPLAY_BYTES_MAX)
+
+    def cover(self, written: Extent) -> None:
+        """Take note that a snapshot contains what had been written at some time."""
+        if written.entry_count >= self._covered.entry_count:
+            self._covered = written
+
     def has_room(self) -> bool:
-        """Whether more may be taken in; see `JournalWriter.has_room`."""
-        return self._writer.has_room()
+        """Whether more may be taken in: the backlog is short, and the disk has room."""
+        return self.pressure < 1.0 and self._writer.has_room()
 
     async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
         """Return once the entries of one turn are durable; see `Journal.append`."""
         data = encode_turn(entries)
         await self._writer.append(self.sequence + 1, data)
         self.sequence += 1
-        self.size_bytes += len(data)
-        self.entry_count += len(entries)
+        written = self.written
+        self.written = Extent(written.entry_count + len(entries), written.size_bytes + len(data))
 
     async def renew(self) -> None:
         """Show a sign of life, and see whether the journal is still ours and whole."""
@@ -50,3 +103,5 @@ class TurnJournal:
         await self._writer.begin_again(sequence, data)
         self.sequence = sequence
         self.custody.epoch = self._writer.claim.epoch
+        self.beginnings += 1
+        self.cover(self.written)
