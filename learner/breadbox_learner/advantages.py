@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over a batch of fragments.
+"""Advantage estimation over a batch of fragments: generalised, or V-trace for older data.
 
 Keeps:
   A1  delta[t] = reward[t] + discount * V'(t) * (1 - terminated[t]) - value[t], where V'(t) is the
@@ -8,6 +8,18 @@ Keeps:
       in the batch they stand; one marked as a discontinuity does not chain to the one before.
   A4  The last fragment of each run bootstraps from the value of its `next_obs`.
   A5  Sums are kept in float64 and stored as float32.
+
+V-trace is that of L. Espeholt et al., "IMPALA: Scalable Distributed Deep-RL with Importance
+Weighted Actor-Learner Architectures" (2018), section 4.1, with the lambda of its remark 2. For data
+of policy mu, judged by policy pi, with ratio[t] = pi(a[t]) / mu(a[t]):
+
+    rho[t] = min(rho_max, ratio[t])            c[t] = lambda * min(c_max, ratio[t])
+    target[t] = value[t] + rho[t] * delta[t] + discount * c[t] * (target[t+1] - value[t+1])
+    advantage[t] = reward[t] + discount * target[t+1] - value[t]
+
+A2 to A4 hold for it too: after the end of an episode the target is the successor's value, and the
+difference behind it is 0. With a ratio of 1 everywhere, and limits of at least 1, targets are those
+of generalised advantage estimation: lambda-returns; with lambda 1, n-step returns.
 """
 
 from collections.abc import Hashable, Sequence
@@ -26,12 +38,26 @@ NO_SUCCESSOR = -1
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """What GAE makes of a batch."""
+    """What is estimated of a batch."""
 
     advantage: NDArray[np.float32]
     """float32[B, T]."""
     target: NDArray[np.float32]
-    """float32[B, T]; what the value function should have said: advantage + value."""
+    """float32[B, T]; what the value function should have said: advantage + value, but for V-trace,
+    whose advantage looks one step further ahead than its target is corrected."""
+
+
+@dataclass(frozen=True, slots=True)
+class VTrace:
+    """How data of an older policy are corrected; see the module's head."""
+
+    ratio: ArrayLike
+    """float[B, T]; probability of each action under the policy that is judged, over that under the
+    policy that acted. 1 where the latter is not known."""
+    rho_max: float = 1.0
+    """Bound of the weight of each step's own surprise: decides what the targets converge to."""
+    c_max: float = 1.0
+    """Bound of the weight with which later surprises are carried back: decides how fast."""
 
 
 def find_successors(
@@ -89,6 +115,7 @@ def estimate_advantages(
     step_count: ArrayLike | None = None,
     discount: float,
     gae_lambda: float,
+    correction: VTrace | None = None,
 ) -> Advantages:
     """Estimate advantages and value targets for a batch of fragments.
 
@@ -111,6 +138,7 @@ def estimate_advantages(
             the end. None: all T.
         discount: gamma, 0 to 1.
         gae_lambda: lambda, 0 to 1.
+        correction: Estimate by V-trace; None: generalised advantage estimation.
 
     Returns:
         Advantages and targets; 0 in padding.
@@ -133,17 +161,28 @@ def estimate_advantages(
         if not 0.0 <= number <= 1.0:
             raise ValueError(f"{name} must be between 0 and 1, got {number}")
     _require_bootstrap(steps, bootstrap, follows)
+    rho, trace = _weights(steps, correction)
 
     advantage = np.zeros_like(steps.value)
+    ahead = np.zeros_like(steps.value)
     for rows in _passes(follows):
         chained = follows[rows] >= 0
         before = np.where(chained, follows[rows], 0)
         # Row 0 of the following fragment is final already: it was worked on in the pass before.
         carry = np.where(chained, advantage[before, 0], 0.0)
         after = np.where(chained, steps.value[before, 0], bootstrap[rows])
-        _sweep(steps, rows, advantage, carry, after, discount=discount, gae_lambda=gae_lambda)
+        _sweep(
+            steps,
+            rows,
+            (advantage, ahead),
+            carry,
+            after,
+            weights=(rho[rows], gae_lambda * trace[rows]),
+            discount=discount,
+        )
     target = np.where(steps.valid, advantage + steps.value, 0.0)
-    return Advantages(advantage.astype(np.float32), target.astype(np.float32))
+    told = advantage if correction is None else ahead
+    return Advantages(told.astype(np.float32), target.astype(np.float32))
 
 
 def estimate_advantages_torch(
@@ -158,6 +197,7 @@ def estimate_advantages_torch(
     step_count: ArrayLike | None = None,
     discount: float,
     gae_lambda: float,
+    correction: VTrace | None = None,
 ) -> "tuple[torch.Tensor, torch.Tensor]":
     """Do what `estimate_advantages` does, for tensors on any device.
 
@@ -183,6 +223,7 @@ def estimate_advantages_torch(
         step_count=step_count,
         discount=discount,
         gae_lambda=gae_lambda,
+        correction=correction,
     )
     return (
         torch.from_numpy(estimated.advantage).to(value.device),
@@ -264,6 +305,26 @@ def _require_bootstrap(
         )
 
 
+def _weights(
+    steps: _Steps, correction: VTrace | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How much each step's own surprise counts, and later ones; float64[B, T] each, 1 for GAE."""
+    if correction is None:
+        return np.ones_like(steps.value), np.ones_like(steps.value)
+    ratio = np.asarray(correction.ratio, dtype=np.float64)
+    if ratio.shape != steps.value.shape:
+        raise ValueError(
+            f"ratio must have the shape of value, {list(steps.value.shape)}, "
+            f"got {list(ratio.shape)}"
+        )
+    if not (ratio[steps.valid] >= 0).all():
+        raise ValueError("ratio must not be negative, and a number")
+    for name, limit in (("rho_max", correction.rho_max), ("c_max", correction.c_max)):
+        if not limit > 0:
+            raise ValueError(f"{name} must be over 0, got {limit}")
+    return np.minimum(ratio, correction.rho_max), np.minimum(ratio, correction.c_max)
+
+
 def _passes(follows: NDArray[np.intp]) -> list[NDArray[np.intp]]:
     """Rows by distance from the end of their run, nearest first."""
     if follows.size and not -1 <= int(follows.min()) <= int(follows.max()) < len(follows):
@@ -282,39 +343,44 @@ def _passes(follows: NDArray[np.intp]) -> list[NDArray[np.intp]]:
 def _sweep(
     steps: _Steps,
     rows: NDArray[np.intp],
-    advantage: NDArray[np.float64],
+    written: tuple[NDArray[np.float64], NDArray[np.float64]],
     carry: NDArray[np.float64],
     after: NDArray[np.float64],
     *,
+    weights: tuple[NDArray[np.float64], NDArray[np.float64]],
     discount: float,
-    gae_lambda: float,
 ) -> None:
     """Write the advantages of *rows*, from the last step to the first.
 
     Args:
         steps: The batch.
         rows: Fragments to work on; what follows them has been worked on.
-        advantage: float64[B, T]; written at *rows*.
-        carry: float64[R]; advantage of the step after the last one of each row.
+        written: float64[B, T] each, at *rows*: target - value, and what V-trace calls advantage.
+        carry: float64[R]; target - value of the step after the last one of each row.
         after: float64[R]; value of the step after the last one.
+        weights: float64[R, T] each; of a step's own surprise, and of those carried back to it.
         discount: gamma.
-        gae_lambda: lambda.
     """
     # Time first: each step of the loop then reads whole contiguous rows.
     value, reward = steps.value[rows].T, steps.reward[rows].T
     ended, end_value = steps.ended[rows].T, steps.end_value[rows].T
     valid = steps.valid[rows].T
+    own, carried = weights[0].T, weights[1].T
     padded = not valid.all()
-    written = np.zeros((value.shape[0], len(rows)))
+    corrections, aheads = np.zeros((2, value.shape[0], len(rows)))
     for t in range(value.shape[0] - 1, -1, -1):
         successor_value = np.where(ended[t], end_value[t], after)
         delta = reward[t] + discount * successor_value - value[t]
-        current = delta + discount * gae_lambda * np.where(ended[t], 0.0, carry)
+        beyond = discount * np.where(ended[t], 0.0, carry)
+        current = own[t] * delta + carried[t] * beyond
         if padded:
-            written[t] = np.where(valid[t], current, 0.0)
+            corrections[t] = np.where(valid[t], current, 0.0)
+            aheads[t] = np.where(valid[t], delta + beyond, 0.0)
             carry = np.where(valid[t], current, carry)
             after = np.where(valid[t], value[t], after)
         else:
-            written[t] = carry = current
+            corrections[t] = carry = current
+            aheads[t] = delta + beyond
             after = value[t]
-    advantage[rows] = written.T
+    for target, part in zip(written, (corrections, aheads), strict=True):
+        target[rows] = part.T

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from breadbox.policies import Evaluation, PolicyModule
-from breadbox_learner.advantages import estimate_advantages_torch, find_successors
+from breadbox_learner.advantages import VTrace, estimate_advantages_torch, find_successors
 from breadbox_learner.batching import TrainingBatch, extend
 from breadbox_learner.ppo_config import PpoConfig
 from breadbox_learner.ranks import Alone, Ranks
@@ -198,6 +198,7 @@ class PpoUpdater:
             ),
             discount=self.config.discount,
             gae_lambda=self.config.gae_lambda,
+            correction=self._correction(batch, log_prob),
         )
         reference = None
         if self._reference_evaluator is not None:
@@ -244,10 +245,20 @@ class PpoUpdater:
 
     def _staleness_weight(self, batch: TrainingBatch, proximal_log_prob: Tensor) -> Tensor:
         """Bounded ratio of proximal to acting policy; 1 where the latter is not known."""
-        if batch.log_prob is None or self.config.staleness_weight_max <= 0:
+        if self.config.staleness_weight_max <= 0:
             return torch.ones_like(proximal_log_prob)
-        ratio = (proximal_log_prob - batch.log_prob).clamp(max=20.0).exp()
+        ratio = _staleness_ratio(batch, proximal_log_prob)
         return ratio.clamp(max=self.config.staleness_weight_max)
+
+    def _correction(self, batch: TrainingBatch, proximal_log_prob: Tensor) -> VTrace | None:
+        """How targets are corrected for the policy that acted; None: not at all."""
+        if self.config.advantages == "gae":
+            return None
+        return VTrace(
+            _staleness_ratio(batch, proximal_log_prob).cpu().numpy(),
+            rho_max=self.config.vtrace_rho_max,
+            c_max=self.config.vtrace_c_max,
+        )
 
     def _normalized(self, advantage: Tensor) -> Tensor:
         """Mean 0, deviation 1 over the whole batch of all ranks (the ancestor did it per rank)."""
@@ -370,6 +381,13 @@ class PpoUpdater:
         )
         total, count = self._ranks.sum(numbers.to(self.device)).tolist()
         return bool(total / max(count, 1.0) > 1.5 * self.config.target_kl)
+
+
+def _staleness_ratio(batch: TrainingBatch, proximal_log_prob: Tensor) -> Tensor:
+    """Ratio of proximal to acting policy, [B, T]; 1 where the latter is not known."""
+    if batch.log_prob is None:
+        return torch.ones_like(proximal_log_prob)
+    return (proximal_log_prob - batch.log_prob).clamp(max=20.0).exp()
 
 
 def _divergence(log_prob: Tensor, other: Tensor) -> Tensor:

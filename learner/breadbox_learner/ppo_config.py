@@ -16,6 +16,14 @@ class PpoConfig(BaseModel):
     """gamma: weight of a reward one step later."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """lambda of advantage estimation: 0 trusts the value function, 1 the rewards."""
+    advantages: Literal["gae", "vtrace"] = "gae"
+    """"gae", or "vtrace", which corrects targets and advantages for the policy that acted: for
+    data that are some versions old, or used several times."""
+    vtrace_rho_max: float = Field(default=1.0, gt=0)
+    """rho of V-trace: bound of the weight of each step's own surprise."""
+    vtrace_c_max: float = Field(default=1.0, gt=0)
+    """c of V-trace: bound of the weight with which later surprises are carried back; at most
+    vtrace_rho_max."""
     epochs: int = Field(default=4, ge=1)
     """Passes over each batch."""
     minibatch_fragments: int = Field(default=16, ge=1)

@@ -154,9 +154,7 @@ def rollout(dry_run: bool, log_level: str, log_format: str, **values: Any) -> No
     """
     settings = RolloutSettings(**values)
     import_from_here()
-    spec = EnvSpec(
-        name=settings.env, options=settings.env_options, vectorize=settings.vectorize
-    )
+    spec = EnvSpec(name=settings.env, options=settings.env_options, vectorize=settings.vectorize)
     check_environment(spec)
     if settings.record_dir is not None and settings.record_media != "none":
         check_frames(spec)
@@ -295,8 +293,7 @@ def share_interpreter() -> None:
 def _pool_options(settings: RolloutSettings, spec: EnvSpec) -> PoolOptions:
     return PoolOptions(
         env_count=settings.num_envs,
-        envs_per_process=settings.envs_per_process
-        or envs_per_process(spec, settings.num_envs),
+        envs_per_process=settings.envs_per_process or envs_per_process(spec, settings.num_envs),
         seed=settings.worker_seed,
         build_s_max=settings.build_s,
         reset_s_max=settings.reset_s,

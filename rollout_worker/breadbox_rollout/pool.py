@@ -357,7 +357,9 @@ class EnvPool:
 
     def _hello(self, group: _Group, hello: list[dict[str, Any]], descriptors: list[int]) -> None:
         parts = [
-            Part(decode_space(part["observation"]), decode_space(part["action"]), (*part["labels"],))
+            Part(
+                decode_space(part["observation"]), decode_space(part["action"]), (*part["labels"],)
+            )
             for part in hello
         ]
         for part, descriptor in zip(parts, descriptors, strict=True):

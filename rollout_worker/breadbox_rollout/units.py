@@ -81,6 +81,7 @@ class StepRecord:
     truncated: bool
     info: dict[str, Any]
 
+
 class SingleUnit(Unit):
     """A plain environment and its row.
 

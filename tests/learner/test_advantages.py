@@ -11,6 +11,8 @@ import torch
 
 from breadbox_learner.advantages import (
     NO_SUCCESSOR,
+    Advantages,
+    VTrace,
     estimate_advantages,
     estimate_advantages_torch,
     find_successors,
@@ -290,3 +292,140 @@ def test_the_torch_face_gives_the_same_on_the_device_of_its_input() -> None:
         value.device,
         False,
     )
+
+
+# V-trace -----------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """Random fragments of two workers, in random order; one of them is missing."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        names = [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 2), ("b", 3)]
+        self.names = [names[i] for i in rng.permutation(len(names))]
+        shape = (len(names), 5)
+        self.value, self.reward = rng.normal(size=(2, *shape))
+        self.ratio = np.exp(rng.normal(size=shape))
+        self.terminated = rng.random(shape) < 0.15
+        self.truncated = (rng.random(shape) < 0.15) & ~self.terminated
+        final = rng.normal(size=shape)
+        self.final = np.where(rng.random(shape) < 0.5, final, np.nan)
+        self.next_value = rng.normal(size=len(names))
+
+    def estimated(
+        self, correction: VTrace | None, discount: float = 0.9, gae_lambda: float = 0.8
+    ) -> Advantages:
+        workers, indices = zip(*self.names, strict=True)
+        return estimate_advantages(
+            value=self.value,
+            reward=self.reward,
+            terminated=self.terminated,
+            truncated=self.truncated,
+            next_value=self.next_value,
+            final_value=self.final,
+            successor=find_successors(workers, indices),
+            discount=discount,
+            gae_lambda=gae_lambda,
+            correction=correction,
+        )
+
+    def steps_from(self, row: int, step: int) -> list[tuple[int, int]]:
+        """The steps from one on, to the end of its episode or of what was recorded."""
+        worker, index = self.names[row]
+        found = []
+        while True:
+            found.append((row, step))
+            if self.terminated[row, step] or self.truncated[row, step]:
+                return found
+            step += 1
+            if step == self.value.shape[1]:
+                index, step = index + 1, 0
+                if (worker, index) not in self.names:
+                    return found
+                row = self.names.index((worker, index))
+
+    def value_behind(self, row: int, step: int) -> float:
+        if self.terminated[row, step]:
+            return 0.0
+        if self.truncated[row, step]:
+            known = not np.isnan(self.final[row, step])
+            return float(self.final[row, step] if known else self.value[row, step])
+        behind = self.steps_from(row, step)[1:]
+        return float(self.value[behind[0]] if behind else self.next_value[row])
+
+    def naive_target(self, place: tuple[int, int], limits: VTrace, gamma: float, lam: float) -> Any:
+        """The sum of the paper's definition, term by term."""
+        total, factor = self.value[place], 1.0
+        for row, step in self.steps_from(*place):
+            ratio = self.ratio[row, step]
+            surprise = (
+                self.reward[row, step]
+                + gamma * self.value_behind(row, step)
+                - self.value[row, step]
+            )
+            total += factor * min(limits.rho_max, ratio) * surprise
+            factor *= gamma * lam * min(limits.c_max, ratio)
+        return total
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_v_trace_is_the_sum_that_defines_it(seed: int) -> None:
+    held = Recorded(seed)
+    rng = np.random.default_rng(1000 + seed)
+    gamma, lam = rng.uniform(0.5, 1.0, size=2)
+    correction = VTrace(held.ratio, rho_max=rng.uniform(0.5, 3), c_max=rng.uniform(0.3, 2))
+    got = held.estimated(correction, gamma, lam)
+    for place in np.ndindex(held.value.shape):
+        wanted = held.naive_target(place, correction, gamma, lam)
+        assert got.target[place] == pytest.approx(wanted, rel=1e-5, abs=1e-5), (seed, place)
+        behind = held.steps_from(*place)[1:]
+        following = (
+            held.naive_target(behind[0], correction, gamma, lam)
+            if behind
+            else held.value_behind(*place)
+        )
+        wanted = held.reward[place] + gamma * following - held.value[place]
+        assert got.advantage[place] == pytest.approx(wanted, rel=1e-5, abs=1e-5), (seed, place)
+
+
+def test_v_trace_of_fresh_data_has_the_targets_of_lambda_returns() -> None:
+    held = Recorded(1)
+    fresh = VTrace(np.ones_like(held.value), rho_max=9.0, c_max=9.0)
+    for gae_lambda in (0.0, 0.8, 1.0):
+        plain = held.estimated(None, gae_lambda=gae_lambda)
+        corrected = held.estimated(fresh, gae_lambda=gae_lambda)
+        np.testing.assert_allclose(plain.target, corrected.target, atol=1e-6)
+        if gae_lambda == 1.0:
+            np.testing.assert_allclose(plain.advantage, corrected.advantage, atol=1e-6)
+
+
+def test_v_trace_with_lambda_one_of_fresh_data_has_n_step_returns_for_targets() -> None:
+    held = Recorded(2)
+    got = held.estimated(VTrace(np.ones_like(held.value)), 0.9, 1.0)
+    for place in np.ndindex(held.value.shape):
+        steps = held.steps_from(*place)
+        rewards = sum(0.9**n * held.reward[each] for n, each in enumerate(steps))
+        wanted = rewards + 0.9 ** len(steps) * held.value_behind(*steps[-1])
+        assert got.target[place] == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+
+
+def test_v_trace_learns_nothing_from_actions_that_the_policy_would_never_take() -> None:
+    held = Recorded(3)
+    never = held.estimated(VTrace(np.zeros_like(held.value)))
+    np.testing.assert_allclose(held.value, never.target, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        VTrace(np.ones((2, 2))),
+        VTrace(np.full((6, 5), np.nan)),
+        VTrace(-np.ones((6, 5))),
+        VTrace(np.ones((6, 5)), rho_max=0.0),
+        VTrace(np.ones((6, 5)), c_max=-1.0),
+    ],
+)
+def test_a_correction_that_does_not_fit_is_refused(wrong: VTrace) -> None:
+    with pytest.raises(ValueError, match="must"):
+        Recorded(0).estimated(wrong)

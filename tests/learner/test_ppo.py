@@ -1,6 +1,7 @@
 """PPO against environments stepped in the same process: does it learn, and is each term right."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -52,11 +53,12 @@ def returns_of(fragments: list[Fragment]) -> list[float]:
     return [float(value) for value in ended if not np.isnan(value)]
 
 
+@pytest.mark.parametrize("advantages", ["gae", "vtrace"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_it_learns_cartpole(seed: int) -> None:
+def test_it_learns_cartpole(seed: int, advantages: str) -> None:
     """From about 20 at random to over 100 within 25,000 steps."""
     policy = cartpole_policy(seed=seed)
-    trainer = updater(policy, seed)
+    trainer = updater(policy, seed, advantages=advantages)
     rollout = LocalRollout(make_cartpole, env_count=16, steps_per_fragment=32, seed=1000 * seed)
     returns: list[float] = []
     for _ in range(12):
@@ -112,6 +114,25 @@ def test_fresh_data_has_weight_one_and_stale_data_is_weighted_within_its_bound(
     batch.log_prob = batch.log_prob - 5.0
     assert updater(policy, epochs=1).update(batch).staleness_weight == pytest.approx(2.0)
     assert updater(policy, epochs=1, staleness_weight_max=0).update(batch).staleness_weight == 1.0
+
+
+def test_v_trace_corrects_targets_only_where_the_acting_policy_differed(
+    rollout: LocalRollout,
+) -> None:
+    """A value that moves towards what unlikely actions led to moves less."""
+    batch = collate(rollout.collect(cartpole_policy(), 2))
+    assert batch.log_prob is not None
+    losses = []
+    for staleness in (0.0, 3.0):
+        # As if the acting policy had found these actions far likelier than the learner does now.
+        stale = replace(batch, log_prob=batch.log_prob + staleness)
+        for advantages in ("gae", "vtrace"):
+            trainer = updater(cartpole_policy(), epochs=1, gae_lambda=1.0, advantages=advantages)
+            losses.append(trainer.update(stale).value_loss)
+    fresh_gae, fresh_vtrace, stale_gae, stale_vtrace = losses
+    assert fresh_gae == pytest.approx(fresh_vtrace, rel=1e-4)
+    assert fresh_gae == pytest.approx(stale_gae, rel=1e-4)
+    assert stale_vtrace < 0.1 * stale_gae
 
 
 def test_the_reference_policy_holds_the_trained_one_back(rollout: LocalRollout) -> None:
