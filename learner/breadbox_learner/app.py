@@ -119,6 +119,7 @@ def connect(settings: LearnSettings) -> Client:
         buffer=settings.buffer,
         tls=tls,
         token=settings.token or None,
+        deadline_s=settings.deadline_s,
         reconnect_s=settings.reconnect_s,
         store_url=settings.store_url or None,
     )

@@ -30,6 +30,8 @@ class LearnSettings(PpoConfig):
     """PEM file of its key."""
     store_url: str = Field(default="", repr=False)
     """Where payloads are, seen from here; empty: where the server says."""
+    deadline_s: float = Field(default=10.0, ge=0.1)
+    """Seconds for which server or store may be silent before a call is tried again."""
     reconnect_s: float = Field(default=30.0, ge=0)
     """Seconds for which to try to reach a server or store that went away."""
     env: str = "CartPole-v1"

@@ -1,9 +1,12 @@
 """Redis is away for longer than any call may take: who waits is told why, and goes on by itself."""
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -22,7 +25,7 @@ from breadbox.v1 import replay_buffer_service_pb2_grpc
 from support.eventually import eventually_sync
 from support.redis_server import RedisServer
 from support.served import info_of
-from support.server_process import ServerProcess
+from support.server_process import ServerProcess, plain_environment
 
 pytestmark = pytest.mark.integration
 
@@ -149,3 +152,70 @@ def test_a_server_that_is_stuck_is_told_from_one_that_is_not_there(server: Serve
         assert (1, True) == (said.exit_code, "address" in said.output), said.output
     finally:
         server.signal(signal.SIGCONT)
+
+
+# A worker and a learner ------------------------------------------------------------------------
+
+DEADLINE_S = 1.0
+RECONNECT_S = 30.0
+AWAY_S = 4.0
+"""Several deadlines: what the outage of half a minute is to the defaults."""
+
+
+@contextmanager
+def process(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A command of ours inside the block."""
+    with log.open("wb") as told:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "breadbox.cli.main", *arguments],
+            stdout=told,
+            stderr=told,
+            env=plain_environment() | {"OMP_NUM_THREADS": "1"},
+        )
+        try:
+            yield running
+        finally:
+            running.terminate()
+            running.wait(timeout=30)
+
+
+def stop_and_go_on(redis: RedisServer) -> None:
+    with silenced(redis):
+        time.sleep(AWAY_S)  # The outage itself; nothing is waited for.
+
+
+def kill_and_restart(redis: RedisServer) -> None:
+    redis.kill()
+    time.sleep(AWAY_S)
+    redis.start()
+
+
+@pytest.mark.timeout(240)
+def test_a_worker_and_a_learner_go_on_by_themselves_when_redis_is_back(
+    redis: RedisServer, server: ServerProcess, tmp_path: Path
+) -> None:
+    progress, log = tmp_path / "run" / "progress.jsonl", tmp_path / "learn.log"
+
+    def updates() -> int:
+        return len(progress.read_text().splitlines()) if progress.exists() else 0
+
+    def reached(wanted: int) -> bool:
+        return updates() >= wanted
+
+    learn = (
+        *("learn", "--server", server.address, "--run-dir", str(progress.parent)),
+        *("--deadline-s", str(DEADLINE_S), "--reconnect-s", str(RECONNECT_S)),
+        *("--fragments-per-batch", "8", "--minibatch-fragments", "8", "--no-tensorboard"),
+    )
+    rollout = ("rollout", "--server", server.address, "--env", "CartPole-v1", "--num-envs", "2")
+    with (
+        process(*rollout, log=tmp_path / "rollout.log") as worker,
+        process(*learn, log=log) as learner,
+    ):
+        eventually_sync(partial(reached, 3), "the learner learning", within_s=60.0)
+        for outage in (stop_and_go_on, kill_and_restart):
+            outage(redis)
+            wanted = updates() + 3
+            eventually_sync(partial(reached, wanted), f"learning after {outage}", within_s=60.0)
+            assert None is worker.poll(), (tmp_path / "rollout.log").read_text()
+            assert None is learner.poll(), log.read_text()
