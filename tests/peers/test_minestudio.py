@@ -6,6 +6,8 @@ environments, in the place of Ray threads; wandb keeps what it is given; the pol
 
 import collections
 import json
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,21 +24,50 @@ pytestmark = pytest.mark.peers
 
 HERE = Path(__file__).parent / "minestudio"
 RUN_LIMIT_S = 200.0
-SWITCH = "from breadbox.compat.minestudio import ReplayBufferInterface\n"
-"""All that a user of MineStudio changes."""
+PAGE = Path(__file__).parents[2] / "docs" / "minestudio.md"
+
+
+def switches() -> dict[str, str]:
+    """What the page tells users of MineStudio to put into which of its files: path to content."""
+    found = re.findall(
+        r"`(minestudio/\S+\.py)`[^`]*\n\n```python\n(.*?)```", PAGE.read_text(), re.S
+    )
+    assert 2 == len(found)
+    return dict(found)
 
 
 @pytest.fixture(scope="session")
 def minestudio(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = install("minestudio==1.1.6", tmp_path_factory.mktemp("packages"))
-    (folder / "minestudio/online/rollout/replay_buffer/__init__.py").write_text(SWITCH)
+    """As it is published."""
+    return install("minestudio==1.1.6", tmp_path_factory.mktemp("packages"))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("file", 1), ("redis", 1), ("file", 2)],
+    ids=lambda case: f"{case[0]}-{case[1]}",
+)
+def case(request: pytest.FixtureRequest) -> tuple[str, int]:
+    """Where payloads are, and how many of the page's changes are made: loaders are the second."""
+    chosen: tuple[str, int] = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def switched(case: tuple[str, int], minestudio: Path, tmp_path_factory: Any) -> Path:
+    """MineStudio with the page's changes."""
+    folder: Path = tmp_path_factory.mktemp("switched")
+    shutil.copytree(minestudio, folder, dirs_exist_ok=True)
+    for path, content in list(switches().items())[: case[1]]:
+        assert (folder / path).exists()
+        (folder / path).write_text(content)
     return folder
 
 
-@pytest.fixture(scope="module", params=["file", "redis"])
-def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def server(case: tuple[str, int]) -> Iterator[ServerProcess]:
     """With its buffer `default` as it is when nothing is said."""
-    if request.param == "file":
+    if case[0] == "file":
         with start_server() as server:
             yield server
     else:
@@ -45,14 +76,14 @@ def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def report(minestudio: Path, server: ServerProcess, tmp_path_factory: Any) -> dict[str, Any]:
+def report(switched: Path, server: ServerProcess, tmp_path_factory: Any) -> dict[str, Any]:
     """What came of six iterations."""
     file = tmp_path_factory.mktemp("run") / "report.json"
     log = file.with_name("log")
     with log.open("wb") as output:
         done = subprocess.run(
             [sys.executable, str(HERE / "driver.py"), str(file)],
-            env=environment(minestudio, HERE / "stand_ins") | {"BREADBOX_SERVER": server.address},
+            env=environment(switched, HERE / "stand_ins") | {"BREADBOX_SERVER": server.address},
             stdout=output,
             stderr=subprocess.STDOUT,
             check=False,
@@ -63,8 +94,11 @@ def report(minestudio: Path, server: ServerProcess, tmp_path_factory: Any) -> di
     return made
 
 
-def test_six_iterations_run_on_the_default_buffer(report: dict[str, Any]) -> None:
+def test_six_iterations_run_on_the_default_buffer(
+    report: dict[str, Any], case: tuple[str, int]
+) -> None:
     assert report["is_switched"]
+    assert {1: "minestudio", 2: "breadbox"}[case[1]] == report["loaders_of"].partition(".")[0]
     assert [] == report["failures"]
     assert [12] * 6 == [len(fetched) for fetched in report["fetches"]]
     assert [[1, 2, 3, 4, 5, 6, 7]] * 2 == report["versions"]

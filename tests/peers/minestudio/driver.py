@@ -334,6 +334,7 @@ def main(report: Path) -> None:
                 {
                     "is_switched": ReplayBufferInterface
                     is breadbox.compat.minestudio.ReplayBufferInterface,
+                    "loaders_of": basetrainer.create_loader_pool.__module__,
                     "failures": [repr(error) for error in ray.failures],
                     "sent": observed.sent,
                     "fetches": observed.fetches,
