@@ -11,8 +11,8 @@ class Diagnosis:
     """What keeps a learner waiting, and what to do about it."""
 
     cause: str
-    """One of OUTAGE, NO_SESSION, NOTHING_ARRIVES, WRONG_SESSION, STALE, PRODUCERS_WAIT, LEASES,
-    QUEUE, TOO_FEW, LIMITER, NONE."""
+    """One of OUTAGE, NO_SESSION, HOLD, NOTHING_ARRIVES, WRONG_SESSION, STALE, PRODUCERS_WAIT,
+    LEASES, QUEUE, TOO_FEW, LIMITER, NONE."""
     headline: str
     """A sentence with the numbers."""
     advice: tuple[str, ...]
@@ -95,7 +95,7 @@ def diagnose(
     seen = _Seen(before, after, watched_s)
     needed = -(-(fragment_count or 1) // seen.fragments_per_chunk)
     is_short = seen.state.chunk_count < needed or bool(seen.state.waiter_count)
-    judgement = _outage(seen) or _no_session(seen)
+    judgement = _outage(seen) or _no_session(seen) or _hold(seen)
     if judgement is None and (is_short or seen.state.waiting_reason):
         judgement = (
             _leases(seen)
@@ -124,6 +124,20 @@ def _outage(seen: _Seen) -> _Judgement | None:
             "Look at the Redis, or the directory, that --store and --journal of the server name: "
             "does it run, and can the server's machine reach it?",
             "Workers and learners go on by themselves, for as long as their --reconnect-s allows.",
+        ],
+    )
+
+
+def _hold(seen: _Seen) -> _Judgement | None:
+    if not seen.state.hold:
+        return None
+    return (
+        "HOLD",
+        f"Producers are told to wait: {seen.state.hold}.",
+        [
+            "Producers go on by themselves as soon as the server has caught up.",
+            "If that does not last, the server's machine lacks CPU or room; its log and its "
+            "metrics (breadbox_journal_replay_seconds, breadbox_pending_deletions) say which.",
         ],
     )
 

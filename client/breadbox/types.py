@@ -213,6 +213,8 @@ class BufferState:
     outage: str = ""
     """What does not answer the server, journal or payload store, and for how long; empty: all do.
     While it is not empty, the rest may not be durable."""
+    hold: str = ""
+    """Why fragments are answered BYTES_FULL whatever room the buffer has; empty: they are not."""
 
 
 @dataclass(frozen=True, slots=True)

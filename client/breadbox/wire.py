@@ -76,6 +76,7 @@ _GAUGE_FIELDS = (
     "worker_count",
     "waiting_reason",
     "outage",
+    "hold",
 )
 
 

@@ -383,9 +383,15 @@ class Driver:
         """The whole list of a granted request; see `BufferSet.prepared`."""
         return self._buffers.prepared(buffer, request_id)
 
+    def hold(self) -> str:
+        """Why no fragments are taken in, whatever room the buffers have; empty: they are."""
+        if self.deletions.is_full:
+            return f"{len(self.deletions)} payloads wait for deletion, which the store is slow at"
+        return self.turns.hold()
+
     def append_credit(self, buffer: BufferName) -> AppendCredit:
         """What producers may send now; nothing while deletions or the journal's disk lack room."""
-        if self.deletions.is_full or not self.turns.has_room():
+        if self.hold():
             return AppendCredit(0, 0)
         return self._buffers.append_credit(buffer)
 

@@ -257,7 +257,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         """Show all buffers."""
         buffers = [self._buffer(name) for name in self._driver.names()]
         await self._driver.settled_or_away()
-        self._tell_outage(buffers)
+        self._tell_problems(buffers)
         return pb.ListBuffersResponse(buffers=buffers)
 
     async def GetBuffer(
@@ -267,7 +267,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         async with self._driver.durable_refusals():
             buffer = self._buffer(convert.buffer_name(request.name))
         await self._driver.settled_or_away()
-        self._tell_outage([buffer])
+        self._tell_problems([buffer])
         return pb.GetBufferResponse(buffer=buffer)
 
     async def GetStoreConfig(
@@ -304,12 +304,16 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     def _buffer(self, name: BufferName) -> buffer_pb2.Buffer:
         return to_buffer(self._driver.describe(name))
 
-    def _tell_outage(self, buffers: Sequence[buffer_pb2.Buffer]) -> None:
-        """Say with what was read whether journal and store answer: it may not be durable yet."""
+    def _tell_problems(self, buffers: Sequence[buffer_pb2.Buffer]) -> None:
+        """Say with what was read what the whole server suffers from.
+
+        That journal or store do not answer: what was read may not be durable yet. And that
+        producers are held back.
+        """
         outage = self._driver.outage()
-        if outage is not None:
-            for buffer in buffers:
-                buffer.state.outage = str(outage)
+        for buffer in buffers:
+            buffer.state.outage = "" if outage is None else str(outage)
+            buffer.state.hold = self._driver.hold()
 
     def _lease(self, lease_id: LeaseId, expires_at: float) -> pb.Lease:
         remaining_s = self._driver.remaining_s(expires_at)

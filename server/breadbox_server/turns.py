@@ -39,6 +39,9 @@ class Journal(Protocol):
     def has_room(self) -> bool:
         """Whether more may be taken in; False: only what makes room again should be decided."""
 
+    def hold(self) -> str:
+        """Why there is no room; only to be asked when there is none."""
+
     async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
         """Return once the entries of one turn are durable.
 
@@ -115,6 +118,10 @@ class Turns:
     def has_room(self) -> bool:
         """Whether fragments may be admitted; False: the journal is too long, or its disk full."""
         return self._journal is None or self._journal.has_room()
+
+    def hold(self) -> str:
+        """Why there is no room; empty: there is."""
+        return "" if self._journal is None or self._journal.has_room() else self._journal.hold()
 
     def check_room(self) -> None:
         """Refuse new work while the journal has not kept up for long.

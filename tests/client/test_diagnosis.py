@@ -37,6 +37,7 @@ def judge(after: BufferDescription, fragment_count: int | None = 40) -> Any:
 
 CASES: list[tuple[str, BufferDescription, list[str]]] = [
     ("NO_SESSION", buffer(session_id=""), ["'default'"]),
+    ("HOLD", buffer(hold="the journal's disk is full", chunk_count=50), ["journal's disk"]),
     (
         "LEASES",
         buffer(lease_count=8, chunk_count=50, waiting_reason="8 leases are alive"),

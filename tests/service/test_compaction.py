@@ -260,6 +260,7 @@ async def test_producers_wait_where_a_restart_would_take_too_long(
     assert not bench.journal.has_room()
     bench.compaction._tell_pressure()
     assert "producers wait for a snapshot" in caplog.text
+    assert f"after {20 * ENTRIES_MAX} entries" in bench.journal.hold()
     assert REPLAY_S_MAX == pytest.approx(
         bench.metrics.registry.get_sample_value("breadbox_journal_replay_seconds")
     )

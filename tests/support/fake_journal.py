@@ -23,6 +23,9 @@ class FakeJournal:
     def has_room(self) -> bool:
         return not self.is_full
 
+    def hold(self) -> str:
+        return "the fake journal is full"
+
     async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
         self.writing.set()
         await self.may_write.wait()

@@ -114,9 +114,8 @@ class Compaction:
                 log.info("the journal is short enough again; producers go on")
             else:
                 log.warning(
-                    "producers wait for a snapshot: after %d entries since the last one a restart "
-                    "would take longer than 2 s (the machine lacks CPU, or snapshots fail)",
-                    self._journal.backlog.entry_count,
+                    "producers wait for a snapshot: %s (the machine lacks CPU, or snapshots fail)",
+                    self._journal.hold(),
                 )
 
     def _is_due(self) -> bool:

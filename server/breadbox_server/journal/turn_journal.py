@@ -84,6 +84,15 @@ class TurnJournal:
         """Whether more may be taken in: the backlog is short, and the disk has room."""
         return self.pressure < 1.0 and self._writer.has_room()
 
+    def hold(self) -> str:
+        """Why there is no room."""
+        if self.pressure < 1.0:
+            return "the journal's disk is full"
+        return (
+            f"after {self.backlog.entry_count} entries since the last snapshot of the journal a "
+            "restart would take longer than 2 s; the next snapshot ends this"
+        )
+
     async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
         """Return once the entries of one turn are durable; see `Journal.append`."""
         data = encode_turn(entries)
