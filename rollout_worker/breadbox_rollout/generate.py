@@ -23,7 +23,7 @@ from breadbox_rollout.command import (
     option,
     stop_on_signals,
 )
-from breadbox_rollout.environments import EnvSpec, check_environment
+from breadbox_rollout.environments import EnvSpec, check_environment, check_frames
 from breadbox_rollout.generator import EpisodeGenerator, GeneratorOptions
 from breadbox_rollout.inference import Inference, check_device
 from breadbox_rollout.manifest import MANIFEST
@@ -89,6 +89,8 @@ def generate(**values: Any) -> None:
     import_from_here()
     spec = EnvSpec(name=values["env"], options=values["env_options"])
     check_environment(spec)
+    if values["media"] != "none":
+        check_frames(spec)
     device = check_device(values["device"])
     check_policy_name(values["policy"])
     logger.info("seed %d (--seed repeats these episodes)", values["seed"])

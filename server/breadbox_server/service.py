@@ -4,6 +4,7 @@ Whatever a method raises is told to the caller by `breadbox_server.interceptors`
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -276,7 +277,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         """Say where payloads live."""
         advice = self._store_advice
         server_time = Timestamp()
-        server_time.GetCurrentTime()
+        server_time.FromNanoseconds(time.time_ns())
         return pb.GetStoreConfigResponse(
             store_url=advice.url,
             unannounced_duration=convert.to_duration(advice.unannounced_s),

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TextIO, TypeVar
 
 import click
 
@@ -53,13 +53,27 @@ def log_options(command: Command) -> Command:
     return command
 
 
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def configure(level: str, log_format: str) -> None:
-    """Send this process's logs to standard error, unless they go somewhere already.
+    """Send this process's logs to standard error; again is instead. Other handlers stay.
 
     Args:
         level: One of `LEVELS`.
         log_format: One of `FORMATS`.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    root = logging.getLogger()
+    for handler in [*root.handlers]:
+        if isinstance(handler, _Handler):
+            root.removeHandler(handler)
+    handler = _Handler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    root.addHandler(handler)
+    root.setLevel(level.upper())
