@@ -182,8 +182,9 @@ def make_environment(spec: EnvSpec, env_count: int = 1, seed: int = 0) -> Any:
 def envs_per_process(spec: EnvSpec, env_count: int) -> int:
     """Return how many of *env_count* environments share a process unless the user says otherwise.
 
-    All of a vector environment, which is one object. Else one, so that a crash costs one environment; but Gymnasium's own tiny ones neither crash nor
-    hang, and a process for each would spend its time on being woken.
+    All of a vector environment, which is one object. Else one, so that a crash costs one
+    environment; but Gymnasium's own tiny ones neither crash nor hang, and a process for each would
+    spend its time on being woken.
     """
     if is_vectorized(spec):
         return env_count

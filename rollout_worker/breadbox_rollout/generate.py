@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import safetensors
-import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
@@ -32,6 +30,7 @@ from breadbox_rollout.policy_options import (
     check_policy_name,
     environment_options,
     policy_factory,
+    read_weights,
 )
 
 logger = logging.getLogger(__name__)
@@ -136,10 +135,7 @@ def generate(**values: Any) -> None:
 def _weights_for_episodes(values: dict[str, Any]) -> tuple[Mapping[str, NDArray[Any]] | None, int]:
     """Return weights and version to play with; None: fresh weights."""
     if values["weights_file"] is not None:
-        try:
-            return _policy_weights(safetensors.numpy.load_file(values["weights_file"])), 0
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
-            raise InvalidRequestError("weights_file", f"cannot be read: {error}") from error
+        return read_weights(values["weights_file"]), 0
     if values["server"] is None:
         return None, 0
     files = (values["tls_ca"], values["tls_cert"], values["tls_key"])
@@ -155,16 +151,6 @@ def _weights_for_episodes(values: dict[str, Any]) -> tuple[Mapping[str, NDArray[
         if state is None or state.weights is None:
             raise InvalidRequestError("server", f"{values['server']} has no published weights")
         return client.load_weights(state.weights), state.model_version or 0
-
-
-def _policy_weights(held: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-    """Return the weights alone: a learner's checkpoint has them under "policy.", among others."""
-    policy = {
-        name.removeprefix("policy."): array
-        for name, array in held.items()
-        if name.startswith("policy.")
-    }
-    return policy or held
 
 
 def _watch_episodes(episodes: EpisodeGenerator, options: GeneratorOptions, *, show: bool) -> None:

@@ -14,6 +14,7 @@ The process ends when the socket does, and the kernel kills it when the worker i
 import ctypes
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -60,8 +61,7 @@ def send(connection: socket.socket, kind: bytes, data: Any = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of one pair of spaces: one for each label of each environment, environment by
-    environment."""
+    """Rows of one pair of spaces: one for each label of each environment, by environment."""
 
     observations: Space
     actions: Space
@@ -70,12 +70,23 @@ class _Part:
     env_count: int
 
 
+def row_label(agent: str) -> str:
+    """Return how an agent is called in the ids of workers."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", agent)
+
+
 def assigned(agents: list[str], patterns: list[str]) -> list[list[str]]:
     """Return the agents of each pattern, as a shell would match it; the first that matches has it.
 
     Raises:
-        EnvironmentFailedError: (BUILD_RAISED) An agent matches none, or a pattern has no agent.
+        EnvironmentFailedError: (BUILD_RAISED) An agent matches none, a pattern has no agent, or two
+            agents would have the same id.
     """
+    by_id: dict[str, str] = {}
+    for agent in agents:
+        other = by_id.setdefault(row_label(agent), agent)
+        if other != agent:
+            raise _unusable(f"agents {other!r} and {agent!r} cannot be told apart in worker ids")
     found: list[list[str]] = [[] for _ in patterns]
     for agent in agents:
         places = [i for i, pattern in enumerate(patterns) if fnmatchcase(agent, pattern)]
@@ -246,7 +257,7 @@ class Host:
             {
                 "observation": encode_space(part.observations),
                 "action": encode_space(part.actions),
-                "labels": part.labels,
+                "labels": [row_label(label) for label in part.labels],
             }
             for part in parts
         ]

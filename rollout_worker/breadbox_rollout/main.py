@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +24,8 @@ from breadbox.errors import (
 )
 from breadbox.metrics import metrics_served
 from breadbox.payload.codecs import parse_codec
+from breadbox.policies import PolicyModule
+from breadbox_rollout.agents import AgentsEntry, agents_entries
 from breadbox_rollout.command import (
     OneLineCommand,
     config_option,
@@ -46,20 +48,24 @@ from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.media import MEDIA
 from breadbox_rollout.metrics import WorkerCollector
 from breadbox_rollout.models import ModelWatcher
+from breadbox_rollout.opponents import Opponents
+from breadbox_rollout.player import Player, PlayerOptions, Seated
 from breadbox_rollout.policy_options import (
     check_policy_name,
     environment_options,
     policy_factory,
+    read_weights,
 )
-from breadbox_rollout.player import Player, PlayerOptions
 from breadbox_rollout.pool import EnvPool, PoolOptions
 from breadbox_rollout.recording import RecordingOptions
 from breadbox_rollout.sender import Sender
 from breadbox_rollout.settings import (
+    JsonObject,
     RolloutSettings,
     SizeBytes,
     check_worker_name,
     default_worker_name,
+    mixed_seed,
 )
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
 
@@ -104,6 +110,12 @@ def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
                    help="Longest a ready environment waits for others to join its batch."),
             option("--weights", type=click.Choice(["strict", "matching"]), default="strict",
                    help="Published weights must fit exactly, or where they match by name."),
+            option("--agents", type=JsonObject(), default="{}",
+                   help="Policies of an environment's agents, by pattern of their names: "
+                        '{"red_*": {"buffer": "red", "policy": "mlp"}, "*": {"learn": false}}. '
+                        "Default: all share one."),
+            option("--weights-kept", type=positive, default=10,
+                   help='Versions that opponents ("learn": false) are drawn from.'),
             option("--task", default="default", help="Label of episodes that name none."),
             option("--discount", type=click.FloatRange(0.0, 1.0), default=0.99,
                    help="Of the discounted returns that are reported."),
@@ -160,20 +172,28 @@ def rollout(dry_run: bool, log_level: str, log_format: str, **values: Any) -> No
         check_frames(spec)
     device = check_device(settings.device)
     check_policy_name(settings.policy)
+    entries = agents_entries(
+        settings.agents,
+        buffer=settings.buffer,
+        policy=settings.policy,
+        policy_options=settings.policy_options,
+    )
     check_worker_name(settings.worker_name)
     parse_codec(settings.codec)
-    client = _connect(settings)
+    clients = [_connect(settings, entry.buffer) for entry in entries]
     if dry_run:
-        client.close()
+        for client in clients:
+            client.close()
         click.echo(settings.as_yaml(), nl=False)
         return
     logs.configure(log_level, log_format)
-    check_service(settings)
+    for buffer in {entry.buffer: None for entry in entries}:
+        check_service(settings, buffer)
     torch.set_num_threads(settings.torch_threads)
-    run_worker(client, settings, spec, device)
+    run_worker(clients, entries, settings, spec, device)
 
 
-def check_service(settings: RolloutSettings) -> None:
+def check_service(settings: RolloutSettings, buffer: str) -> None:
     """Ask the server once, before anything is started, whether this worker may append.
 
     What may come yet (the server, the buffer) is said and waited for; it takes 10 s at most.
@@ -182,7 +202,7 @@ def check_service(settings: RolloutSettings) -> None:
         TlsError, UnauthenticatedError, PermissionDeniedError, NotSupportedError: What waiting does
             not mend.
     """
-    with _connect(settings, reconnect_s=0.0) as client:
+    with _connect(settings, buffer, reconnect_s=0.0) as client:
         try:
             client.get_buffer()
             client.append_fragments([])
@@ -194,13 +214,13 @@ def check_service(settings: RolloutSettings) -> None:
             logger.warning("waiting for the server: %s", error)
 
 
-def _connect(settings: RolloutSettings, **options: Any) -> "breadbox.Client":
+def _connect(settings: RolloutSettings, buffer: str, **options: Any) -> "breadbox.Client":
     tls = None
     if settings.tls_ca or settings.tls_cert or settings.tls_key:
         tls = breadbox.Tls(settings.tls_ca, settings.tls_cert, settings.tls_key)
     return breadbox.connect(
         settings.server,
-        buffer=settings.buffer,
+        buffer=buffer,
         tls=tls,
         token=settings.token,
         append_wait_s=_APPEND_WAIT_S,
@@ -210,42 +230,95 @@ def _connect(settings: RolloutSettings, **options: Any) -> "breadbox.Client":
     )
 
 
+class _Chain:
+    """What belongs to one entry: its client, the threads on it, and the player that they serve."""
+
+    def __init__(
+        self,
+        client: "breadbox.Client",
+        entry: AgentsEntry,
+        settings: RolloutSettings,
+        device: torch.device,
+    ) -> None:
+        self._client = client
+        self._watcher = watcher = ModelWatcher(client)
+        self._sender: Sender | None = None
+        self._reporter: EpisodeReporter | None = None
+        make_policy = policy_factory(entry.policy, dict(entry.policy_options), settings.seed)
+        # Agents of another entry do not draw the same actions.
+        seed = mixed_seed(settings.worker_seed, entry.pattern)
+
+        def make_inference(policy: PolicyModule) -> Inference:
+            return Inference(policy, device, bfloat16=settings.bfloat16, seed=seed)
+
+        self.player: Seated
+        if not entry.learn:
+            self.player = Opponents(
+                make_policy,
+                make_inference,
+                watcher,
+                kept_max=settings.weights_kept,
+                pinned=[read_weights(path) for path in entry.weights_files],
+                seed=seed,
+            )
+            return
+        self._sender = Sender(
+            client,
+            lambda: watcher.latest,
+            fragments_max=settings.queue_fragments_max,
+            bytes_max=settings.queue_bytes,
+        )
+        self._reporter = EpisodeReporter(client)
+        self.player = Player(
+            make_policy,
+            make_inference,
+            watcher,
+            self._sender,
+            self._reporter,
+            _player_options(settings),
+        )
+
+    def start(self) -> None:
+        for thread in (self._watcher, self._sender, self._reporter):
+            if thread is not None:
+                thread.start()
+
+    def close(self, drain_s: float) -> None:
+        for thread in (self._sender, self._reporter):
+            if thread is not None:
+                thread.close(drain_s)
+        self._client.close()
+        self._watcher.close()
+
+
 def run_worker(
-    client: "breadbox.Client", settings: RolloutSettings, spec: EnvSpec, device: torch.device
+    clients: "Sequence[breadbox.Client]",
+    entries: Sequence[AgentsEntry],
+    settings: RolloutSettings,
+    spec: EnvSpec,
+    device: torch.device,
 ) -> None:
-    """Build a worker around *client* and run it until a signal comes; closes the client.
+    """Build a worker around *clients*, one for each entry, and run it until a signal comes.
+
+    Closes the clients.
 
     Raises:
-        EnvironmentStartError: No environment starts, or none is left.
-        WeightsMismatchError: The learner's policy is another one.
+        EnvironmentStartError: No environment starts or ever answers a step, or none is left.
+        WeightsMismatchError: A learner's policy is another one.
     """
-    watcher = ModelWatcher(client)
-    sender = Sender(
-        client,
-        lambda: watcher.latest,
-        fragments_max=settings.queue_fragments_max,
-        bytes_max=settings.queue_bytes,
-    )
-    reporter = EpisodeReporter(client)
+    chains = [
+        _Chain(client, entry, settings, device)
+        for client, entry in zip(clients, entries, strict=True)
+    ]
     recordings = None if settings.record_dir is None else _recordings(settings)
     pool = EnvPool(
         with_frames(spec) if recordings and settings.record_media != "none" else spec,
-        _pool_options(settings, spec),
+        _pool_options(settings, spec, entries),
         recording=asdict(recordings.options) if recordings else None,
-    )
-    player = Player(
-        policy_factory(settings.policy, settings.policy_options, settings.seed),
-        lambda policy: Inference(
-            policy, device, bfloat16=settings.bfloat16, seed=settings.worker_seed
-        ),
-        watcher,
-        sender,
-        reporter,
-        _player_options(settings),
     )
     worker = RolloutWorker(
         pool,
-        [player],
+        [chain.player for chain in chains],
         _loop_options(settings),
         recordings=recordings,
         heartbeat=heartbeat.from_environment(),
@@ -254,7 +327,7 @@ def run_worker(
         "seed %d, worker %s (--seed and --worker-name repeat its random choices), server %s",
         settings.seed,
         settings.worker_name,
-        client.address,
+        clients[0].address,
     )
     share_interpreter()
     stack = ExitStack()
@@ -263,20 +336,19 @@ def run_worker(
             collector = WorkerCollector(worker.counts)
             address = stack.enter_context(metrics_served(settings.metrics_listen, collector))
             logger.info("metrics on http://%s/metrics", address)
-        for thread in (watcher, sender, reporter):
-            thread.start()
+        for chain in chains:
+            chain.start()
         with stack, stop_on_signals(worker.stop):
             worker.run()
     finally:
-        sender.close(settings.drain_s)
-        reporter.close(settings.drain_s)
-        client.close()
-        watcher.close()
+        for chain in chains:
+            chain.close(settings.drain_s)
+        counts = worker.counts()
         logger.info(
             "ended after %d steps; fragments %s, failures %s",
-            worker.step_count,
-            sender.counts(),
-            dict(worker.stats.failures),
+            counts.step_count,
+            counts.fragments,
+            counts.failures,
         )
 
 
@@ -290,7 +362,9 @@ def share_interpreter() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
-def _pool_options(settings: RolloutSettings, spec: EnvSpec) -> PoolOptions:
+def _pool_options(
+    settings: RolloutSettings, spec: EnvSpec, entries: Sequence[AgentsEntry]
+) -> PoolOptions:
     return PoolOptions(
         env_count=settings.num_envs,
         envs_per_process=settings.envs_per_process or envs_per_process(spec, settings.num_envs),
@@ -302,6 +376,7 @@ def _pool_options(settings: RolloutSettings, spec: EnvSpec) -> PoolOptions:
         rebuild_interval_s=settings.rebuild_interval_s,
         memory_bytes_max=settings.memory_limit,
         episode_steps_max=settings.episode_steps_max,
+        agents=tuple(entry.pattern for entry in entries),
     )
 
 

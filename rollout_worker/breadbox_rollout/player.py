@@ -5,7 +5,7 @@ rows of its agents, and a buffer with a session and a learner of its own.
 """
 
 import logging
-import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,90 @@ class PlayerOptions:
     strict_weights: bool = True
 
 
-class Player:
+class Seated(ABC):
+    """Whoever acts for the rows of a part.
+
+    Args:
+        watcher: Follows the model that is acted with; started and closed by the caller.
+    """
+
+    def __init__(self, watcher: ModelWatcher) -> None:
+        self.watcher = watcher
+        self.model: Model = NO_MODEL
+        """What it acts with; adopted between two turns."""
+
+    @property
+    @abstractmethod
+    def is_seated(self) -> bool:
+        """Whether it knows its rows, and has a policy."""
+
+    @property
+    def in_session(self) -> bool:
+        """Whether it may act; else nobody of the worker does."""
+        return self.model.in_session
+
+    @property
+    def step_count(self) -> int:
+        """Steps answered so far that are learned from."""
+        return 0
+
+    @property
+    def fragment_count(self) -> int:
+        """Fragments cut so far."""
+        return 0
+
+    @property
+    def waiting_fragment_count(self) -> int:
+        """Fragments that wait to be sent."""
+        return 0
+
+    def fragment_counts(self) -> dict[str, int]:
+        """Return fragments by what became of them, see `Sender.counts`."""
+        return {}
+
+    @abstractmethod
+    def sit(self, part: Part, groups: Sequence[range]) -> None:
+        """Take the rows of a part of the environments; *groups* are indices of environments."""
+
+    @abstractmethod
+    def take_model(self) -> None:
+        """Make session, version and weights current in one step, if there are new ones.
+
+        Raises:
+            WeightsMismatchError: They are not those of this policy.
+            Exception: What ended the watcher's thread, which is a bug.
+        """
+
+    @abstractmethod
+    def read(self, group: int, arrays: GroupArrays) -> list[float]:
+        """Take in what a group answered; the returns of episodes that ended."""
+
+    @abstractmethod
+    def read_failed(self, group: int, arrays: GroupArrays | None) -> list[float]:
+        """Take in what a process that is gone had answered; the returns of episodes that ended."""
+
+    @abstractmethod
+    def act(self, groups: list[int], arrays: list[GroupArrays]) -> Callable[[], list[Fragment]]:
+        """Choose and write the actions of the groups' rows.
+
+        Returns:
+            What cuts the turn into fragments; to be called once, when the environments step.
+        """
+
+    def name_task(self, group: int, row: int, task: str) -> None:
+        """Label the episode that begins in a row, where anything is told of it."""
+        return
+
+    def put(self, fragment: Fragment, wait_s: float) -> bool:
+        """Hand over a fragment that `act` led to, see `Sender.put`."""
+        raise NotImplementedError
+
+    def count_undelivered(self) -> None:
+        """Count a fragment that there was no room for when the worker ended."""
+        raise NotImplementedError
+
+
+class Player(Seated):
     """Acts with the current model for its rows, and cuts what they do into fragments.
 
     Args:
@@ -60,19 +143,16 @@ class Player:
         reporter: EpisodeReporter,
         options: PlayerOptions,
     ) -> None:
+        super().__init__(watcher)
         self._make_policy = make_policy
         self._make_inference = make_inference
-        self.watcher = watcher
         self.sender = sender
         self._reporter = reporter
         self._options = options
         self._inference: Inference | None = None
         self._slots: list[list[Slot]] = []
         self._readers: list[Reader] = []
-        self.model: Model = NO_MODEL
-        """What it acts with; adopted between two turns."""
-        self.model_count = 0
-        self.fragment_count = 0
+        self._fragment_count = 0
 
     @property
     def policy(self) -> PolicyModule | None:
@@ -83,6 +163,28 @@ class Player:
     def is_seated(self) -> bool:
         """Whether it knows its rows, and has a policy."""
         return self._inference is not None
+
+    @property
+    def fragment_count(self) -> int:
+        """See `Seated.fragment_count`."""
+        return self._fragment_count
+
+    def put(self, fragment: Fragment, wait_s: float) -> bool:
+        """See `Seated.put`."""
+        return self.sender.put(fragment, wait_s)
+
+    def count_undelivered(self) -> None:
+        """See `Seated.count_undelivered`."""
+        self.sender.count_undelivered()
+
+    @property
+    def waiting_fragment_count(self) -> int:
+        """Fragments that wait to be sent."""
+        return self.sender.waiting_count
+
+    def fragment_counts(self) -> dict[str, int]:
+        """Return fragments by what became of them, see `Sender.counts`."""
+        return self.sender.counts()
 
     @property
     def step_count(self) -> int:
@@ -105,7 +207,7 @@ class Player:
         options = self._options
         worker_id = f"{options.worker_prefix}-{env_index}"
         if label:
-            worker_id += "-" + re.sub(r"[^A-Za-z0-9._-]", "-", label)
+            worker_id += f"-{label}"
         state = self._inference.initial_state
         return Slot(
             Fragmenter(worker_id=worker_id, step_count=options.fragment_steps),
@@ -133,7 +235,6 @@ class Player:
             what = f"session {model.session_id!r}" if model.in_session else "no session"
             logger.info("now in %s at model version %d", what, model.model_version)
         self.model = model
-        self.model_count += 1
         for slots in self._slots:
             for slot in slots:
                 slot.fragmenter.staleness_max = model.staleness_max
@@ -185,7 +286,7 @@ class Player:
             fragment = self._push(slot, index, turn, states_before[index])
             if fragment is not None:
                 fragments.append(fragment)
-        self.fragment_count += len(fragments)
+        self._fragment_count += len(fragments)
         return fragments
 
     def _push(self, slot: Slot, index: int, turn: Turn, state_before: State) -> Fragment | None:

@@ -1,10 +1,13 @@
 """What `rollout` and `generate` are told of environments and policy."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 import gymnasium
+import safetensors
+import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 
@@ -80,3 +83,22 @@ def policy_factory(
         return policy
 
     return make
+
+
+def read_weights(path: Path) -> Mapping[str, NDArray[Any]]:
+    """Read the weights of a policy from a safetensors file, or from a learner's checkpoint.
+
+    Raises:
+        InvalidRequestError: It cannot be read.
+    """
+    try:
+        held = safetensors.numpy.load_file(path)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise InvalidRequestError("weights_file", f"{path} cannot be read: {error}") from error
+    # A checkpoint has them under "policy.", among others.
+    policy = {
+        name.removeprefix("policy."): array
+        for name, array in held.items()
+        if name.startswith("policy.")
+    }
+    return policy or held

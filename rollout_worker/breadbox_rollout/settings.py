@@ -76,6 +76,8 @@ class RolloutSettings:
     fragment_steps: int
     policy: str
     policy_options: dict[str, Any]
+    agents: dict[str, Any]
+    weights_kept: int
     device: str
     bfloat16: bool
     batch_envs: int | None

@@ -28,27 +28,41 @@ def take_turn(
 ) -> Turn:
     """Run the policy once for all rows, and write its actions for the environments to read."""
     # Copied: environments overwrite theirs as soon as they are told to step.
-    obs = _joined([entry.obs for entry in arrays])
+    obs = joined([entry.obs for entry in arrays])
     first = np.concatenate([entry.first for entry in arrays])
     acts = np.concatenate([entry.acts for entry in arrays])
     decision = inference.act(obs, states, first)
-    start = 0
-    for entry in arrays:
-        end = start + len(entry.first)
-        _copy_rows(entry.action, decision.action, start, end)
-        entry.value[:] = decision.value[start:end]
-        entry.model_version[0] = model_version
-        start = end
+    write_actions(arrays, decision.action, decision.value, model_version)
     return Turn(obs, first, acts, decision)
 
 
-def _joined(trees: list[Tree]) -> Tree:
+def write_actions(
+    arrays: list[GroupArrays], action: Tree, value: NDArray[np.float32], model_version: int
+) -> None:
+    """Write what the rows of all *arrays* shall do, for the environments to read.
+
+    Args:
+        arrays: Of B rows together.
+        action: Leaves [B, ...].
+        value: float32[B]; what the policy expects.
+        model_version: That chose the actions.
+    """
+    start = 0
+    for entry in arrays:
+        end = start + len(entry.first)
+        _copy_rows(entry.action, action, start, end)
+        entry.value[:] = value[start:end]
+        entry.model_version[0] = model_version
+        start = end
+
+
+def joined(trees: list[Tree]) -> Tree:
     """Concatenate trees of arrays along their first axis; always a copy."""
     example = trees[0]
     if isinstance(example, dict):
-        return {key: _joined([tree[key] for tree in trees]) for key in example}
+        return {key: joined([tree[key] for tree in trees]) for key in example}
     if isinstance(example, tuple):
-        return tuple(_joined(list(parts)) for parts in zip(*trees, strict=True))
+        return tuple(joined(list(parts)) for parts in zip(*trees, strict=True))
     return np.concatenate(trees)
 
 

@@ -28,7 +28,7 @@ from breadbox_rollout.batching import BatchSize, ReadyQueue
 from breadbox_rollout.failures import FailureKind
 from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.metrics import WorkerCounts
-from breadbox_rollout.player import Player
+from breadbox_rollout.player import Seated
 from breadbox_rollout.pool import EnvPool, GroupFailed, GroupReady
 from breadbox_rollout.throttle import Throttle
 
@@ -76,7 +76,7 @@ class RolloutWorker:
 
     Args:
         pool: Started by the loop; closed by it.
-        players: One for each part of the pool's rows, in that order.
+        players: One for each part of the pool's rows, in that order; the first is told of in logs.
         options: See there.
         clock: Monotonic seconds.
         recordings: Where the processes record episodes; None: nowhere.
@@ -86,7 +86,7 @@ class RolloutWorker:
     def __init__(
         self,
         pool: EnvPool,
-        players: Sequence[Player],
+        players: Sequence[Seated],
         options: WorkerOptions,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -127,7 +127,7 @@ class RolloutWorker:
             step_count=self.step_count,
             fragments=self._fragments(),
             failures=dict(self.stats.failures),
-            waiting_fragment_count=sum(player.sender.waiting_count for player in self._players),
+            waiting_fragment_count=sum(player.waiting_fragment_count for player in self._players),
             live_env_count=self._pool.live_env_count,
             blocked_s=self.stats.blocked_s,
         )
@@ -172,7 +172,7 @@ class RolloutWorker:
     @property
     def _in_session(self) -> bool:
         """Whether all policies are in a session; else nothing is produced for any."""
-        return all(player.model.in_session for player in self._players)
+        return all(player.in_session for player in self._players)
 
     @property
     def _are_seated(self) -> bool:
@@ -294,17 +294,17 @@ class RolloutWorker:
             self._ready.batch_env_count = self._batch_size.batch_env_count
         return groups
 
-    def _put(self, player: Player, fragment: Fragment) -> None:
+    def _put(self, player: Seated, fragment: Fragment) -> None:
         """Hand over a fragment; a full sender holds up the loop, and so the environments."""
         began_at = self._clock()
-        while not player.sender.put(fragment, _POLL_S):
+        while not player.put(fragment, _POLL_S):
             # To wait for room is to live: nobody shall end this worker for it.
             self._heartbeat.beat()
             self.stats.blocked = True
             if self._batch_size is not None:
                 self._batch_size.disturb()
             if self._stop.is_set():
-                player.sender.count_undelivered()
+                player.count_undelivered()
                 return
         self.stats.blocked = False
         self.stats.blocked_s += self._clock() - began_at
@@ -331,5 +331,5 @@ class RolloutWorker:
         """Return fragments of all policies by what became of them."""
         counts: Counter[str] = Counter()
         for player in self._players:
-            counts.update(player.sender.counts())
+            counts.update(player.fragment_counts())
         return dict(counts)

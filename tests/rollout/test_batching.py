@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -144,5 +145,5 @@ def test_what_was_found_is_looked_at_again_after_a_while() -> None:
         now += 0.05
         chooser.batch_taken(chooser.batch_env_count, now=now)
         seen.append(chooser.batch_env_count)
-    changes = sum(before != after for before, after in zip(seen, seen[1:], strict=False))
+    changes = sum(before != after for before, after in pairwise(seen))
     assert 3 <= changes <= 4, "half, all; a minute later half and all again"

@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -99,6 +100,13 @@ def test_a_hidden_secret_that_is_read_back_is_not_taken_for_one(
         (["--env", "CartPole-v1", "--num-envs", "0"], "0 is not in the range x>=1"),
         (["--env", "CartPole-v1", "--policy", "nonesuch"], "is not one of auto, mlp"),
         (["--env", "CartPole-v1", "--device", "toaster"], "is not a device"),
+        (["--env", "CartPole-v1", "--agents", '{"*": {"polcy": "mlp"}}'], "unknown keys polcy"),
+        (["--env", "CartPole-v1", "--agents", '{"*": {"learn": false}}'], "nothing is learned"),
+        (["--env", "CartPole-v1", "--agents", '{"*": {"policy": "x"}}'], "'x' is not one of auto"),
+        (
+            ["--env", "CartPole-v1", "--agents", '{"a": {"weights_files": ["f"]}}'],
+            "are for opponents",
+        ),
         (["--env", "CartPole-v1", "--queue-bytes", "many"], "is not a size"),
         (["--env", "CartPole-v1", "--env-options", "[1]"], "is not a JSON object"),
         (["--env", "CartPole-v1", "--server", "http://host:1"], "without a scheme"),
@@ -263,9 +271,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Servers for which a worker would run; none does."""
     addresses: list[str] = []
 
-    def run_nothing(client: breadbox.Client, *_: object) -> None:
-        addresses.append(client.address)
-        client.close()
+    def run_nothing(clients: Sequence[breadbox.Client], *_: object) -> None:
+        for client in clients:
+            addresses.append(client.address)
+            client.close()
 
     monkeypatch.setattr("breadbox_rollout.main.run_worker", run_nothing)
     return addresses

@@ -148,20 +148,14 @@ def test_an_environment_that_never_starts_ends_the_pool_with_its_reason() -> Non
     )
 
 
-def drive(pool: EnvPool) -> list[Event]:
-    """Step whatever is ready until the pool gives up; what happened until then."""
-    seen: list[Event] = []
-    with pytest.raises(EnvironmentStartError) as caught:
-        while len(seen) < 10_000:
-            for event in pool.poll(1.0):
-                seen.append(event)
-                if isinstance(event, GroupReady):
-                    pool.arrays(event.group).action[:] = 0
-                    pool.step(event.group)
-    assert "no environment answers a step; fruitless: RuntimeError('no step today')" == str(
-        caught.value
-    )
-    return seen
+def drive(pool: EnvPool, seen: list[Event]) -> None:
+    """Step whatever is ready until the pool gives up; *seen* gets what happened until then."""
+    while len(seen) < 10_000:
+        for event in pool.poll(1.0):
+            seen.append(event)
+            if isinstance(event, GroupReady):
+                pool.arrays(event.group).action[:] = 0
+                pool.step(event.group)
 
 
 @pytest.mark.parametrize("per_process", [1, 2])
@@ -169,8 +163,14 @@ def test_environments_that_never_answer_a_step_end_the_pool_after_a_known_number
     per_process: int,
 ) -> None:
     """It lived for ever, with 27,000 log lines in 15 s."""
-    with pool_of("!", count=2, envs_per_process=per_process) as pool:
-        seen = drive(pool)
+    seen: list[Event] = []
+    with (
+        pool_of("!", count=2, envs_per_process=per_process) as pool,
+        pytest.raises(EnvironmentStartError) as caught,
+    ):
+        drive(pool, seen)
+    problem = "no environment answers a step; fruitless: RuntimeError('no step today')"
+    assert problem == str(caught.value)
     attempts = [event.notes for event in seen if event.notes is not None]
     assert 29 <= len(attempts) <= 60
 

@@ -1,5 +1,6 @@
 """The real thing: a rollout worker and a server, as processes, and a fetch from here."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -11,10 +12,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 import breadbox
 from breadbox.policies import make_policy, policy_weights
 from breadbox_rollout.atari import SIZE
+from support.scripted_env import ACTION_SPACE, OBSERVATION_SPACE, check_fragment
+from support.scripted_parallel import BLUE_ACTIONS
 from support.server_process import ServerProcess, plain_environment
 
 pytestmark = pytest.mark.integration
@@ -28,6 +32,7 @@ def worker_process(address: str, log: Path, *arguments: str) -> Iterator["subpro
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "breadbox.cli.main", "rollout", "--server", address, *arguments],
+            cwd=Path(__file__).parent.parent,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -75,3 +80,43 @@ def test_pong_from_eight_environments_reaches_a_fetch(tmp_path: Path) -> None:
             )
         np.testing.assert_allclose(judged.log_prob[0].numpy(), fragment.log_prob, atol=1e-3)
     assert "fragments {'admitted'" in (tmp_path / "worker.log").read_text()
+
+
+def test_policies_of_one_environment_fill_their_buffers_against_a_pinned_opponent(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    policies = {
+        name: make_policy("mlp", OBSERVATION_SPACE, actions)
+        for name, actions in (("red", ACTION_SPACE), ("blue", BLUE_ACTIONS))
+    }
+    champion = tmp_path / "champion.safetensors"
+    save_file(policy_weights(policies["red"]), champion)
+    scripts = {"red_0": "....t", "red_1": "..c", "blue_0": "......t"}
+    agents = {
+        "red_0": {"buffer": "red"},
+        "blue_*": {"buffer": "blue"},
+        "red_1": {"buffer": "red", "learn": False, "weights_files": [str(champion)]},
+    }
+    arguments = ["--env", "support.scripted_parallel:make", "--num-envs", "2",
+                 "--env-options", json.dumps({"scripts": scripts}), "--worker-name", "w",
+                 "--agents", json.dumps(agents), "--fragment-steps", "4"]  # fmt: skip
+    server = ServerProcess("--store", f"file://{tmp_path}/store", log=tmp_path / "server.log")
+    with server, breadbox.connect(server.address) as client:
+        client.create_buffer("red")
+        client.create_buffer("blue")
+        with worker_process(server.address, tmp_path / "worker.log", *arguments):
+            for name, policy in policies.items():
+                with breadbox.connect(server.address, buffer=name) as learner:
+                    learner.start_session(name)
+                    learner.publish(name, 0, policy_weights(policy))
+            for name in policies:
+                with (
+                    breadbox.connect(server.address, buffer=name) as learner,
+                    learner.fetch(fragment_count=16, max_wait_s=WAIT_S) as lease,
+                ):
+                    fragments = list(lease.fragments())
+                for fragment in fragments:
+                    check_fragment(fragment)
+                assert {f"w-0-{name}_0", f"w-1-{name}_0"} >= {f.worker_id for f in fragments}
+                assert {name} == {fragment.session_id for fragment in fragments}

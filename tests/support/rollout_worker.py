@@ -18,7 +18,8 @@ from breadbox_rollout.episodes import EpisodeReporter
 from breadbox_rollout.inference import Inference
 from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.models import ModelWatcher
-from breadbox_rollout.player import Player, PlayerOptions
+from breadbox_rollout.opponents import Opponents
+from breadbox_rollout.player import Player, PlayerOptions, Seated
 from breadbox_rollout.pool import EnvPool, PoolOptions
 from breadbox_rollout.recording import RecordingOptions
 from breadbox_rollout.sender import Sender
@@ -82,21 +83,33 @@ def running_worker(
     device: str = "cpu",
     record_dir: Path | None = None,
     heartbeat: Heartbeat | None = None,
+    agents: dict[str, FakeService] | None = None,
+    opponents: str | None = None,
     **pool_options: Any,
 ) -> Iterator[Rollout]:
-    """Run a worker in a thread until the block ends; then nothing of it is left."""
+    """Run a worker in a thread until the block ends; then nothing of it is left.
+
+    Args:
+        agents: Services by pattern of agents that have policies of their own; *service* is one.
+        opponents: Pattern of agents that act with the last 3 versions of *service*.
+    """
     spec = spec or EnvSpec(name="support.scripted_env:make", options={"script": script})
-    watcher = ModelWatcher(service)
-    sender = Sender(service, lambda: watcher.latest, fragments_max=queue_fragments, bytes_max=2**28)
-    reporter = EpisodeReporter(service)
-    player = Player(
-        lambda observations, actions: make_policy(policy, observations, actions),
-        lambda made: Inference(made, torch.device(device)),
-        watcher,
-        sender,
-        reporter,
-        PlayerOptions(fragment_steps=fragment_steps, worker_prefix="w"),
-    )
+    parts = [_Part(each, policy, fragment_steps, queue_fragments, device) for each in
+             (agents or {"*": service}).values()]  # fmt: skip
+    players: list[Seated] = [part.player for part in parts]
+    patterns = [*(agents or {"*": service})]
+    if opponents is not None:
+        watcher = ModelWatcher(service)
+        players.append(
+            Opponents(
+                lambda observations, actions: make_policy(policy, observations, actions),
+                lambda made: Inference(made, torch.device(device)),
+                watcher,
+                kept_max=3,
+            )
+        )
+        patterns.append(opponents)
+        watcher.start()
     recordings = None
     if record_dir is not None:
         recording = RecordingOptions(folder=str(record_dir), every=2, env_count=1, overlay=True)
@@ -104,16 +117,16 @@ def running_worker(
     worker = RolloutWorker(
         EnvPool(
             spec,
-            PoolOptions(**{"env_count": 2, **pool_options}),
+            PoolOptions(**{"env_count": 2, "agents": tuple(patterns), **pool_options}),
             recording=asdict(recordings.options) if recordings else None,
         ),
-        [player],
+        players,
         WorkerOptions(batch_env_count=batch_env_count, batch_wait_s_max=0.01),
         recordings=recordings,
         heartbeat=heartbeat,
     )
-    rollout = Rollout(service, worker, player)
-    for part in (watcher, sender, reporter):
+    rollout = Rollout(service, worker, parts[0].player)
+    for part in parts:
         part.start()
     thread = threading.Thread(target=rollout.run)
     thread.start()
@@ -122,8 +135,45 @@ def running_worker(
     finally:
         worker.stop()
         thread.join(60.0)
-        sender.close(10.0)
-        reporter.close(10.0)
-        service.close()
-        watcher.close()
+        for part in parts:
+            part.close()
+        if opponents is not None:
+            players[-1].watcher.close()
         assert not thread.is_alive()
+
+
+class _Part:
+    """A player and the threads that serve it."""
+
+    def __init__(
+        self,
+        service: FakeService,
+        policy: str,
+        fragment_steps: int,
+        queue_fragments: int,
+        device: str,
+    ) -> None:
+        self._service = service
+        self._watcher = watcher = ModelWatcher(service)
+        self._sender = Sender(
+            service, lambda: watcher.latest, fragments_max=queue_fragments, bytes_max=2**28
+        )
+        self._reporter = EpisodeReporter(service)
+        self.player = Player(
+            lambda observations, actions: make_policy(policy, observations, actions),
+            lambda made: Inference(made, torch.device(device)),
+            watcher,
+            self._sender,
+            self._reporter,
+            PlayerOptions(fragment_steps=fragment_steps, worker_prefix="w"),
+        )
+
+    def start(self) -> None:
+        for thread in (self._watcher, self._sender, self._reporter):
+            thread.start()
+
+    def close(self) -> None:
+        self._sender.close(10.0)
+        self._reporter.close(10.0)
+        self._service.close()
+        self._watcher.close()
