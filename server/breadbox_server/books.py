@@ -84,6 +84,7 @@ async def books_open(
         archive.close()
         raise
     journal = TurnJournal(writer, recovered.sequence, grown_entries=recovered.entry_count)
+    journal.learn(recovered.entry_count, recovered.replay_s)
     compaction = Compaction(
         place,
         writer,

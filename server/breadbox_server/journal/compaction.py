@@ -36,8 +36,6 @@ FAILURES_MAX: Final = 3
 """Failures in a row after which a journal that has no room left is begun again from memory."""
 NICENESS_MAX: Final = 19
 """At the lowest priority a compactor gets a sixtieth of a core that others want."""
-ENTRIES_MEASURED: Final = 1_000
-"""From fewer nothing is learnt about how long replaying takes."""
 PERIOD_S: Final = 0.5
 RUN_S_MAX: Final = 300.0
 """A compactor that takes longer is stuck, and is killed."""
@@ -214,8 +212,7 @@ class Compaction:
                 raise _NoSnapshotError(text)
             raise _BrokenError(text, is_damaged=code == compactor.DAMAGED)
         sequence, entry_count, replay_s = out.split()
-        if int(entry_count) >= ENTRIES_MEASURED:
-            self._journal.entry_s = float(replay_s) / int(entry_count)
+        self._journal.learn(int(entry_count), float(replay_s))
         return int(sequence)
 
     async def _trim(self, sequence: int) -> None:

@@ -13,8 +13,11 @@ REPLAY_S_MAX: Final = 1.0
 buffer of the default size, it takes less than 2 s. Beyond, producers wait for the next snapshot."""
 REPLAY_BYTES_MAX: Final = 128 * 2**20
 """Bytes of turns that a restart may have to read, however few the entries."""
-ENTRY_S_ASSUMED: Final = 1 / 100_000
+ENTRY_S_ASSUMED: Final = 1 / 50_000
 """CPU time that an entry takes to be replayed, as long as nothing is known of this machine."""
+
+ENTRIES_MEASURED: Final = 1_000
+"""From fewer nothing is learnt about how long replaying takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,11 @@ class TurnJournal:
     def pressure(self) -> float:
         """How near the backlog is to what a restart can do in time; from 1 on there is no room."""
         return max(self.replay_s / REPLAY_S_MAX, self.backlog.size_bytes / REPLAY_BYTES_MAX)
+
+    def learn(self, entry_count: int, replay_s: float) -> None:
+        """Take note of how long replaying took: from few entries nothing can be told."""
+        if entry_count >= ENTRIES_MEASURED:
+            self.entry_s = replay_s / entry_count
 
     def cover(self, written: Extent) -> None:
         """Take note that a snapshot contains what had been written at some time."""
