@@ -439,6 +439,16 @@ def test_a_file_that_is_no_journal_is_refused_with_the_remedy(tmp_path):
 # Whose the journal is -----------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc which files are open")
+def test_a_file_that_is_no_journal_is_closed_again(tmp_path):
+    path = tmp_path / sqlite.FILE_NAME
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(JournalDamagedError):
+        SqliteArchive(tmp_path)
+    opened = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert path not in opened
+
+
 async def test_a_journal_of_a_server_that_lives_is_held(place):
     place.archive.begin(b"nothing")
     writer = place.open_writer()

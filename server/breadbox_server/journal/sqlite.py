@@ -16,7 +16,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
@@ -350,8 +350,9 @@ def _snapshots_in(directory: Path) -> dict[int, Path]:
 
 
 def _connect(directory: Path, *, sync: bool) -> sqlite3.Connection:
-    with _translated_errors():
+    with _translated_errors(), ExitStack() as on_failure:
         connection = sqlite3.connect(directory / FILE_NAME, timeout=WAIT_S, check_same_thread=False)
+        on_failure.callback(connection.close)
         # Readers never hold up the writer, nor the other way round.
         connection.execute("PRAGMA journal_mode = WAL")
         # The log is not cut off again: on a small disk it must not get long in the first place.
@@ -370,6 +371,7 @@ def _connect(directory: Path, *, sync: bool) -> sqlite3.Connection:
             "claim TEXT NOT NULL, holder TEXT NOT NULL)"
         )
         connection.commit()
+        on_failure.pop_all()
         return connection
 
 
