@@ -113,10 +113,12 @@ def test_a_server_that_still_waits_for_its_store_ends_at_once_when_asked(tmp_pat
                     stderr=log,
                 )
             try:
-                eventually_sync(lambda: _handles(process.pid, signal.SIGTERM), "its handler")
+                eventually_sync(
+                    lambda: _handles(process.pid, signal.SIGTERM), "its handler", within_s=60
+                )
                 process.send_signal(signal.SIGTERM)
                 # Far below the 30 s for which it would wait for an answer.
-                assert 0 == process.wait(timeout=5)
+                assert 0 == process.wait(timeout=20)
             finally:
                 process.kill()
                 process.wait()
