@@ -103,7 +103,7 @@ def summary(task: str, seed: int, records: list[dict[str, Any]]) -> str:
     word = "reached" if has_reached(task, records) else "MISSED"
     return (
         f"{task}, seed {seed}: {word} {TASKS[task][0]:g} with {last['return_mean_100']} after "
-        f"{last['steps']} steps, {len(records)} updates, {last['time_s']:.0f} s"
+        f"{last['environment_steps']} steps, {len(records)} updates, {last['time_s']:.0f} s"
     )
 
 
@@ -121,14 +121,14 @@ def draw(found: dict[str, dict[int, list[dict[str, Any]]]]) -> None:
     rows = []
     for axes, (task, runs) in zip(panels[0], found.items(), strict=True):
         for seed, records in runs.items():
-            steps = [record["steps"] for record in records]
+            steps = [record["environment_steps"] for record in records]
             returns = [record["return_mean_100"] or float("nan") for record in records]
             axes.plot(steps, returns, label=f"seed {seed}", linewidth=1.6)
             row = {"task": task, "seed": seed, "reached": has_reached(task, records)}
-            names = ("return_mean_100", "steps", "update", "time_s")
+            names = ("return_mean_100", "environment_steps", "steps", "update", "time_s")
             rows.append(row | {name: records[-1][name] for name in names})
         axes.axhline(TASKS[task][0], linestyle="--", color="grey", linewidth=1)
-        axes.set(title=task, xlabel="environment steps trained on")
+        axes.set(title=task, xlabel="environment steps")
         axes.set_ylabel("mean return, last 100 episodes")
         axes.grid(visible=True, alpha=0.3)
         if runs:

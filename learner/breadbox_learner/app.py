@@ -28,7 +28,7 @@ from breadbox_learner.progress import (
 )
 from breadbox_learner.publisher import Follower, Publisher
 from breadbox_learner.ranks import Place, Ranks, joined, place_from_environment
-from breadbox_learner.returns import EpisodeReturns
+from breadbox_learner.returns import EnvironmentSteps, EpisodeReturns
 from breadbox_learner.run_folder import RunFolder, RunFolderError
 from breadbox_learner.settings import LearnSettings
 from breadbox_learner.source import LeaseSource, Share
@@ -211,6 +211,7 @@ class _Run:
         self._policy = policy
         self._updater = updater
         self._returns = EpisodeReturns()
+        self._environment = EnvironmentSteps()
         self._folder = folder
         """Rank 0's; None on the others, which write nothing."""
         # What a run that goes on must have in common with the one it goes on from.
@@ -223,7 +224,7 @@ class _Run:
         update_before = state.update
         with ExitStack() as stack:
             publisher = self._publisher(session, stack)
-            sinks = self._sinks(publisher.session_id, update_before)
+            sinks = self._sinks(publisher.session_id)
             progress = stack.enter_context(Progress(sinks))
             source = self._source(publisher)
             stack.callback(source.close)
@@ -235,6 +236,7 @@ class _Run:
                 publisher=publisher,
                 progress=progress,
                 returns=self._returns,
+                environment=self._environment,
                 state=state,
                 stopped=stopped,
                 checkpoint=lambda state: self._save(state, publisher),
@@ -293,6 +295,7 @@ class _Run:
                 policy=self._policy,
                 updater=self._updater,
                 returns=self._returns,
+                environment=self._environment,
                 identity=self._identity,
                 source=str(self._folder.checkpoint if self._folder is not None else "checkpoint"),
             )
@@ -312,20 +315,21 @@ class _Run:
             updater=self._updater,
             state=state,
             returns=self._returns,
+            environment=self._environment,
             session=SessionState(publisher.session_id, publisher.model_version),
             identity=self._identity,
         )
         self._folder.write_checkpoint(data)
 
-    def _sinks(self, session_id: str, update: int) -> list[Sink]:
-        """Where records go, after those of the first *update* updates; nowhere on other ranks."""
+    def _sinks(self, session_id: str) -> list[Sink]:
+        """Where records go; nowhere on other ranks than 0."""
         settings, folder = self._settings, self._folder
         if folder is None:
             return []
         try:
             sinks: list[Sink] = [JsonLines(folder.progress), Lines(_log.info)]
             if settings.tensorboard:
-                sinks.append(TensorBoard(folder.path, first_update=update + 1))
+                sinks.append(TensorBoard(folder.path, self._environment.total))
         except OSError as error:
             raise RunFolderError(folder.path, error) from error
         if settings.wandb_project:

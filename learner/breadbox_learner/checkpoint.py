@@ -20,7 +20,7 @@ from torch import Tensor
 from breadbox.errors import ReplayBufferError
 from breadbox.policies import PolicyModule, WeightsMismatchError, set_policy_weights
 from breadbox_learner.ppo import PpoUpdater
-from breadbox_learner.returns import EpisodeReturns
+from breadbox_learner.returns import EnvironmentSteps, EpisodeReturns
 from breadbox_learner.trainer import TrainerState
 
 FORMAT_VERSION = 1
@@ -52,6 +52,7 @@ def encode(
     returns: EpisodeReturns,
     session: SessionState,
     identity: Mapping[str, Any],
+    environment: EnvironmentSteps | None = None,
 ) -> bytes:
     """Put everything that a run needs to go on into one checkpoint.
 
@@ -62,6 +63,7 @@ def encode(
         returns: The window of returns.
         session: Where the run was published.
         identity: What a run that goes on must have in common, such as environment and policy.
+        environment: Steps that environments have made.
     """
     optimizer = updater.optimizer.state_dict()
     tensors = {_POLICY + name: tensor for name, tensor in policy.state_dict().items()}
@@ -80,6 +82,7 @@ def encode(
         "identity": dict(identity),
         "state": asdict(state),
         "returns": {"recent": returns.recent, "episode_count": returns.episode_count},
+        "environment": (environment or EnvironmentSteps()).written(),
         "session": asdict(session),
         "optimizer": {"groups": optimizer["param_groups"], "state": plain_state},
         "scaler": updater.scaler.state_dict(),
@@ -96,6 +99,7 @@ def restore(
     returns: EpisodeReturns,
     identity: Mapping[str, Any],
     source: str,
+    environment: EnvironmentSteps | None = None,
 ) -> tuple[TrainerState, SessionState]:
     """Put a checkpoint back.
 
@@ -106,6 +110,7 @@ def restore(
         returns: Gets the window; new.
         identity: Of this run.
         source: Name of the checkpoint, for errors.
+        environment: Gets the steps that environments have made; new.
 
     Returns:
         Counters, and where the run was published.
@@ -130,6 +135,8 @@ def restore(
     if _RANDOM + "cuda" in tensors and updater.device.type == "cuda":
         torch.cuda.set_rng_state(tensors[_RANDOM + "cuda"], updater.device)
     returns.restore(text["returns"]["recent"], text["returns"]["episode_count"])
+    if environment is not None and "environment" in text:
+        environment.restore(text["environment"])
     return TrainerState(**text["state"]), SessionState(**text["session"])
 
 

@@ -107,29 +107,31 @@ class Lines:
             f"update {record['update']}: return {shown} (mean of 100 episodes), "
             f"model version {record['model_version']}, "
             f"staleness {record['staleness_mean']:.1f} of at most {record['staleness_max']}, "
-            f"{record['steps']} steps, waited {record['fetch_wait_s']:.2f} s for the last batch"
+            f"trained on {record['steps']} steps of {record['environment_steps']} made, "
+            f"waited {record['fetch_wait_s']:.2f} s for the last batch"
         )
 
 
 class TensorBoard:
-    """Event files in a folder.
+    """Event files in a folder, over environment steps.
 
     Args:
         folder: Where they go.
-        first_update: Number of the first record; what earlier files say of it and later ones is
-            not shown any more.
+        environment_steps: Steps made before the first record; what earlier files say of later ones
+            is not shown any more.
     """
 
-    def __init__(self, folder: Path, first_update: int = 1) -> None:
+    def __init__(self, folder: Path, environment_steps: int = 0) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=first_update)
+        self._writer = SummaryWriter(str(folder), purge_step=environment_steps + 1)
 
     def write(self, record: Record) -> None:
         """Write each number of the record as a scalar."""
+        steps = int(record["environment_steps"] or 0)
         for name, value in record.items():
-            if name != "update" and isinstance(value, int | float):
-                self._writer.add_scalar(f"learner/{name}", value, int(record["update"] or 0))
+            if name != "environment_steps" and isinstance(value, int | float):
+                self._writer.add_scalar(f"learner/{name}", value, steps)
 
     def close(self) -> None:
         """See `Sink.close`."""
@@ -158,6 +160,9 @@ class WeightsAndBiases:
         except wandb.Error as error:
             reason = str(error).splitlines()[0]
             raise InvalidRequestError("wandb_project", f"cannot be logged to: {reason}") from error
+
+        # What charts have for an x-axis unless one chooses another.
+        self._run.define_metric("*", step_metric="environment_steps")
 
     def write(self, record: Record) -> None:
         """Log the record under its update's number."""

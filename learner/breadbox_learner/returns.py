@@ -1,8 +1,9 @@
-"""Returns of the episodes that a learner sees end."""
+"""Returns of the episodes that a learner sees end, and steps that environments made for it."""
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -111,6 +112,11 @@ def _identity(batch: TrainingBatch, row: int, step: int) -> int:
     """Name the episode that ends at a step."""
     # Episode ids may start over with a worker's restart; fragment indices do not.
     names = (batch.session_ids[row], batch.worker_ids[row], batch.fragment_indices[row], step)
+    return _hashed(names)
+
+
+def _hashed(names: tuple[str | int, ...]) -> int:
+    """64 bits with a sign."""
     return int.from_bytes(xxhash.xxh3_64_digest(repr(names).encode()), "big", signed=True)
 
 
@@ -118,3 +124,43 @@ def _told(batch: TrainingBatch, row: int) -> list[tuple[int, float]]:
     assert batch.episode_return is not None
     returns = batch.episode_return[row]
     return [(int(step), float(returns[step])) for step in np.flatnonzero(~np.isnan(returns))]
+
+
+class EnvironmentSteps:
+    """Steps that environments have made, as far as a learner can tell. Not thread-safe.
+
+    A worker's fragments are numbered without gaps, those included that were stale, evicted or never
+    sent; so the highest number seen tells how many steps came before it. What a worker has made
+    since then is not known yet, nor are steps that it dropped before they filled a fragment.
+    """
+
+    def __init__(self) -> None:
+        self._by_worker: OrderedDict[int, int] = OrderedDict()
+        self.total = 0
+        """Steps of all workers and sessions of the run."""
+
+    def seen_in(self, batch: TrainingBatch) -> list[tuple[int, int]]:
+        """Workers in *batch*, by an identity that is the same on every rank, and their steps."""
+        length = batch.reward.shape[1]
+        names = zip(batch.session_ids, batch.worker_ids, strict=True)
+        identities = [_hashed(name) for name in names]
+        steps = [(index + 1) * length for index in batch.fragment_indices]
+        return list(zip(identities, steps, strict=True))
+
+    def count(self, seen: Iterable[tuple[int, int]]) -> None:
+        """Take note of what `seen_in` found, on whatever rank."""
+        for identity, steps in seen:
+            held = self._by_worker.pop(identity, 0)
+            self._by_worker[identity] = max(held, steps)
+            self.total += max(0, steps - held)
+            if len(self._by_worker) > REMEMBERED_MAX:
+                self._by_worker.popitem(last=False)
+
+    def written(self) -> dict[str, Any]:
+        """What `restore` needs, as plain data."""
+        return {"total": self.total, "by_worker": [list(item) for item in self._by_worker.items()]}
+
+    def restore(self, written: Mapping[str, Any]) -> None:
+        """Go on from what `written` gave."""
+        self.total = written["total"]
+        self._by_worker = OrderedDict((identity, steps) for identity, steps in written["by_worker"])

@@ -14,7 +14,7 @@ from breadbox.policies import PolicyModule
 from breadbox_learner.ppo import PpoUpdater, UpdateStatistics
 from breadbox_learner.progress import Progress
 from breadbox_learner.ranks import Alone, Ranks
-from breadbox_learner.returns import Ended, EpisodeReturns
+from breadbox_learner.returns import Ended, EnvironmentSteps, EpisodeReturns
 from breadbox_learner.run_folder import RunFolderError
 from breadbox_learner.settings import LearnSettings
 from breadbox_learner.source import BatchSource, FetchedBatch
@@ -114,6 +114,7 @@ class Trainer:
         state: TrainerState,
         stopped: Callable[[], bool],
         checkpoint: Callable[[TrainerState], None],
+        environment: EnvironmentSteps | None = None,
         ranks: Ranks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -124,6 +125,7 @@ class Trainer:
         self._publisher = publisher
         self._progress = progress
         self._returns = returns
+        self._environment = environment or EnvironmentSteps()
         self.state = state
         self._stopped = stopped
         self._checkpoint = checkpoint
@@ -225,6 +227,7 @@ class Trainer:
         train_policy = number >= self._settings.value_warmup_updates
         trained = False
         ended: list[Ended] = []
+        seen: list[tuple[int, int]] = []
         self._is_updating = True
         try:
             statistics = self._updater.update(
@@ -234,11 +237,14 @@ class Trainer:
             self._is_updating = False
             self.state.update += 1
             ended = self._returns.ended_in(fetched.batch)
+            seen = self._environment.seen_in(fetched.batch)
             step_count = fetched.batch.step_count
         finally:
             fetched.release(trained)  # The end of the batch: its memory is used again.
         shares = self._shares(fetched, step_count)
         self._returns.count(self._of_all_ranks(ended))
+        rows = torch.tensor(seen, dtype=torch.int64).reshape(-1, 2)
+        self._environment.count(map(tuple, self._ranks.gathered(rows).tolist()))
         self.state.fragments += shares.fragments
         self.state.steps += shares.steps
         self.state.misfits += shares.misfits
@@ -324,6 +330,7 @@ class Trainer:
             "update_s": update_s,
             "fragments": self.state.fragments,
             "steps": self.state.steps,
+            "environment_steps": self._environment.total,
             "misfits": self.state.misfits,
             "waiting_reason": fetched.waiting_reason,
             **asdict(statistics),

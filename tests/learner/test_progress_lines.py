@@ -10,6 +10,7 @@ def record(update: int, mean: float | None = None) -> dict[str, float | int | st
         "staleness_mean": 1.25,
         "staleness_max": 2,
         "steps": 2048,
+        "environment_steps": 4096,
         "fetch_wait_s": 0.034,
     }
 
@@ -20,7 +21,8 @@ def test_a_line_says_what_a_run_has_come_to() -> None:
 
     assert [
         "update 3: return 41.5 (mean of 100 episodes), model version 3, "
-        "staleness 1.2 of at most 2, 2048 steps, waited 0.03 s for the last batch"
+        "staleness 1.2 of at most 2, trained on 2048 steps of 4096 made, "
+        "waited 0.03 s for the last batch"
     ] == said
 
 

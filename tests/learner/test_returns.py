@@ -1,5 +1,6 @@
 """Episode returns, told by fragments or added up from rewards."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from breadbox.fragment import Fragment
 from breadbox_learner import returns
 from breadbox_learner.batching import TrainingBatch, collate
-from breadbox_learner.returns import EpisodeReturns
+from breadbox_learner.returns import EnvironmentSteps, EpisodeReturns
+from support.fragments import vector_fragment
 
 
 def fragment(
@@ -118,3 +120,42 @@ def test_a_resumed_run_goes_on_with_its_window() -> None:
     seen.observe(batch(0, [3.0], [1], first=True))
     resumed.restore(seen.recent, seen.episode_count)
     assert (seen.mean, seen.episode_count) == (resumed.mean, resumed.episode_count)
+
+
+# Environment steps -------------------------------------------------------------------------------
+
+
+def seen(environment: EnvironmentSteps, *fragments: tuple[str, int], session: str = "s") -> int:
+    """Count fragments of 4 steps, as (worker, index)."""
+    made = [
+        vector_fragment(index, worker_id=worker, session_id=session) for worker, index in fragments
+    ]
+    environment.count(environment.seen_in(collate(made)))
+    return environment.total
+
+
+def test_steps_that_nobody_trained_on_count_as_made() -> None:
+    environment = EnvironmentSteps()
+    assert 4 == seen(environment, ("a", 0))
+    # Fragments 1 and 2 were stale, or never sent.
+    assert 16 + 4 == seen(environment, ("a", 3), ("b", 0))
+
+
+def test_fragments_delivered_again_or_late_are_not_made_again() -> None:
+    environment = EnvironmentSteps()
+    assert 12 == seen(environment, ("a", 2), ("a", 1))
+    assert 12 == seen(environment, ("a", 2), ("a", 0))
+
+
+def test_another_session_is_counted_on_top() -> None:
+    environment = EnvironmentSteps()
+    seen(environment, ("a", 2))
+    assert 16 == seen(environment, ("a", 0), session="t")
+
+
+def test_steps_go_on_from_what_was_written() -> None:
+    environment, resumed = EnvironmentSteps(), EnvironmentSteps()
+    seen(environment, ("a", 2), ("b", 4))
+    resumed.restore(json.loads(json.dumps(environment.written())))
+    assert environment.total == resumed.total
+    assert seen(environment, ("a", 3)) == seen(resumed, ("a", 3)) == 12 + 20 + 4

@@ -95,6 +95,8 @@ def test_each_update_leaves_a_record_and_a_version(bench: Bench) -> None:
     assert [2, 3, 4] == [record["model_version"] for record in records]
     assert [8, 16, 24] == [record["fragments"] for record in records]
     assert [128, 256, 384] == [record["steps"] for record in records]
+    # Everything that was made is trained on here.
+    assert [128, 256, 384] == [record["environment_steps"] for record in records]
     wanted = {
         "time_s", "update", "model_version", "staleness_mean", "staleness_max", "use_count_mean",
         "fetch_wait_s", "update_s", "policy_loss", "value_loss", "entropy", "fragments", "steps",
