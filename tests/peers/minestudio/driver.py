@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import types
 from pathlib import Path
 
@@ -352,9 +353,14 @@ def main(report: Path) -> None:
                 default=float,
             )
         )
-    sys.stdout.flush()
-    os._exit(0)  # MineStudio's threads never end.
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    status = 1
+    try:
+        main(Path(sys.argv[1]))
+        status = 0
+    except Exception:  # noqa: BLE001
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(status)  # MineStudio's threads never end.

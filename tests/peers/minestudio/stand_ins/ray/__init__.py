@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import traceback
 from concurrent.futures import Future
 from queue import SimpleQueue
 
@@ -42,6 +43,7 @@ class ActorHandle:
             try:
                 future.set_result(getattr(self._instance, name)(*args, **kwargs))
             except Exception as error:  # noqa: BLE001
+                traceback.print_exc()  # Nobody may ask for it, as of MineStudio's senders.
                 failures.append(error)
                 future.set_exception(error)
 
