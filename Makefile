@@ -72,7 +72,7 @@ verify-protos: $(VENV)/.ready
 protos: $(VENV)/.ready  ## Write the stubs from protos/
 	$(BIN)/python scripts/gen_protos.py
 
-chaos: $(VENV)/.ready  ## Kill everything at random and balance the ledgers (ARGS="--seconds 120 --seed 7")
+chaos: $(VENV)/.ready  ## Kill, stop, cut off and replace at random, and balance the ledgers (ARGS="--seconds 120 --seed 7")
 	$(BIN)/python tests/chaos/run.py $(ARGS)
 
 endings: $(VENV)/.ready  ## End servers under load, and by replacing them (ARGS="--rounds 500")

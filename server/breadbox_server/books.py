@@ -74,7 +74,7 @@ async def books_open(
     try:
         # First of all: what is read back before could be added to by another server meanwhile.
         claim = await _claim(archive, takes_over=settings.takes_over)
-        recovered = _recover(archive, settings, rng)
+        recovered = _recover(archive, settings, rng, claim.epoch)
         has_new_limits = _apply_new_limits(archive, settings, recovered)
         writer = place.open_writer(claim, sync=settings.has_journal_sync)
     except JournalError as error:
@@ -157,9 +157,14 @@ def _choose_place(settings: Settings) -> JournalPlace | None:
         raise StartError(f"--journal cannot be used: {error}") from error
 
 
-def _recover(archive: JournalArchive, settings: Settings, rng: random.Random) -> Recovered:
+def _recover(
+    archive: JournalArchive, settings: Settings, rng: random.Random, epoch: int
+) -> Recovered:
+    # With --seed too, a server that has the books of an earlier one must not be its twin.
+    restored_rng = random.Random((rng.getrandbits(64) << 64) + epoch)
+
     def restore(state: Any) -> BufferSet:
-        return BufferSet.restore(state, rng, settings.buffers_max, is_recording=True)
+        return BufferSet.restore(state, restored_rng, settings.buffers_max, is_recording=True)
 
     if not archive.is_begun():
         fresh = BufferSet(rng, settings.default_config, settings.buffers_max, is_recording=True)

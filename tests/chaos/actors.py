@@ -2,6 +2,9 @@
 
 They end on SIGTERM after what they are doing, and are killed with SIGKILL at any moment. What a
 fragment holds follows from its identity, so that whoever reads it can tell whether it is right.
+
+A call that passed its deadline is made again, as often as it takes: whoever is silent for a while
+ends nobody. `--rolls-back` says that the books may go back to an earlier state in this run.
 """
 
 import argparse
@@ -9,12 +12,17 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 import breadbox
 from breadbox.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
     LeaseExpiredError,
     PayloadMissingError,
     ReplayBufferError,
@@ -27,9 +35,10 @@ from breadbox.types import ReleaseMode
 from chaos.ledger import Ledger
 
 STEPS = 4
-WIDTH = 64
 SESSION = "chaos"
 FRAGMENTS_PER_CHUNK = 2
+DEADLINE_S = 8.0
+"""Of one call: longer than most silences of a run, and shorter than some."""
 
 
 class Stop:
@@ -43,13 +52,26 @@ class Stop:
         self.is_set = True
 
 
-def contents(worker_id: str, fragment_index: int) -> np.ndarray:
-    """Observations of a fragment, which nobody else has: float32[STEPS, WIDTH]."""
+T = TypeVar("T")
+
+
+def patiently(ledger: Ledger, call: Callable[[], T]) -> T:
+    """Make a call, again when its deadline passed; it is one that may be repeated."""
+    ledger.asking()
+    while True:
+        try:
+            return call()
+        except DeadlineExceededError:
+            ledger.live()
+
+
+def contents(worker_id: str, fragment_index: int, width: int) -> np.ndarray:
+    """Observations of a fragment, which nobody else has: float32[STEPS, width]."""
     seed = f"{worker_id}/{fragment_index}".encode()
-    return np.random.default_rng(list(seed)).random((STEPS, WIDTH), dtype=np.float32)
+    return np.random.default_rng(list(seed)).random((STEPS, width), dtype=np.float32)
 
 
-def make_fragment(worker_id: str, fragment_index: int, version: int) -> Fragment:
+def make_fragment(worker_id: str, fragment_index: int, version: int, width: int) -> Fragment:
     flags = np.zeros(STEPS, np.bool_)
     return Fragment(
         worker_id=worker_id,
@@ -57,27 +79,42 @@ def make_fragment(worker_id: str, fragment_index: int, version: int) -> Fragment
         session_id=SESSION,
         model_version_min=version,
         model_version_max=version,
-        obs=contents(worker_id, fragment_index),
+        obs=contents(worker_id, fragment_index, width),
         action=np.zeros(STEPS, np.int64),
         reward=np.ones(STEPS, np.float32),
         terminated=flags,
         truncated=flags,
         first=flags,
         episode_id=np.zeros(STEPS, np.int64),
-        next_obs=np.zeros(WIDTH, np.float32),
+        next_obs=np.zeros(width, np.float32),
     )
 
 
-def produce(client: breadbox.Client, ledger: Ledger, name: str, rng: random.Random) -> None:
+def produce(
+    client: breadbox.Client,
+    ledger: Ledger,
+    name: str,
+    rng: random.Random,
+    *,
+    width: int,
+    rolls_back: bool,
+) -> None:
     """Append fragments of a worker that never existed before."""
     stop = Stop()
     index = 0
     while not stop.is_set:
-        model = client.watch_model(None, max_wait_s=0)
+        model = patiently(ledger, lambda: client.watch_model(None, max_wait_s=0))
         version = model.model_version if model is not None and model.model_version else 0
         count = rng.randint(1, 6)
-        fragments = [make_fragment(name, index + k, version) for k in range(count)]
-        results = client.append_many(fragments)
+        fragments = [make_fragment(name, index + k, version, width) for k in range(count)]
+        try:
+            results = patiently(ledger, lambda fragments=fragments: client.append_many(fragments))
+        except InvalidRequestError as error:
+            # A version that the server had published, and in an older life has not yet.
+            if not rolls_back:
+                raise
+            ledger.note("refused", error=str(error))
+            results = []
         for k, result in enumerate(results):
             ledger.note(
                 "appended",
@@ -104,6 +141,7 @@ def note_grant(ledger: Ledger, lease: breadbox.Lease, grant_of: str) -> None:
                 reference.metadata.fragment_index,
                 reference.metadata.model_version_min,
                 reference.metadata.session_id,
+                reference.metadata.payload.payload_id,
             ]
             for reference in lease.references
         ],
@@ -115,15 +153,16 @@ def work_on(lease: breadbox.Lease, ledger: Ledger, rng: random.Random) -> None:
     mode = ReleaseMode.RETURNED if rng.random() < 0.1 else ReleaseMode.CONSUMED
     try:
         for reference, fragment in zip(lease.references, lease.fragments(), strict=True):
-            wanted = contents(reference.metadata.worker_id, reference.metadata.fragment_index)
+            metadata = reference.metadata
+            width = fragment.obs.shape[-1]
+            wanted = contents(metadata.worker_id, metadata.fragment_index, width)
             if not np.array_equal(wanted, fragment.obs):
                 ledger.note("wrong", lease=lease.lease_id, chunk=reference.chunk_id)
     except PayloadMissingError as error:
         ledger.note("missing", lease=lease.lease_id, payload=error.payload_id)
         mode = ReleaseMode.RETURNED
-    ledger.note("releasing", lease=lease.lease_id, mode=mode.value)
     try:
-        lease.release(mode)
+        patiently(ledger, lambda: lease.release(mode))
     except LeaseExpiredError:
         ledger.note("expired", lease=lease.lease_id)
         return
@@ -135,17 +174,18 @@ def learn(client: breadbox.Client, ledger: Ledger, name: str, rng: random.Random
     stop = Stop()
     count = 0
     while not stop.is_set:
-        request_id = f"{name}-{count}"
+        fetch = partial(
+            client.fetch,
+            fragment_count=FRAGMENTS_PER_CHUNK * rng.randint(1, 4),
+            max_wait_s=2.0,
+            request_id=f"{name}-{count}",
+        )
         count += 1
         try:
-            lease = client.fetch(
-                fragment_count=FRAGMENTS_PER_CHUNK * rng.randint(1, 4),
-                max_wait_s=2.0,
-                request_id=request_id,
-            )
+            lease = patiently(ledger, fetch)
         except (WaitElapsedError, LeaseExpiredError):
             continue
-        note_grant(ledger, lease, request_id)
+        note_grant(ledger, lease, fetch.keywords["request_id"])
         work_on(lease, ledger, rng)
 
 
@@ -157,14 +197,16 @@ def learn_as_rank(
     number = first
     while not stop.is_set:
         ledger.note("rank", number=number)
+        fetch = partial(
+            client.fetch,
+            fragment_count=FRAGMENTS_PER_CHUNK * 4,
+            max_wait_s=2.0,
+            request_id=f"ranks-{number}",
+            rank=rank,
+            world_size=2,
+        )
         try:
-            lease = client.fetch(
-                fragment_count=FRAGMENTS_PER_CHUNK * 4,
-                max_wait_s=2.0,
-                request_id=f"ranks-{number}",
-                rank=rank,
-                world_size=2,
-            )
+            lease = patiently(ledger, fetch)
         except WaitElapsedError:
             continue
         except LeaseExpiredError:
@@ -178,15 +220,16 @@ def learn_as_rank(
 def publish(client: breadbox.Client, ledger: Ledger, name: str, rng: random.Random) -> None:
     """Keep the session going, and publish versions, some with weights."""
     stop = Stop()
-    client.start_session(SESSION)
+    patiently(ledger, lambda: client.start_session(SESSION))
     while not stop.is_set:
-        model = client.watch_model(None, max_wait_s=0)
+        model = patiently(ledger, lambda: client.watch_model(None, max_wait_s=0))
         version = (model.model_version or 0) + 1 if model is not None else 0
         try:
             if rng.random() < 0.5:
-                client.publish(SESSION, version, {"w": np.full(100, version, np.float32)})
+                weights = {"w": np.full(100, version, np.float32)}
+                patiently(ledger, partial(client.publish, SESSION, version, weights))
             else:
-                client.publish_model(SESSION, version)
+                patiently(ledger, partial(client.publish_model, SESSION, version))
             ledger.note("published", version=version)
         except VersionRegressedError:
             continue
@@ -206,14 +249,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--width", type=int, default=64, help="numbers in an observation")
+    parser.add_argument("--rolls-back", action="store_true")
     options = parser.parse_args()
     ledger = Ledger(options.folder / f"{options.name}.ledger")
     rng = random.Random(options.seed)
-    with breadbox.connect(options.server, reconnect_s=60.0, deadline_s=30.0) as client:
+    with breadbox.connect(options.server, reconnect_s=60.0, deadline_s=DEADLINE_S) as client:
         try:
             match options.kind:
                 case "producer":
-                    produce(client, ledger, options.name, rng)
+                    produce(
+                        *(client, ledger, options.name, rng),
+                        width=options.width,
+                        rolls_back=options.rolls_back,
+                    )
                 case "learner":
                     learn(client, ledger, options.name, rng)
                 case "rank":

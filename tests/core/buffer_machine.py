@@ -111,8 +111,12 @@ class BufferMachine(RuleBasedStateMachine):
         self.entries_since_base: list[tuple[float, Entry]] = []
 
     def make_buffers(self, config: BufferConfig) -> BufferSet:
-        """Make what is under test; a broken variant overrides this."""
-        return BufferSet(random.Random(7), config, is_recording=True)
+        """Make what is under test."""
+        return self.altered(BufferSet(random.Random(7), config, is_recording=True))
+
+    def altered(self, buffers: BufferSet) -> BufferSet:
+        """What is under test, new or recovered; a broken variant overrides this."""
+        return buffers
 
     @initialize(config=configs(), run_lengths=st.lists(st.integers(0, 7), min_size=3, max_size=3))
     def begin(self, config: BufferConfig, run_lengths: list[int]) -> None:
@@ -432,7 +436,7 @@ class BufferMachine(RuleBasedStateMachine):
         recovered.take_events()
         recovered.check_invariants()
         assert recovered.snapshot() == self.buffers.snapshot(), "replayed to another state"
-        self.buffers = recovered
+        self.buffers = self.altered(recovered)
         self.model.lose_callers()
 
     def keep_entries(self) -> None:

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.holdings import Holdings
 from breadbox_server.core.inputs import ReleaseMode
 from core.buffer_machine import WORKERS, BufferMachine, make_config
@@ -36,8 +35,7 @@ class ForgetfulHoldings(Holdings):
 
 
 class BrokenMachine(BufferMachine):
-    def make_buffers(self, config: BufferConfig) -> BufferSet:
-        buffers = super().make_buffers(config)
+    def altered(self, buffers: BufferSet) -> BufferSet:
         buffers._buffers[DEFAULT_BUFFER]._state.holdings.__class__ = ForgetfulHoldings
         return buffers
 

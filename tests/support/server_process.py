@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -50,8 +51,16 @@ class ServerProcess:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> None:
-        """Start, and return once it says that it serves."""
+    def start(self, within_s: float | None = None) -> None:
+        """Start, and return once it says that it serves.
+
+        Args:
+            within_s: Seconds it may take to serve, or to end; None: for ever.
+
+        Raises:
+            AssertionError: It ended; says what its log holds.
+            TimeoutError: It did neither, and was killed.
+        """
         assert self._process is None
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
@@ -63,7 +72,16 @@ class ServerProcess:
                 env=self._environment,
             )
         assert self._process.stdout is not None
+        timer = threading.Timer(within_s or 0.0, self._process.kill)
+        if within_s is not None:
+            timer.start()
         self.ready_line = self._process.stdout.readline()
+        timer.cancel()
+        if timer.finished.is_set() and not self.ready_line and within_s is not None:
+            is_late = self._process.wait(timeout=END_S) == -signal.SIGKILL
+            if is_late:
+                self._reap()
+                raise TimeoutError(f"the server neither served nor ended within {within_s} s")
         match = _READY.match(self.ready_line)
         if match is None:
             self._process.kill()

@@ -35,6 +35,7 @@ from breadbox_server.core.errors import (
     DrainingError,
 )
 from breadbox_server.core.events import Event
+from breadbox_server.core.fetching import LEASE_ID_BITS
 from breadbox_server.core.ids import BufferName, CallerId, LeaseId, PayloadId, RequestId
 from breadbox_server.core.inputs import (
     Appended,
@@ -81,6 +82,7 @@ class BufferSet:
 
     def _begin(self, rng: random.Random, buffers_max: int, is_recording: bool) -> None:
         self._rng = rng
+        self._lease_salt = 0
         self._buffers_max = buffers_max
         self._buffers: dict[BufferName, ReplayBuffer] = {}
         self._events: list[Event] = []
@@ -349,7 +351,9 @@ class BufferSet:
 
         Args:
             state: What `snapshot` gave, or what is equal to it after JSON.
-            rng: Seeds the draws of buffers created from now on; the others keep their seeds.
+            rng: Seeds the draws of buffers created from now on; the others keep their seeds. Must
+                not be as it was for another set of the same state: ids of leases follow from it,
+                and what was granted from books that are lost must not be taken for a grant of now.
             buffers_max: As for a new set; more buffers than that in the snapshot are kept.
             is_recording: As for a new set.
 
@@ -358,6 +362,7 @@ class BufferSet:
         """
         buffers = cls.__new__(cls)
         buffers._begin(rng, buffers_max, is_recording)
+        buffers._lease_salt = rng.getrandbits(LEASE_ID_BITS)
         if state is None:
             return buffers
         try:
@@ -411,6 +416,7 @@ class BufferSet:
         )
 
     def _add(self, state: BufferState) -> None:
+        state.lease_salt = self._lease_salt
         self._buffers[state.name] = ReplayBuffer(
             state,
             next_caller_id=self._next_caller_id,

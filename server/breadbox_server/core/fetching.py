@@ -337,7 +337,7 @@ class Fetching:
         rng = state.next_draw_rng()
         chunk_ids = state.holdings.table.sampler.draw(self._chunk_count(waiter), rng)
         lease_ids = [
-            LeaseId(f"{rng.getrandbits(LEASE_ID_BITS):0{LEASE_ID_BITS // 4}x}")
+            LeaseId(f"{rng.getrandbits(LEASE_ID_BITS) ^ state.lease_salt:0{LEASE_ID_BITS // 4}x}")
             for _ in range(waiter.world_size)
         ]
         leases_s = [state.config.lease_s] * waiter.world_size

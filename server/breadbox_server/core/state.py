@@ -66,6 +66,8 @@ class BufferState:
         """Uses granted in the current session, less those given back."""
         self.waiters = WaiterQueue()
         self.leases = LeaseBook()
+        self.lease_salt = 0
+        """Makes ids of leases others than those of any other process that had the same books."""
         self._rng = random.Random()
 
     @property

@@ -1,0 +1,247 @@
+"""Balances ledgers, server and store, once everybody has stopped."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import breadbox
+from breadbox.errors import WaitElapsedError
+from breadbox.types import (
+    AdmissionOutcome,
+    FragmentMetadata,
+    PayloadReference,
+    ReleaseMode,
+)
+from chaos.actors import FRAGMENTS_PER_CHUNK, SESSION, STEPS
+from chaos.ledger import read_ledgers
+from chaos.tally import Tally
+from chaos.worlds import World
+from support.eventually import eventually_sync
+from support.server_process import plain_environment
+
+STALENESS_MAX = 3
+USES_MAX = 2
+SETTLE_S = 120.0
+
+Identity = tuple[str, int]
+
+
+class Audit:
+    """Fills a tally with what does not balance.
+
+    Args:
+        folder: Of the ledgers.
+        world: The store.
+        client: To the server.
+        tally: Knows what is excused.
+        empties_redis: Whether payloads may be missing at any time.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        world: World,
+        client: breadbox.Client,
+        tally: Tally,
+        *,
+        empties_redis: bool,
+    ) -> None:
+        self._world = world
+        self._client = client
+        self._tally = tally
+        self._empties_redis = empties_redis
+        self._lines = list(read_ledgers(folder))
+        self._appended = {
+            (line["worker"], line["index"]): line
+            for line in self._of("appended")
+            if "admitted" in (line["outcome"], line["first"])
+        }
+
+    def run(self) -> None:
+        self._tally.appended = len(self._appended)
+        self._wait_for_quiet()
+        self._check_ledgers()
+        self._check_grants()
+        self._check_counters()
+        self._check_acknowledged()
+        self._check_store()
+        self._check_that_nothing_is_left()
+
+    def _wait_for_quiet(self) -> None:
+        """Leases of killed learners expire; open chunks of killed producers end."""
+        state = lambda: self._client.get_buffer().state  # noqa: E731 - read afresh each time
+        eventually_sync(
+            lambda: (
+                (state().lease_count, state().waiter_count, state().open_chunk_count) == (0, 0, 0)
+            ),
+            "leases, waiters and open chunks ending",
+            within_s=SETTLE_S,
+        )
+
+    def _of(self, kind: str) -> Iterator[dict]:
+        return (line for line in self._lines if line["kind"] == kind)
+
+    def _check_ledgers(self) -> None:
+        for line in self._of("wrong"):
+            self._tally.wrong.append(f"{line['ledger']} read other bytes: {line}")
+        for line in self._of("refused"):
+            if not self._tally.is_rolled_back(line):
+                self._tally.wrong.append(f"{line['ledger']} was refused: {line['error']}")
+        if not self._empties_redis:
+            self._check_missing()
+
+    def _check_missing(self) -> None:
+        expired = {line["lease"] for line in self._of("expired")}
+        owners = {
+            payload: (worker, index)
+            for line in self._of("granted")
+            for _, _, _, worker, index, _, _, payload in line["fragments"]
+        }
+        for line in self._of("missing"):
+            # Of a lease that was over, the payloads may be gone.
+            if line["lease"] in expired:
+                continue
+            appended = self._appended.get(owners.get(line["payload"], ("", -1)))
+            if self._tally.may_be_missing(appended, line):
+                self._tally.younger += 1
+            else:
+                self._tally.lost.append(f"{line['ledger']} was granted nothing: {line}")
+
+    def _check_grants(self) -> None:
+        leases: dict[str, dict] = {}
+        shares: dict[str, list[set[int]]] = defaultdict(list)
+        for line in self._of("granted"):
+            self._tally.granted += len(line["fragments"])
+            first = leases.setdefault(line["lease"], line)
+            if first["fragments"] != line["fragments"]:
+                self._tally.double.append(f"lease {line['lease']} was granted in two ways")
+            for chunk, staleness, use_count, worker, index, _, session, _ in line["fragments"]:
+                if staleness > STALENESS_MAX or session != SESSION:
+                    self._tally.stale.append(f"{worker}/{index} in {line['request']}")
+                if use_count > USES_MAX:
+                    self._tally.double.append(f"chunk {chunk} in use {use_count}")
+        for lease, line in leases.items():
+            if self._tally.is_rolled_back(line):
+                continue  # The draw may have been made again.
+            chunks = {fragment[0] for fragment in line["fragments"]}
+            if any(chunks & other for other in shares[line["request"]]):
+                self._tally.double.append(f"two ranks share a chunk of {line['request']}: {lease}")
+            shares[line["request"]].append(chunks)
+        self._check_uses(leases)
+
+    def _check_uses(self, leases: dict[str, dict]) -> None:
+        """By fragment: chunks of a history that was given up lend their numbers to others."""
+        consumed: Counter[Identity] = Counter()
+        excused: Counter[Identity] = Counter()
+        done = {line["lease"]: line for line in self._of("released") if line["mode"] == "consumed"}
+        for lease, line in done.items():
+            if lease in leases:
+                fragments = {(each[3], each[4]) for each in leases[lease]["fragments"]}
+                is_excused = self._tally.is_rolled_back(line)
+                (excused if is_excused else consumed).update(fragments)
+        for fragment, uses in consumed.items():
+            if uses > USES_MAX:
+                self._tally.double.append(f"{fragment} was consumed {uses} times")
+            elif uses + excused[fragment] > USES_MAX:
+                self._tally.younger += 1
+
+    def _check_counters(self) -> None:
+        """Whatever came in is held, or left for a reason that a counter names."""
+        state = self._client.get_buffer().state
+        counters = state.counters
+        left = sum(count for name, count in counters.items() if name.startswith("chunks_evicted"))
+        discarded = sum(
+            count for name, count in counters.items() if name.startswith("fragments_discarded")
+        )
+        if counters["chunks_closed"] != state.chunk_count + left:
+            self._tally.lost.append(
+                f"{counters['chunks_closed']} chunks closed, {state.chunk_count} held, {left} left"
+            )
+        in_chunks = FRAGMENTS_PER_CHUNK * counters["chunks_closed"]
+        if counters["fragments_admitted"] != in_chunks + discarded:
+            self._tally.lost.append(
+                f"{counters['fragments_admitted']} fragments admitted, {in_chunks} in chunks, "
+                f"{discarded} discarded"
+            )
+        sure = sum(not self._tally.is_rolled_back(line) for line in self._appended.values())
+        if counters["fragments_admitted"] < sure:
+            self._tally.lost.append(
+                f"{sure} acknowledged for good, {counters['fragments_admitted']} admitted"
+            )
+
+    def _check_acknowledged(self) -> None:
+        """The server still knows the last fragment that each worker was told is in."""
+        latest: dict[str, int] = {}
+        for (worker, index), line in self._appended.items():
+            if self._tally.is_rolled_back(line):
+                self._tally.younger += not self._is_known(worker, index)
+            else:
+                latest[worker] = max(index, latest.get(worker, -1))
+        for worker, index in latest.items():
+            if not self._is_known(worker, index):
+                self._tally.lost.append(f"{worker}/{index} was acknowledged and is not known")
+
+    def _is_known(self, worker: str, index: int) -> bool:
+        """Whether the server answers DUPLICATE for an identity, whatever its payload."""
+        probe = FragmentMetadata(
+            worker_id=worker,
+            fragment_index=index,
+            session_id=SESSION,
+            model_version_min=0,
+            model_version_max=0,
+            payload=PayloadReference("0" * 32, 1),
+            step_count=STEPS,
+        )
+        (result,) = self._client.append_fragments([probe]).results
+        return result.outcome is AdmissionOutcome.DUPLICATE
+
+    def _check_store(self) -> None:
+        """Books and store agree byte for byte once orphans had their time."""
+        report: dict[str, int] = {}
+
+        def agree() -> bool:
+            report.update(self._fsck())
+            return not (report["missing"] or report["orphans"] or report["corrupt"])
+
+        try:
+            eventually_sync(agree, "books and store agreeing", within_s=SETTLE_S)
+        except AssertionError:
+            self._tally.leaked.append(f"fsck: {report}")
+        state = self._client.get_buffer().state
+        weights = report["book_bytes"] - state.payload_bytes
+        if weights < 0:
+            self._tally.lost.append(f"{report} in the journal, {state.payload_bytes} bytes told")
+
+    def _fsck(self) -> dict[str, int]:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "breadbox.cli.main", "fsck", "--json"),
+                *("--store", self._world.audit_url, "--settle-s", "1"),
+            ],
+            env=plain_environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode in (0, 1), done.stderr
+        report: dict[str, int] = json.loads(done.stdout)
+        return report
+
+    def _check_that_nothing_is_left(self) -> None:
+        """The session's end leaves no payload, no lease, no waiter."""
+        with contextlib.suppress(WaitElapsedError):
+            lease = self._client.fetch(fragment_count=FRAGMENTS_PER_CHUNK, max_wait_s=0)
+            lease.release(ReleaseMode.CONSUMED)
+        self._client.end_session(SESSION)
+        try:
+            eventually_sync(lambda: not self._world.payloads(), "payloads going", within_s=60)
+        except AssertionError:
+            self._tally.leaked += [f"payload {each}" for each in self._world.payloads()]
+        state = self._client.get_buffer().state
+        if state.lease_count or state.waiter_count or state.payload_bytes:
+            self._tally.leaked.append(f"state: {state}")
