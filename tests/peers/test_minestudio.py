@@ -20,7 +20,7 @@ from breadbox.testing import ServerProcess, start_server
 from peers.packages import environment, install
 from support.redis_server import RedisServer
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, pytest.mark.timeout(580)]
 
 HERE = Path(__file__).parent / "minestudio"
 RUN_LIMIT_S = 200.0
