@@ -83,7 +83,9 @@ async def books_open(
     except StartError:
         archive.close()
         raise
-    journal = TurnJournal(writer, recovered.sequence, grown_entries=recovered.entry_count)
+    journal = TurnJournal(
+        *(writer, recovered.sequence, recovered.chain), grown_entries=recovered.entry_count
+    )
     journal.learn(recovered.entry_count, recovered.replay_s)
     compaction = Compaction(
         place,

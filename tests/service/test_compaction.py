@@ -54,6 +54,7 @@ class Bench:
         self.journal = TurnJournal(
             self.trimmer,  # type: ignore[arg-type]
             1,
+            chain=0,
             grown_entries=grown_entries,
             entry_s=REPLAY_S_MAX / (20 * ENTRIES_MAX),
         )

@@ -39,6 +39,7 @@ from breadbox_server.journal.codec import (
     encode_turn,
 )
 from breadbox_server.journal.compactor import compact
+from breadbox_server.journal.frames import frame_turn, open_snapshot
 from breadbox_server.journal.place import JournalPlace
 from breadbox_server.journal.recovery import begin, recover
 from breadbox_server.journal.storage import BEGINNING, JournalDamagedError
@@ -221,8 +222,9 @@ def test_the_compactor_process_takes_the_place_from_its_input(tmp_path):
 def test_an_entry_that_does_not_fit_is_a_damaged_journal(tmp_path):
     place = JournalPlace("sqlite", str(tmp_path))
     archive = place.open_archive()
-    begin(archive, BufferSet(random.Random(3), BufferConfig()), 0.0)
-    bad = encode_turn([(1.0, ReleaseLease("nowhere", "l", ReleaseMode.CONSUMED))])
+    begun = begin(archive, BufferSet(random.Random(3), BufferConfig()), 0.0)
+    entries = [(1.0, ReleaseLease("nowhere", "l", ReleaseMode.CONSUMED))]
+    bad, _ = frame_turn(begun.chain, BEGINNING + 1, encode_turn(entries))
     with archive._connection as connection:
         connection.execute("INSERT INTO turns VALUES (?, ?, 0)", (BEGINNING + 1, bad))
     with pytest.raises(JournalDamagedError, match=r"turn 2.*start empty"):
@@ -233,7 +235,8 @@ def test_an_entry_that_does_not_fit_is_a_damaged_journal(tmp_path):
 def _write_history(place: SqliteJournal, live: BufferSet) -> None:
     """Thirty turns of appends and publishes."""
     writer = place.open_writer()
-    journal = TurnJournal(writer, BEGINNING)
+    _, chain = open_snapshot(*place.archive.read_snapshot())
+    journal = TurnJournal(writer, BEGINNING, chain)
     for step in range(30):
         now = float(step)
         if step % 10 == 0:

@@ -573,3 +573,14 @@ def test_a_holder_whose_process_ended_is_known_to_be_dead():
     assert replace(here, started="1").is_dead()
     assert not replace(holder, boot="another machine").is_dead()
     assert holder == Holder.from_text(holder.to_text())
+
+
+def test_a_holder_that_proc_does_not_show_is_taken_to_live(monkeypatch):
+    here = Holder.of_this_process()
+
+    def hide(_: int) -> tuple[str, str]:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Holder, "of_this_process", lambda: here)
+    monkeypatch.setattr(claims, "_state_and_start", hide)
+    assert not here.is_dead()

@@ -44,8 +44,8 @@ class Variant:
 
     name = "real"
 
-    def make_journal(self, writer: SimulatedWriter, sequence: int) -> TurnJournal:
-        return TurnJournal(writer, sequence)
+    def make_journal(self, writer: SimulatedWriter, sequence: int, chain: int) -> TurnJournal:
+        return TurnJournal(writer, sequence, chain)
 
     def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
         return Driver(buffers, **parts)
@@ -80,11 +80,11 @@ class SimulatedServer:
             compact(self.archive)
         loop = asyncio.get_running_loop()
         self._writer = SimulatedWriter(self.archive, self._fates, self.life)
-        buffers, sequence = self._recover(rng)
+        buffers, sequence, chain = self._recover(rng)
         self._watch_drops(buffers)
         self._custodian = SimulatedCustodian(self.store, self._fates, self.life)
         clock = SimulatedClock(loop)
-        journal = self._variant.make_journal(self._writer, sequence)
+        journal = self._variant.make_journal(self._writer, sequence, chain)
         driver = self._variant.make_driver(
             buffers,
             custodian=self._custodian,
@@ -132,16 +132,17 @@ class SimulatedServer:
             except StoreError:
                 await asyncio.sleep(0.1)
 
-    def _recover(self, rng: random.Random) -> tuple[BufferSet, int]:
+    def _recover(self, rng: random.Random) -> tuple[BufferSet, int, int]:
         now = asyncio.get_running_loop().time()
         if not self.archive.is_begun():
             fresh = BufferSet(rng, self._config, is_recording=True)
-            return fresh, begin(self.archive, fresh, now).sequence
+            begun = begin(self.archive, fresh, now)
+            return fresh, begun.sequence, begun.chain
         found = recover(
             self.archive, lambda state: BufferSet.restore(state, rng, is_recording=True)
         )
         assert found.now <= now, "the journal comes from the future"
-        return found.buffers, found.sequence
+        return found.buffers, found.sequence, found.chain
 
     def recovered_twin(self) -> BufferSet:
         """Build what a server started now would have."""

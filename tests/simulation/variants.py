@@ -23,8 +23,8 @@ class SkipsAnEntry(Variant):
 
     name = "skips-an-entry"
 
-    def make_journal(self, writer: SimulatedWriter, sequence: int) -> TurnJournal:
-        return _ForgetfulJournal(writer, sequence)
+    def make_journal(self, writer: SimulatedWriter, sequence: int, chain: int) -> TurnJournal:
+        return _ForgetfulJournal(writer, sequence, chain)
 
 
 class _HastyTurns(Turns):

@@ -79,11 +79,22 @@ class Holder:
             return False
         try:
             state, started = _state_and_start(self.pid)
-        except FileNotFoundError:
-            return True
+        except (FileNotFoundError, ProcessLookupError):
+            return _is_gone(self.pid)
         except OSError:
             return False
         return state in "ZX" or started != self.started
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether there is no such process: one of another user may not be shown in /proc."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _state_and_start(pid: int) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from typing import Final
 
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.journal.codec import Snapshot, encode_snapshot
+from breadbox_server.journal.frames import frame_snapshot
 from breadbox_server.journal.place import JournalPlace
 from breadbox_server.journal.recovery import Recovered, recover
 from breadbox_server.journal.storage import JournalArchive, JournalDamagedError, JournalError
@@ -39,7 +40,8 @@ def compact(archive: JournalArchive, is_wanted: Callable[[], bool] = lambda: Tru
     found = recover(archive, lambda state: BufferSet.restore(state, random.Random(0)))
     if found.turn_count and is_wanted():
         snapshot = Snapshot(found.sequence, found.now, found.buffers.snapshot())
-        archive.write_snapshot(found.sequence, encode_snapshot(snapshot))
+        record = frame_snapshot(found.sequence, encode_snapshot(snapshot), found.chain)
+        archive.write_snapshot(found.sequence, record)
     return found
 
 

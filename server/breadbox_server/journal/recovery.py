@@ -18,11 +18,12 @@ from breadbox_server.journal.codec import (
     decode_turn,
     encode_snapshot,
 )
+from breadbox_server.journal.frames import frame_snapshot, open_snapshot, open_turn
 from breadbox_server.journal.storage import BEGINNING, JournalArchive, JournalDamagedError
 
 _REMEDY: Final = (
-    "start the Breadbox that wrote it, or delete the journal to start empty "
-    "(fragments held are then deleted too)"
+    "put it back from a copy, start the Breadbox that wrote it, or delete the journal to start "
+    "empty (payloads that it knew are kept until --delete-orphans)"
 )
 
 
@@ -35,6 +36,8 @@ class Recovered:
     """Of the last turn that it contains."""
     now: float
     """The latest instant that the earlier process reached, as far as the journal knows."""
+    chain: int
+    """Of the last turn; see `frames`."""
     snapshot_sequence: int
     turn_count: int
     """Turns replayed after the snapshot."""
@@ -49,8 +52,11 @@ class Recovered:
 def begin(archive: JournalArchive, buffers: BufferSet, now: float) -> Recovered:
     """Write a journal's first snapshot: a core in which nothing has happened yet."""
     buffers.take_entries()
-    archive.begin(encode_snapshot(Snapshot(BEGINNING, now, buffers.snapshot())))
-    return Recovered(buffers, BEGINNING, now, BEGINNING, 0, 0)
+    body = encode_snapshot(Snapshot(BEGINNING, now, buffers.snapshot()))
+    record = frame_snapshot(BEGINNING, body)
+    archive.begin(record)
+    _, chain = open_snapshot(BEGINNING, record)
+    return Recovered(buffers, BEGINNING, now, chain, BEGINNING, 0, 0)
 
 
 @contextmanager
@@ -77,17 +83,19 @@ def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Rec
         JournalDamagedError: It cannot be read; says why and what to do. Nothing was changed.
         JournalUnavailableError: It cannot be reached.
     """
-    snapshot_sequence, data = archive.read_snapshot()
+    snapshot_sequence, snapshot_record = archive.read_snapshot()
     sequence = snapshot_sequence
     entry_count = 0
     let_go: set[PayloadId] = set()
     try:
+        data, chain = open_snapshot(snapshot_sequence, snapshot_record)
         snapshot = decode_snapshot(data)
         buffers, now = restore(snapshot.state), snapshot.now
         began_at = process_time()
         for next_sequence, record in archive.read_turns(snapshot_sequence):
             sequence = next_sequence
-            entries = decode_turn(record).entries
+            data, chain = open_turn(chain, sequence, record)
+            entries = decode_turn(data).entries
             buffers.replay(entries)
             entry_count += len(entries)
             # A turn's instants never go back.
@@ -104,7 +112,7 @@ def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Rec
     turn_count = sequence - snapshot_sequence
     replay_s = process_time() - began_at
     return Recovered(
-        *(buffers, sequence, now, snapshot_sequence, turn_count, entry_count),
+        *(buffers, sequence, now, chain, snapshot_sequence, turn_count, entry_count),
         let_go=frozenset(let_go),
         replay_s=replay_s,
     )

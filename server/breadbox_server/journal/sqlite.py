@@ -2,6 +2,8 @@
 
     DIR/journal.sqlite          turns
     DIR/snapshot-<sequence>     the newest snapshot; renamed into place
+    DIR/journal.end             the newest turn's sequence: SQLite takes a log that was damaged, or
+                                is gone, for one that ended earlier
     DIR/journal.lock            held by the server that may write
     DIR/reserve/                room to give up when the disk is full
 
@@ -12,14 +14,19 @@ written together with a look at them: a lock can be deleted, and the file be put
 
 import asyncio
 import fcntl
+import logging
 import os
 import sqlite3
+import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, Final
+from uuid import UUID
+
+import xxhash
 
 from breadbox_server.journal.claims import (
     Claim,
@@ -39,8 +46,11 @@ from breadbox_server.journal.storage import (
     JournalUnavailableError,
 )
 
+log = logging.getLogger(__name__)
+
 FILE_NAME: Final = "journal.sqlite"
 LOCK_NAME: Final = "journal.lock"
+END_NAME: Final = "journal.end"
 SNAPSHOT_PREFIX: Final = "snapshot-"
 TRIM_TURNS: Final = 500
 TRIM_SIZE_BYTES: Final = 2 * 2**20
@@ -51,6 +61,13 @@ PAGE_BYTES: Final = 4096
 READ_TURNS: Final = 500
 WAIT_S: Final = 5.0
 """How long SQLite waits for a lock that nobody should hold."""
+_END: Final = struct.Struct("<4sIQ16s")
+_END_MAGIC: Final = b"BBe1"
+_CHECKSUM: Final = struct.Struct("<Q")
+_REMEDY: Final = (
+    f"put the directory back from a copy, or delete {FILE_NAME}*, {SNAPSHOT_PREFIX}* and "
+    f"{END_NAME} in it to start empty (payloads that they knew are kept until --delete-orphans)"
+)
 
 
 class SqliteArchive:
@@ -90,27 +107,28 @@ class SqliteArchive:
 
     def is_begun(self) -> bool:
         """See JournalArchive."""
-        return bool(self._snapshots())
+        with _translated_errors():
+            (turn,) = self._connection.execute("SELECT min(sequence) FROM turns").fetchone()
+        return turn is not None or bool(self._snapshots()) or self._end_path.exists()
 
     def begin(self, data: bytes) -> None:
         """See JournalArchive."""
-        self._reserve.with_room(partial(self._execute, "DELETE FROM turns"))
         self.write_snapshot(BEGINNING, data)
+        self._reserve.with_room(partial(_make_end, self._end_path))
 
     def read_snapshot(self) -> tuple[int, bytes]:
         """See JournalArchive."""
         snapshots = self._snapshots()
         if not snapshots:
-            raise JournalDamagedError(
-                f"{self.shown} has no snapshot beside it; restore the directory from a copy, "
-                "or delete it to start empty"
-            )
+            raise JournalDamagedError(f"{self.shown} has no snapshot beside it; {_REMEDY}")
         sequence = max(snapshots)
         with _translated_errors():
             return sequence, snapshots[sequence].read_bytes()
 
     def read_turns(self, after: int) -> Iterator[tuple[int, bytes]]:
         """See JournalArchive."""
+        # Before the turns: they only get more.
+        end = self._read_end()
         expected = after + 1
         while True:
             with _translated_errors():
@@ -120,15 +138,18 @@ class SqliteArchive:
                     (expected, READ_TURNS),
                 ).fetchall()
             if not rows:
-                return
+                break
             for sequence, data in rows:
                 if sequence != expected:
                     raise JournalDamagedError(
-                        f"{self.shown} lacks turns {expected} to {sequence - 1}; "
-                        "restore the directory from a copy, or delete it to start empty"
+                        f"{self.shown} lacks turns {expected} to {sequence - 1}; {_REMEDY}"
                     )
                 yield sequence, data
                 expected += 1
+        if end is None and expected > BEGINNING + 1:
+            raise JournalDamagedError(f"{self.shown} has no {END_NAME} beside it; {_REMEDY}")
+        if end is not None and expected <= end:
+            raise JournalDamagedError(f"{self.shown} lacks turns {expected} to {end}; {_REMEDY}")
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
         """See JournalArchive."""
@@ -170,6 +191,34 @@ class SqliteArchive:
         if self._lock is not None:
             self._lock.close()
 
+    @property
+    def _end_path(self) -> Path:
+        return self._directory / END_NAME
+
+    def _read_end(self) -> int | None:
+        """The newest turn that was written for good; None: there is no word of it.
+
+        Raises:
+            JournalDamagedError: The word cannot be read.
+        """
+        try:
+            record = self._end_path.read_bytes()
+        except FileNotFoundError:
+            return None
+        body = record[: _END.size]
+        if len(body) < _END.size or record != _with_checksum(body):
+            raise JournalDamagedError(f"{self._end_path} is damaged; {_REMEDY}")
+        _, is_synced, sequence, boot = _END.unpack(body)
+        if not is_synced and boot != _boot():
+            log.warning(
+                "the machine was restarted since turn %d was written to %s: without --journal-sync "
+                "the newest turns may be lost",
+                sequence,
+                self.shown,
+            )
+            return 0
+        return int(sequence)
+
     def _execute(self, sql: str, *values: str) -> None:
         with _translated_errors(), self._connection:
             self._connection.execute(sql, values)
@@ -196,6 +245,7 @@ class SqliteWriter:
         self._reserve = Reserve(directory)
         self._connection = self._reserve.with_room(self._connect)
         self._file = _identity(directory / FILE_NAME)
+        self._end = self._open_end()
         self._reserve.refill()
 
     @property
@@ -220,6 +270,7 @@ class SqliteWriter:
 
     def _append(self, sequence: int, data: bytes) -> None:
         self._reserve.with_room(partial(self._insert, sequence, data))
+        self._write_end(sequence)
         if _identity(self._directory / FILE_NAME) != self._file:
             # The rows went into a file that nobody will ever find again.
             raise JournalLostError(f"{self._directory / FILE_NAME} was deleted or replaced")
@@ -234,6 +285,18 @@ class SqliteWriter:
             self._check_ours()
             if not written:
                 self._check_repeat(sequence, data)
+
+    def _open_end(self) -> int:
+        path = self._directory / END_NAME
+        if not path.exists():
+            self._reserve.with_room(partial(_make_end, path))
+        with _translated_errors():
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def _write_end(self, sequence: int) -> None:
+        """Leave word of the newest turn; in place, and after the turn itself."""
+        with _translated_errors():
+            os.pwrite(self._end, _end_record(sequence, is_synced=self._thread is not None), 0)
 
     def _check_repeat(self, sequence: int, data: bytes) -> None:
         (row,) = self._connection.execute(
@@ -292,6 +355,9 @@ class SqliteWriter:
             archive.begin_again(sequence, snapshot)
         finally:
             archive.close()
+        os.close(self._end)
+        self._end = self._open_end()
+        self._write_end(sequence)
         owner, _ = _read_owner(self._connection)
         epoch, _, _ = owner_from_text(owner)
         claim = self._claim.raised(epoch_after(epoch, self._claim.epoch))
@@ -338,6 +404,9 @@ class SqliteWriter:
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         self._connection.close()
+        if self._end >= 0:
+            os.close(self._end)
+            self._end = -1
 
 
 def _snapshots_in(directory: Path) -> dict[int, Path]:
@@ -412,6 +481,30 @@ def _write_owner(connection: sqlite3.Connection, claim: Claim, *, is_only: bool 
             connection.execute("DELETE FROM turns")
 
 
+def _make_end(path: Path) -> None:
+    """Leave word that no turn was written yet."""
+    half = path.with_name(f".{path.name}")
+    _write_file(half, _end_record(BEGINNING, is_synced=False))
+    with _translated_errors():
+        half.replace(path)
+
+
+def _end_record(sequence: int, *, is_synced: bool) -> bytes:
+    return _with_checksum(_END.pack(_END_MAGIC, is_synced, sequence, _boot()))
+
+
+def _with_checksum(body: bytes) -> bytes:
+    return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+
+
+@cache
+def _boot() -> bytes:
+    """Identity of the running kernel; zeros where it is not known."""
+    with suppress(OSError, ValueError):
+        return UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
+    return bytes(16)
+
+
 def _identity(path: Path) -> tuple[int, int] | None:
     """Which file a path leads to; None: none."""
     try:
@@ -431,10 +524,7 @@ class _translated_errors:  # noqa: N801 - a context manager that reads as a func
         if isinstance(error, sqlite3.DatabaseError) and not isinstance(
             error, sqlite3.OperationalError
         ):
-            raise JournalDamagedError(
-                f"the journal is damaged ({error}); restore it from a copy, or delete it to start "
-                "empty"
-            ) from error
+            raise JournalDamagedError(f"the journal is damaged ({error}); {_REMEDY}") from error
         if _means_full(error):
             raise JournalFullError(
                 f"the journal's disk is full ({error}); free some room on it"

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from breadbox.stores.base import Custody
 from breadbox_server.journal.codec import Snapshot, encode_snapshot, encode_turn
+from breadbox_server.journal.frames import frame_snapshot, frame_turn, open_snapshot
 from breadbox_server.journal.storage import JournalWriter
 
 REPLAY_S_MAX: Final = 1.0
@@ -37,6 +38,7 @@ class TurnJournal:
     Args:
         writer: Where records go.
         sequence: Of the last turn that was written before.
+        chain: Of that turn, or of the snapshot; see `frames`.
         grown_entries: Entries in the turns that were behind the snapshot then.
         entry_s: CPU time that replaying an entry takes.
     """
@@ -45,11 +47,13 @@ class TurnJournal:
         self,
         writer: JournalWriter,
         sequence: int,
+        chain: int,
         *,
         grown_entries: int = 0,
         entry_s: float = ENTRY_S_ASSUMED,
     ) -> None:
         self._writer = writer
+        self._chain = chain
         self.sequence = sequence
         """Of the last turn that is durable."""
         self.entry_s = entry_s
@@ -103,9 +107,10 @@ class TurnJournal:
 
     async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
         """Return once the entries of one turn are durable; see `Journal.append`."""
-        data = encode_turn(entries)
+        data, chain = frame_turn(self._chain, self.sequence + 1, encode_turn(entries))
         await self._writer.append(self.sequence + 1, data)
         self.sequence += 1
+        self._chain = chain
         written = self.written
         self.written = Extent(written.entry_count + len(entries), written.size_bytes + len(data))
 
@@ -116,9 +121,10 @@ class TurnJournal:
     async def begin_again(self, state: Any, now: float) -> None:
         """Begin a journal that was lost; see `Journal.begin_again`."""
         sequence = self.sequence + 1
-        data = encode_snapshot(Snapshot(sequence, now, state))
+        data = frame_snapshot(sequence, encode_snapshot(Snapshot(sequence, now, state)))
         await self._writer.begin_again(sequence, data)
         self.sequence = sequence
+        _, self._chain = open_snapshot(sequence, data)
         self.custody.epoch = self._writer.claim.epoch
         self.beginnings += 1
         self.cover(self.written)
