@@ -87,7 +87,7 @@ def test_names_of_hosts_that_are_called_alike_differ(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("os.uname", Host)
     names = [default_worker_name() for _ in range(1000)]
     assert 1000 == len(set(names))
-    assert all(re.fullmatch(r"breadbox-rollout-worker-of-some-d-[0-9a-f]{16}", n) for n in names)
+    assert all(re.fullmatch(r"breadbox-rollout-worker-of-some--[0-9a-f]{16}", n) for n in names)
 
 
 @pytest.mark.parametrize("seed", [(), ("--seed", "5")])
