@@ -87,6 +87,7 @@ def _backpressure(failure: Failure) -> errors.ReplayBufferError:
 
 BY_REASON: Mapping[str, Callable[[Failure], errors.ReplayBufferError]] = {
     "ARGUMENT_INVALID": _invalid,
+    "PAYLOAD_SIZE_MISMATCH": _invalid,
     "FETCH_EXCEEDS_CAPACITY": _exceeds_capacity,
     "BUFFER_NOT_FOUND": lambda failure: errors.BufferNotFoundError(failure.text_of("buffer")),
     "BUFFER_EXISTS": lambda failure: errors.BufferExistsError(failure.text_of("buffer")),

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from breadbox.errors import StoreError
-from breadbox.stores.base import PayloadCustodian
+from breadbox.stores.base import Confirmation, PayloadCustodian
 from breadbox_server.clock import Clock
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.errors import DomainError
 from breadbox_server.core.ids import BufferName, SessionId, WorkerId
 from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
-from breadbox_server.errors import AppendsFullError
+from breadbox_server.errors import AppendsFullError, PayloadSizeError
 from breadbox_server.metrics import Metrics
 
 SLICE_FRAGMENTS: Final = 256
@@ -93,6 +93,8 @@ class _Item:
     judged: Appended | None
     wants_confirmation: bool
     is_there: bool = False
+    has_other_size: bool = False
+    """The payload in the store has another number of bytes than the fragment says."""
 
 
 class AppendQueue:
@@ -134,6 +136,8 @@ class AppendQueue:
         Raises:
             AppendsFullError: Too many fragments wait already, or so many that these would wait
                 for longer than `WAIT_S_MAX`; nothing was queued.
+            PayloadSizeError: A payload in the store has another size than its fragment says; those
+                before it may have been admitted.
             StoreUnavailableError: The payloads could not be confirmed; fragments of earlier slices
                 may have been admitted, and are answered DUPLICATE when sent again.
         """
@@ -255,8 +259,9 @@ class AppendQueue:
         references = [payload_reference(item.fragment.payload) for item in wanted]
         with self._deletions.confirming(payload_ids), self._metrics.store_trip("confirm"):
             answers = await self._custodian.confirm(references)
-        for item, payload_id, is_there in zip(wanted, payload_ids, answers, strict=True):
-            item.is_there = is_there and not is_leaving(payload_id)
+        for item, payload_id, answer in zip(wanted, payload_ids, answers, strict=True):
+            item.is_there = answer == Confirmation.THERE and not is_leaving(payload_id)
+            item.has_other_size = answer == Confirmation.OTHER_SIZE
 
     def _admit(self, items: list[_Item], admitter: Admitter) -> None:
         for item in items:
@@ -274,6 +279,11 @@ class AppendQueue:
             except DomainError as error:
                 job.error = error
                 self._disown(item)
+                continue
+            if result is None and item.has_other_size:
+                job.error = PayloadSizeError(
+                    f"fragments[{len(job.results)}].payload", item.fragment.payload
+                )
                 continue
             if result is None:
                 self._metrics.count_missing(job.buffer, 1)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from breadbox.errors import PayloadMissingError, StoreError
-from breadbox.stores.base import PayloadCustodian
+from breadbox.stores.base import Confirmation, PayloadCustodian
 from breadbox_server.appends import AppendQueue
 from breadbox_server.clock import Clock, TimerHandle
 from breadbox_server.convert import payload_reference
@@ -60,7 +60,7 @@ from breadbox_server.core.inputs import (
     UndeliveredGrant,
 )
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
-from breadbox_server.errors import OutageError, WatchersFullError
+from breadbox_server.errors import OutageError, PayloadSizeError, WatchersFullError
 from breadbox_server.jobs import Jobs
 from breadbox_server.metrics import Metrics
 from breadbox_server.turns import OUTAGE_S, Journal, Turns
@@ -187,6 +187,7 @@ class Driver:
 
         Raises:
             PayloadMissingError: The store does not have the weights.
+            PayloadSizeError: The weights in the store have another size.
             StoreUnavailableError: The weights could not be confirmed.
             DomainError: The core refuses the version; its weights are deleted after a while.
         """
@@ -208,7 +209,11 @@ class Driver:
         return published
 
     async def _confirm_weights(self, weights: Payload) -> bool:
-        """Confirm one payload; whether it is there, and not on its way out."""
+        """Confirm one payload; whether it is there, and not on its way out.
+
+        Raises:
+            PayloadSizeError: It has another size than its reference says.
+        """
         if self.deletions.is_leaving(weights.payload_id):
             return False
         self._unowned.discard(weights.payload_id)
@@ -216,8 +221,10 @@ class Driver:
             self.deletions.confirming([weights.payload_id]),
             self._metrics.store_trip("confirm"),
         ):
-            (is_there,) = await self._custodian.confirm([payload_reference(weights)])
-        return is_there and not self.deletions.is_leaving(weights.payload_id)
+            (found,) = await self._custodian.confirm([payload_reference(weights)])
+        if found == Confirmation.OTHER_SIZE:
+            raise PayloadSizeError("weights", weights)
+        return found == Confirmation.THERE and not self.deletions.is_leaving(weights.payload_id)
 
     async def delete_buffer(self, command: DeleteBuffer) -> None:
         """Delete a buffer; those who watch its model are told, and its series are dropped.

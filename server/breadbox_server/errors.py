@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from breadbox.errors import StoreUnavailableError
 from breadbox_server.core.errors import DomainError
+from breadbox_server.core.inputs import Payload
 
 
 class AppendsFullError(DomainError):
@@ -26,6 +27,22 @@ class WatchersFullError(DomainError):
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} callers watch the model already, which is the limit")
         self.limit = limit
+
+
+class PayloadSizeError(DomainError):
+    """The payload in the store has another number of bytes than its reference says."""
+
+    reason = "PAYLOAD_SIZE_MISMATCH"
+
+    def __init__(self, field: str, payload: Payload) -> None:
+        pieces = f" in pieces of {payload.piece_size_bytes}" if payload.piece_size_bytes else ""
+        problem = (
+            f"says {payload.size_bytes} bytes{pieces}, and the store has another number of them; "
+            "announce payloads as they were written"
+        )
+        super().__init__(f"{field} {problem}")
+        self.field = field
+        self.problem = problem
 
 
 class UnauthenticatedError(DomainError):

@@ -62,6 +62,7 @@ TABLE: Final[Mapping[type[Exception], Row]] = {
     core_errors.DrainingError: Row(_UNAVAILABLE),
     shell_errors.AppendsFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
     shell_errors.WatchersFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
+    shell_errors.PayloadSizeError: Row(_INVALID),
     shell_errors.UnauthenticatedError: Row(grpc.StatusCode.UNAUTHENTICATED),
     shell_errors.PermissionDeniedError: Row(grpc.StatusCode.PERMISSION_DENIED),
     shell_errors.InternalError: Row(grpc.StatusCode.INTERNAL),

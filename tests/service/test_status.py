@@ -14,6 +14,8 @@ from breadbox.v1 import replay_buffer_service_pb2_grpc
 from breadbox_server import errors as shell_errors
 from breadbox_server import status
 from breadbox_server.core import errors as core_errors
+from breadbox_server.core.ids import PayloadId
+from breadbox_server.core.inputs import Payload
 from breadbox_server.interceptors import CallInterceptor
 from breadbox_server.metrics import Metrics
 from support.served import CALL_S, info_of, status_of
@@ -34,6 +36,7 @@ EXAMPLES = [
     core_errors.DrainingError(),
     shell_errors.AppendsFullError(10),
     shell_errors.WatchersFullError(10),
+    shell_errors.PayloadSizeError("fragments[0].payload", Payload(PayloadId("0" * 32), 8)),
     shell_errors.UnauthenticatedError(),
     shell_errors.PermissionDeniedError("producer", "DeleteBuffer"),
     shell_errors.InternalError("0123"),

@@ -11,6 +11,7 @@ import pytest
 
 from breadbox.errors import PayloadMissingError, StoreFullError, StoreUnavailableError
 from breadbox.stores import open_custodian, open_store
+from breadbox.stores.base import Confirmation
 from breadbox.stores.file_store import FileCustodian
 from support.store_contract import in_buffers, payload_of, read_back
 
@@ -145,9 +146,13 @@ async def test_a_payload_of_another_size_than_was_announced_is_not_confirmed(
     custodian = open_custodian(f"file://{tmp_path}")
     (reference,) = store.write_many([in_buffers(payload_of(1000))])
     for size_bytes in (999, 1001):
-        assert [False] == await custodian.confirm([replace(reference, size_bytes=size_bytes)])
+        assert [Confirmation.OTHER_SIZE] == await custodian.confirm(
+            [replace(reference, size_bytes=size_bytes)]
+        )
     assert [True] == await custodian.confirm([reference])
-    assert [False] == await custodian.confirm([replace(reference, size_bytes=999)])
+    assert [Confirmation.OTHER_SIZE] == await custodian.confirm(
+        [replace(reference, size_bytes=999)]
+    )
 
 
 def test_what_is_written_into_a_mapping_stays_there(tmp_path: Path) -> None:

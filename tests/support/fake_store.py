@@ -10,7 +10,7 @@ from breadbox.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from breadbox.stores.base import PRELUDE_BYTES, Custody, PayloadReceiver, StoreUsage
+from breadbox.stores.base import PRELUDE_BYTES, Confirmation, Custody, PayloadReceiver, StoreUsage
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.keys import is_sound, new_payload_id
 from breadbox.types import PayloadReference
@@ -128,14 +128,21 @@ class FakeCustodian:
     async def ping(self) -> None:
         self.payloads.require_up()
 
-    async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
         self.payloads.journals.check(self._custody)
         present = await self.present(references)
         for reference, is_there in zip(references, present, strict=True):
-            payload = self.payloads.unannounced.pop(reference.payload_id, None)
-            if payload is not None and is_there:
+            if is_there and reference.payload_id in self.payloads.unannounced:
+                payload = self.payloads.unannounced.pop(reference.payload_id)
                 self.payloads.confirmed[reference.payload_id] = payload
-        return present
+        return [
+            Confirmation.THERE
+            if is_there
+            else Confirmation.OTHER_SIZE
+            if is_sound(each) and self.payloads.find(each.payload_id)
+            else Confirmation.MISSING
+            for each, is_there in zip(references, present, strict=True)
+        ]
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
         self.payloads.require_up()

@@ -6,13 +6,14 @@ A subclass offers the fixture `faces`: a writer's store and the custodian of the
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from breadbox.errors import ClosedError, PayloadCorruptError, PayloadMissingError
 from breadbox.stores.base import (
     PRELUDE_BYTES,
+    Confirmation,
     Custody,
     PayloadCustodian,
     PayloadStore,
@@ -265,6 +266,22 @@ class StoreContract:
         assert lacking * 100 == await faces.custodian.missing(references * 100)
         assert wanted == await faces.custodian.confirm(references)
         assert [] == await faces.custodian.confirm([])
+
+    async def test_payloads_of_another_size_than_said_are_not_confirmed(self, faces: Faces) -> None:
+        true = self.write(faces, payload_of(1000), payload_of(3 * PIECE_BYTES + 5))
+        lies = [
+            replace(reference, size_bytes=reference.size_bytes + more)
+            for reference in true
+            for more in (-1, 1, -reference.size_bytes + 1, 8 << 30)
+        ]
+        lies += [replace(true[0], piece_size_bytes=PIECE_BYTES, size_bytes=PIECE_BYTES)]
+        found = await faces.custodian.confirm([*lies, *true, *lies])
+        assert all(each in (Confirmation.OTHER_SIZE, Confirmation.MISSING) for each in found[:9])
+        assert [Confirmation.OTHER_SIZE] * 2 == found[:2]
+        assert found[:9] == found[11:]
+        assert [Confirmation.THERE] * 2 == found[9:11]
+        listed = {payload_id async for payload_id in faces.custodian.confirmed()}
+        assert {reference.payload_id for reference in true} == listed
 
     async def test_deleted_payloads_are_gone_wherever_they_stood(self, faces: Faces) -> None:
         payloads = [payload_of(size) for size in (1000, 1000, 3 * PIECE_BYTES, 3 * PIECE_BYTES)]

@@ -9,6 +9,7 @@ admitted its fragment (it stays until it is deleted).
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from breadbox.errors import StoreError, StoreUnavailableError
@@ -65,6 +66,18 @@ class Custody:
     epoch: int
     """Of the server that writes the journal; it raises it when it has claimed the journal again.
     0: of nobody that writes it."""
+
+
+class Confirmation(IntEnum):
+    """What a store found when it was asked to make a payload stay."""
+
+    MISSING = 0
+    """It, or a piece of it, is not there."""
+    THERE = 1
+    """It is there, complete, and stays."""
+    OTHER_SIZE = 2
+    """It has another number of bytes than its reference says: nothing was done to it, so it goes on
+    to expire."""
 
 
 class PayloadReceiver(Protocol):
@@ -165,8 +178,8 @@ class PayloadCustodian(Protocol):
     async def ping(self) -> None:
         """Find out whether the store answers."""
 
-    async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
-        """Make payloads stay; False where the payload, or a piece of it, is not there.
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
+        """Make payloads stay whose bytes are as many as their references say.
 
         Idempotent. One round trip for all of them.
         """

@@ -29,6 +29,7 @@ from breadbox.errors import (
 )
 from breadbox.stores.base import (
     PRELUDE_BYTES,
+    Confirmation,
     Custody,
     PayloadReceiver,
     StoreSharedError,
@@ -243,7 +244,7 @@ class FileCustodian:
         """See PayloadCustodian."""
         await asyncio.to_thread(self._ping)
 
-    async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
         """See PayloadCustodian."""
         return await asyncio.to_thread(self._confirm, references)
 
@@ -302,9 +303,13 @@ class FileCustodian:
             seen = os.stat(self._directory.payloads)
         return f"{seen.st_dev}:{seen.st_ino}"
 
-    def _confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
+    def _confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
         self._check_custody()
-        return self._each(self._confirm_one, references)
+        with _translated_errors():
+            return [
+                self._confirm_one(each) if is_sound(each) else Confirmation.MISSING
+                for each in references
+            ]
 
     def _delete(self, payload_ids: Sequence[str], *, is_alone: bool = False) -> None:
         self._check_custody()
@@ -361,16 +366,20 @@ class FileCustodian:
         with _translated_errors():
             return [is_sound(reference) and ask(reference) for reference in references]
 
-    def _confirm_one(self, reference: PayloadReference) -> bool:
+    def _confirm_one(self, reference: PayloadReference) -> Confirmation:
         confirmed = self._directory.confirmed_path(reference.payload_id)
         unannounced = self._directory.unannounced_path(reference.payload_id)
         try:
             if os.stat(unannounced).st_size != reference.size_bytes:
-                return False
+                return Confirmation.OTHER_SIZE
             os.rename(unannounced, confirmed)
         except FileNotFoundError:
-            return _has_size(confirmed, reference.size_bytes)
-        return True
+            try:
+                if os.stat(confirmed).st_size != reference.size_bytes:
+                    return Confirmation.OTHER_SIZE
+            except FileNotFoundError:
+                return Confirmation.MISSING
+        return Confirmation.THERE
 
     def _is_present(self, reference: PayloadReference) -> bool:
         return any(

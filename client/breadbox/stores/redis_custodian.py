@@ -5,7 +5,13 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Final
 
-from breadbox.stores.base import Custody, StoreSharedError, StoreTakenError, StoreUsage
+from breadbox.stores.base import (
+    Confirmation,
+    Custody,
+    StoreSharedError,
+    StoreTakenError,
+    StoreUsage,
+)
 from breadbox.stores.cancellation import kept_cancellation
 from breadbox.stores.keys import (
     JOURNALS_KEY,
@@ -60,15 +66,49 @@ end
 """
 )
 _TAKE: Final = _OURS + "return '1'"
-_CONFIRM: Final = _OURS + _LOOP % "math.max(redis.call('PERSIST', key), redis.call('EXISTS', key))"
-_CONFIRM_WHOLE: Final = (
+_LENGTHS: Final = (
     _OURS
     + """
-for i = 2, #KEYS do
-  if redis.call('EXISTS', KEYS[i]) == 0 then return '0' end
+local function differs(key, expected)
+  local length = redis.pcall('STRLEN', key)
+  if length == expected then return nil end
+  if redis.call('EXISTS', key) == 0 then return '0' end
+  return '2'
 end
-for i = 2, #KEYS do redis.call('PERSIST', KEYS[i]) end
-return '1'
+"""
+)
+"""Why a key is not to be kept, or nil. What is no string has no length, and answers with an error,
+which must not end the script for all others."""
+_CONFIRM: Final = (
+    _LENGTHS
+    + """
+local flags = {}
+for expected in string.gmatch(ARGV[3], '%d+') do
+  local key = KEYS[#flags + 2]
+  local difference = differs(key, tonumber(expected))
+  if not difference then redis.call('PERSIST', key) end
+  flags[#flags + 1] = difference or '1'
+end
+return table.concat(flags)
+"""
+)
+"""For payloads of one piece. Their sizes stand in one argument: one for each would cost the
+server's loop most."""
+_CONFIRM_WHOLE: Final = (
+    _LENGTHS
+    + """
+local size, piece_size = string.match(ARGV[3], '(%d+) (%d+)')
+local found = '1'
+for i = 2, #KEYS do
+  local expected = math.min(piece_size, size - (i - 2) * piece_size)
+  local difference = differs(KEYS[i], expected)
+  if difference == '0' then return '0' end
+  found = difference or found
+end
+if found == '1' then
+  for i = 2, #KEYS do redis.call('PERSIST', KEYS[i]) end
+end
+return found
 """
 )
 """For the pieces of one payload: were some of them kept and others not, nobody would ever delete
@@ -87,6 +127,10 @@ return table.concat(flags)
 """For payloads of one piece, by their ids with a space between. A restart waits for the answer for
 everything that is held: one argument costs the server a sixth of a thousand keys. Not for a
 cluster, which must be told the keys."""
+_CONFIRMATIONS: Final = {b"": Confirmation.MISSING} | {
+    str(each.value).encode(): each for each in Confirmation
+}
+"""What the scripts that confirm answer; nothing is asked for a reference that is out of bounds."""
 
 
 @contextmanager
@@ -132,19 +176,21 @@ class RedisCustodian:
         with _answers():
             await self._client.ping()
 
-    async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
         """See PayloadCustodian."""
         groups = [piece_keys(each) if is_sound(each) else [] for each in references]
         flags = [b""] * len(groups)
         with _answers():
             if any(len(keys) > 1 for keys in groups):
                 several = [keys if len(keys) > 1 else [] for keys in groups]
-                flags = await self._ask_each(_CONFIRM_WHOLE, several)
+                sizes = [f"{each.size_bytes} {each.piece_size_bytes}" for each in references]
+                flags = await self._ask_each(_CONFIRM_WHOLE, several, sizes)
                 groups = [keys if len(keys) == 1 else [] for keys in groups]
             if any(groups):
-                single = await self._ask(_CONFIRM, groups)
+                sizes = [str(each.size_bytes) for each in references]
+                single = await self._ask(_CONFIRM, groups, sizes)
                 flags = [one or other for one, other in zip(single, flags, strict=True)]
-        return [each == b"1" for each in flags]
+        return [_CONFIRMATIONS[each] for each in flags]
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadCustodian."""
@@ -262,23 +308,37 @@ class RedisCustodian:
             flags = await self._ask(script, keys)
         return [bool(each) and b"0" not in each for each in flags]
 
-    async def _ask(self, script: str, groups: Sequence[Sequence[bytes]]) -> list[bytes]:
-        """Run a script on groups of keys, each of one payload; a flag per key, by group."""
+    async def _ask(
+        self, script: str, groups: Sequence[Sequence[bytes]], sizes: Sequence[str] = ()
+    ) -> list[bytes]:
+        """Run a script on groups of keys, each of one payload; a flag per key, by group.
+
+        Args:
+            script: Answers a flag per key.
+            groups: Keys of each payload.
+            sizes: Said to a script that compares them, of each group; it has one key at most then.
+        """
         if self._is_cluster:
-            return await self._ask_each(script, groups)
+            return await self._ask_each(script, groups, sizes)
         keys = [key for group in groups for key in group]
-        calls = [keys[at : at + _KEYS_PER_SCRIPT] for at in range(0, len(keys), _KEYS_PER_SCRIPT)]
+        told = [size for size, group in zip(sizes, groups, strict=True) if group] if sizes else []
+        calls = [
+            (keys[at : at + _KEYS_PER_SCRIPT], " ".join(told[at : at + _KEYS_PER_SCRIPT]))
+            for at in range(0, len(keys), _KEYS_PER_SCRIPT)
+        ]
         if len(calls) <= 1:
-            flags = _checked(await self._eval(self._client, script, keys)) if keys else b""
+            flags = _checked(await self._eval(self._client, script, *calls[0])) if calls else b""
         else:
             pipeline = self._client.pipeline(transaction=False)
             for each in calls:
-                self._eval(pipeline, script, each)
+                self._eval(pipeline, script, *each)
             flags = b"".join(map(_checked, await pipeline.execute()))
         ends = list(accumulate(len(group) for group in groups))
         return [flags[end - len(group) : end] for group, end in zip(groups, ends, strict=True)]
 
-    async def _ask_each(self, script: str, groups: Sequence[Sequence[bytes]]) -> list[bytes]:
+    async def _ask_each(
+        self, script: str, groups: Sequence[Sequence[bytes]], sizes: Sequence[str] = ()
+    ) -> list[bytes]:
         """Run a script once for each group of keys; the answers, of an empty group an empty one."""
         # The client of a cluster sorts the calls by node, and asks all nodes at once.
         pipeline = (
@@ -286,16 +346,19 @@ class RedisCustodian:
             if self._is_cluster
             else self._client.pipeline(transaction=False)
         )
-        for keys in filter(None, groups):
-            self._eval(pipeline, script, keys)
+        for keys, told in zip(groups, sizes or [""] * len(groups), strict=True):
+            if keys:
+                self._eval(pipeline, script, keys, told)
         answers = map(_checked, await pipeline.execute() if any(groups) else [])
         return [next(answers) if keys else b"" for keys in groups]
 
-    def _eval(self, client: Any, script: str, keys: Sequence[bytes]) -> Any:
+    def _eval(self, client: Any, script: str, keys: Sequence[bytes], sizes: str = "") -> Any:
         """Call a script for keys, which in a cluster are of one slot, on behalf of the custody."""
         journals = journals_key(keys[0]) if self._is_cluster and keys else JOURNALS_KEY
         custody = self._custody
-        values = () if custody is None else (custody.journal, custody.epoch)
+        values: tuple[object, ...] = () if custody is None else (custody.journal, custody.epoch)
+        if sizes:
+            values = (*(values or ("", 0)), sizes)
         return client.eval(script, 1 + len(keys), journals, *keys, *values)
 
     async def _without_expiry(self, keys: Sequence[bytes]) -> list[str]:

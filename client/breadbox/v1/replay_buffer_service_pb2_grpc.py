@@ -158,6 +158,8 @@ class ReplayBufferServiceServicer(object):
         must be sent in order of their index. From the first result that asks to wait (BUFFER_FULL or
         BYTES_FULL) on, no later fragment of the request is admitted: they carry the same outcome.
         So do, after a PAYLOAD_MISSING, the later fragments of its worker.
+        Fails: PAYLOAD_SIZE_MISMATCH, at the first payload whose bytes in the store are not as many as
+        its reference says; fragments before it may have been admitted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
