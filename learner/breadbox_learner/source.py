@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 from uuid import uuid4
@@ -51,6 +51,20 @@ class FetchedBatch:
     """Fragments left out since the batch before because they did not fit."""
 
 
+class UnusableShareError(ReplayBufferError):
+    """Nothing of this rank's share can be trained on, so no rank trains on this draw.
+
+    The share is used up; `next` may be called again, and goes on with the next draw.
+    """
+
+    def __init__(self, misfit_count: int) -> None:
+        super().__init__(
+            f"nothing of this rank's share can be trained on: {misfit_count} fragments do not fit"
+        )
+        self.misfit_count = misfit_count
+        """Fragments left out since the batch before because they did not fit."""
+
+
 class BatchSource(Protocol):
     """Gives one batch after another."""
 
@@ -58,6 +72,7 @@ class BatchSource(Protocol):
         """Wait for a batch; None when `stopped()` turned true first.
 
         Raises:
+            UnusableShareError: Of one rank of several: there is nothing in its share of this draw.
             ReplayBufferError: The buffer cannot be reached, or refuses.
         """
 
@@ -94,7 +109,8 @@ class LeaseSource:
         session_id: Session that fragments must be of; empty: any.
         fitting: Tells which fragments can be trained on; None: all that fit one another. The others
             are left out: the batch is smaller, or on one rank of several filled up with fragments
-            of this rank's share that do fit, since ranks work in step.
+            of this rank's share that do fit, since ranks work in step; if none does, `next` says
+            so, for all ranks to skip the draw.
         while_waiting: Called after each wait that gave nothing, from the fetching thread.
         wait_slice_s: Longest single wait; `stopped` is asked in between.
     """
@@ -122,6 +138,8 @@ class LeaseSource:
         self._session_id = session_id
         self._fitting = fitting or Fitting()
         self._misfits_told = 0
+        self._failed_loads = 0
+        """In a row."""
         self._while_waiting = while_waiting
         self._wait_slice_s = wait_slice_s
         self._nonce = self._share.run_nonce or uuid4().hex
@@ -137,6 +155,8 @@ class LeaseSource:
         """See `BatchSource.next`."""
         self._stopped = stopped
         fetched = next(self._batches, None)
+        if isinstance(fetched, UnusableShareError):
+            raise fetched
         if fetched is not None and self._side_stream is not None:
             self._side_stream.hand_over(fetched.batch.tensors)
         return fetched
@@ -150,25 +170,30 @@ class LeaseSource:
         for lease in left:
             self._release(lease, ReleaseMode.RETURNED)
 
-    def _fetch(self, number: int) -> FetchedBatch | None:
-        """Wait for batch *number* and load it; None when told to stop first."""
-        failures = 0
+    def _fetch(self, number: int) -> FetchedBatch | UnusableShareError | None:
+        """Wait for batch *number* and load it; None when told to stop first.
+
+        What cannot be used is a value here: an iterator that raises is over.
+        """
         for attempt in count():
             lease, reason = self._granted(f"{self._nonce}-{number}-{attempt}")
             if lease is None:
                 return None
             try:
                 fetched = self._load(lease, reason)
+                self._failed_loads = 0
                 if fetched is not None:
                     return fetched
             except LOAD_ERRORS as error:
-                # Other ranks train on their shares of this draw: there is no other one for all.
-                if self._share.world_size > 1 or failures >= FAILED_LOADS_MAX:
+                if self._failed_loads >= FAILED_LOADS_MAX:
                     raise
-                failures += 1
+                self._failed_loads += 1
                 _log.warning("a batch could not be loaded and is left out: %s", error)
             # Not given back: it would only be served, and fail, again.
             self._hand_back(lease, trained=True)
+            if self._share.world_size > 1:
+                # Other ranks have their shares of this draw: there is no other one for this rank.
+                return UnusableShareError(self._new_misfits())
         raise AssertionError("unreachable")
 
     def _granted(self, request_id: str) -> tuple[Lease | None, str]:
@@ -202,23 +227,20 @@ class LeaseSource:
         references: Sequence[FragmentReference] = lease.references
         try:
             loaded = self._stacked(references)
-        except TreeMismatchError as mismatch:
+        except TreeMismatchError:
             references = self._fitting.kept(references, self._client.describe_arrays(references))
-            references = self._as_many(references, len(lease.references), mismatch)
             if not references:
                 return None
+            references = self._as_many(references, len(lease.references))
             loaded = self._stacked(references)
         misfit = self._fitting.batch_misfit(loaded)
         if misfit is not None:
             self._fitting.leave_out(references, misfit)
             if loaded.stacked is not None:
                 self._spare.append(loaded.stacked)
-            self._as_many((), len(references), TreeMismatchError(*astuple(misfit)))
             return None
         with self._side_stream or nullcontext():
             batch = training_batch(loaded)
-        misfit_count = self._fitting.misfit_count - self._misfits_told
-        self._misfits_told += misfit_count
 
         def release(trained: bool) -> None:
             if loaded.stacked is not None:
@@ -232,8 +254,14 @@ class LeaseSource:
             load_s=time.monotonic() - granted_at,
             waiting_reason=reason,
             release=release,
-            misfit_count=misfit_count,
+            misfit_count=self._new_misfits(),
         )
+
+    def _new_misfits(self) -> int:
+        """Fragments left out since this was asked last."""
+        count = self._fitting.misfit_count - self._misfits_told
+        self._misfits_told += count
+        return count
 
     def _stacked(self, references: Sequence[FragmentReference]) -> Batch:
         """Load fragments into memory of a released batch, if there is some."""
@@ -247,13 +275,11 @@ class LeaseSource:
             raise
 
     def _as_many(
-        self, kept: Sequence[FragmentReference], wanted_count: int, mismatch: TreeMismatchError
+        self, kept: Sequence[FragmentReference], wanted_count: int
     ) -> Sequence[FragmentReference]:
         """What to train on in place of a whole share: ranks make the same steps, of like size."""
         if self._share.world_size == 1:
             return kept
-        if not kept:
-            raise mismatch
         return [kept[position % len(kept)] for position in range(wanted_count)]
 
     def _hand_back(self, lease: Lease, trained: bool) -> None:

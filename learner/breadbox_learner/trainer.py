@@ -17,7 +17,7 @@ from breadbox_learner.ranks import Alone, Ranks
 from breadbox_learner.returns import Ended, EnvironmentSteps, EpisodeReturns
 from breadbox_learner.run_folder import RunFolderError
 from breadbox_learner.settings import LearnSettings
-from breadbox_learner.source import BatchSource, FetchedBatch
+from breadbox_learner.source import BatchSource, FetchedBatch, UnusableShareError
 
 _log = logging.getLogger(__name__)
 
@@ -38,11 +38,13 @@ class _Vote(IntEnum):
     """What a rank says about the next update; the largest decides."""
 
     GO_ON = 0
-    TARGET_REACHED = 1
-    UPDATES_DONE = 2
-    TIME_LIMIT = 3
-    STOPPED = 4
-    STARVED = 5
+    SKIP = 1
+    """A rank has nothing to train on in its share of this draw."""
+    TARGET_REACHED = 2
+    UPDATES_DONE = 3
+    TIME_LIMIT = 4
+    STOPPED = 5
+    STARVED = 6
 
 
 class StarvedError(ReplayBufferError):
@@ -80,6 +82,8 @@ class TrainerState:
     """Seconds of training."""
     misfits: int = 0
     """Fragments left out because they did not fit, by all ranks together."""
+    skipped_draws: int = 0
+    """Draws that no rank trained on, since one could use nothing of its share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,8 @@ class Trainer:
         self._started_at = clock() - state.trained_s
         self._is_updating = False
         """Whether weights stand in the middle of an update; also after one that failed."""
+        self._misfits_unsaid = 0
+        """Fragments that this rank left out of draws that were skipped since the last update."""
         self._saving_fails = False
 
     def run(self) -> Outcome:
@@ -157,40 +163,50 @@ class Trainer:
         return outcome
 
     def _train(self) -> Outcome:
+        asked_at = self._clock()
         while True:
-            fetched, vote, waited_s = self._fetch()
-            # Asked by every rank once per update, so that all end with the same one.
+            fetched, vote = self._fetch(asked_at)
+            # Asked by every rank once per draw, so that all end with the same one.
             decision = _Vote(self._ranks.largest(vote))
-            if decision is not _Vote.GO_ON:
-                if fetched is not None:
-                    fetched.release(False)
-                if decision is _Vote.STARVED:
-                    raise StarvedError(waited_s)
+            waited_s = self._clock() - asked_at
+            if decision is _Vote.GO_ON:
+                assert fetched is not None
+                self._train_on(fetched, waited_s)
+                asked_at = self._clock()
+                continue
+            if fetched is not None:
+                fetched.release(False)
+            if decision is _Vote.STARVED:
+                raise StarvedError(waited_s)
+            if decision is not _Vote.SKIP:
                 return Outcome[decision.name]
-            assert fetched is not None
-            self._train_on(fetched, waited_s)
+            self._misfits_unsaid += 0 if fetched is None else fetched.misfit_count
+            self.state.skipped_draws += 1
 
     @property
     def elapsed_s(self) -> float:
         """Seconds of training, earlier parts of the run included."""
         return self._clock() - self._started_at
 
-    def _fetch(self) -> tuple[FetchedBatch | None, _Vote, float]:
-        """Wait for a batch, or a reason to end; also the seconds waited."""
-        asked_at = self._clock()
+    def _fetch(self, asked_at: float) -> tuple[FetchedBatch | None, _Vote]:
+        """Wait for a batch, or a reason to end or to skip this draw; waiting since *asked_at*."""
         vote = self._reason_to_end()
         if vote is not _Vote.GO_ON:
-            return None, vote, 0.0
+            return None, vote
 
         def must_give_up() -> bool:
             return self._waiting_vote(asked_at) is not _Vote.GO_ON
 
-        fetched = self._source.next(must_give_up)
-        waited_s = self._clock() - asked_at
+        otherwise = _Vote.STOPPED
+        try:
+            fetched = self._source.next(must_give_up)
+        except UnusableShareError as unusable:
+            self._misfits_unsaid += unusable.misfit_count
+            fetched, otherwise = None, _Vote.SKIP
         if fetched is not None:
-            return fetched, _Vote.GO_ON, waited_s
+            return fetched, _Vote.GO_ON
         vote = self._waiting_vote(asked_at)
-        return None, vote if vote is not _Vote.GO_ON else _Vote.STOPPED, waited_s
+        return None, vote if vote is not _Vote.GO_ON else otherwise
 
     def _waiting_vote(self, asked_at: float) -> _Vote:
         """What to say while there is no batch yet."""
@@ -269,7 +285,9 @@ class Trainer:
     def _shares(self, fetched: FetchedBatch, step_count: int) -> _Shares:
         """Add up what is known of the shares of all ranks."""
         staleness, uses = fetched.staleness, fetched.use_count
-        numbers = [len(staleness), step_count, sum(staleness), sum(uses), fetched.misfit_count]
+        misfits_unsaid = fetched.misfit_count + self._misfits_unsaid
+        self._misfits_unsaid = 0
+        numbers = [len(staleness), step_count, sum(staleness), sum(uses), misfits_unsaid]
         summed = self._ranks.sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
         fragments, steps, staleness_sum, use_count_sum, misfits = summed
         count = max(1.0, fragments)
@@ -332,6 +350,7 @@ class Trainer:
             "steps": self.state.steps,
             "environment_steps": self._environment.total,
             "misfits": self.state.misfits,
+            "skipped_draws": self.state.skipped_draws,
             "waiting_reason": fetched.waiting_reason,
             **asdict(statistics),
         }

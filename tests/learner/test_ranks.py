@@ -25,6 +25,7 @@ from breadbox_learner.ranks import Place, RankLostError, meeting_of, place_from_
 from breadbox_learner.source import FetchedBatch, LeaseSource, Share
 from support.eventually import eventually_sync
 from support.feeder import feeding
+from support.fragments import vector_fragment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -208,6 +209,11 @@ class RankProcesses:
         _, err = process.communicate(timeout=limit_s)
         return process.returncode, err
 
+    def finished(self, rank: int) -> tuple[int, list[str]]:
+        """Exit status, and the warnings, errors and anything else that is no line of progress."""
+        code, err = self.finish(rank)
+        return code, [line for line in err.splitlines() if " INFO    breadbox" not in line]
+
     def kill(self) -> None:
         for process in self.processes:
             process.kill()
@@ -271,12 +277,52 @@ def test_ranks_train_together_and_their_records_cover_all_of_them(
 ) -> None:
     with breadbox.connect(server.address), feeding(server.address, steps_per_fragment=16):
         ranks.start("--updates-max", "4")
-        assert [0, 0] == [ranks.finish(rank)[0] for rank in range(2)]
+        assert [(0, []), (0, [])] == [ranks.finished(rank) for rank in range(2)]
     records = ranks.records()
     assert [1, 2, 3, 4] == [record["update"] for record in records]
     assert [16, 32, 48, 64] == [record["fragments"] for record in records]
     assert [256, 512, 768, 1024] == [record["steps"] for record in records]
     assert records[-1]["episode_count"] > 0
+
+
+def waits_beside(client: breadbox.Client, *, fragment_count: int) -> bool:
+    state = client.get_buffer().state
+    return (1, fragment_count) == (state.waiter_count, state.fragment_count)
+
+
+def test_ranks_skip_a_draw_together_where_nothing_of_a_share_fits(
+    server: ServerProcess, ranks: RankProcesses
+) -> None:
+    """One worker has another environment, and a share is a single fragment."""
+    with breadbox.connect(server.address) as client:
+        ranks.start(
+            *("--fragments-per-batch", "2", "--minibatch-fragments", "1"),
+            *("--updates-max", "4", "--wait-limit-s", "60"),
+        )
+        eventually_sync(lambda: client.get_buffer().model_version == 1, within_s=90)
+        session = client.get_buffer().session_id
+        client.append_many(
+            [
+                vector_fragment(index, worker_id="odd", session_id=session, step_count=16)
+                for index in range(5)
+            ]
+        )
+        # Two draws of two; the third waits for something better beside the last of them.
+        eventually_sync(lambda: waits_beside(client, fragment_count=1), within_s=60)
+        with feeding(server.address, steps_per_fragment=16):
+            ended = [ranks.finished(rank) for rank in range(2)]
+        # Nobody holds on to what was skipped.
+        assert 0 == client.get_buffer().state.lease_count
+    assert [0, 0] == [code for code, _ in ended], ended
+    for _, told in ended:
+        assert all("worker odd and others like it are left out: obs" in line for line in told)
+    assert sum(len(told) for _, told in ended) in (1, 2)
+    records = ranks.records()
+    assert [1, 2, 3, 4] == [record["update"] for record in records]
+    assert [2, 4, 6, 8] == [record["fragments"] for record in records]
+    assert [(5, 3)] * 4 == [(record["misfits"], record["skipped_draws"]) for record in records]
+    # What was drawn beside a misfit was given back: its use does not count.
+    assert [1.0] * 4 == [record["use_count_mean"] for record in records]
 
 
 def test_a_rank_that_dies_ends_the_other_in_time_and_a_restart_goes_on(

@@ -27,7 +27,13 @@ from breadbox.types import (
     ReleaseMode,
 )
 from breadbox_learner.fitting import Fitting, expected_rows
-from breadbox_learner.source import FAILED_LOADS_MAX, FetchedBatch, LeaseSource, Share
+from breadbox_learner.source import (
+    FAILED_LOADS_MAX,
+    FetchedBatch,
+    LeaseSource,
+    Share,
+    UnusableShareError,
+)
 from breadbox_learner.spaces import Spaces
 from support.fake_store import FakeStore
 from support.rich_fragments import STEPS, plain_fragment, stored
@@ -205,12 +211,33 @@ def test_loads_that_keep_failing_end_the_run(
     assert FAILED_LOADS_MAX + 1 == len(client.leases)
 
 
-def test_a_rank_does_not_leave_out_what_the_others_train_on(
+def test_a_rank_says_that_its_share_cannot_be_loaded_and_goes_on(
     client: FakeClient, make_source: Callable[..., LeaseSource]
 ) -> None:
-    client.failing = {0}
+    """With the next draw, not with another of its own: the others would wait for ever."""
+    client.failing = {0, 2}
+    source = make_source(share=Share(0, 2, "nonce"))
+    for number in (1, 3):
+        with pytest.raises(UnusableShareError) as left_out:
+            source.next(never)
+        assert 0 == left_out.value.misfit_count
+        fetched = source.next(never)
+        assert fetched is not None
+        assert [number] == fetched.batch.fragment_indices
+    assert [f"nonce-{number}-0" for number in range(4)] == [id_ for id_, _, _ in client.requests]
+    assert [ReleaseMode.CONSUMED, None, ReleaseMode.CONSUMED, None] == client.ends
+
+
+def test_shares_that_keep_failing_to_load_end_the_run_of_a_rank(
+    client: FakeClient, make_source: Callable[..., LeaseSource]
+) -> None:
+    client.failing = set(range(100))
+    source = make_source(share=Share(0, 2, "nonce"))
+    for _ in range(FAILED_LOADS_MAX):
+        with pytest.raises(UnusableShareError):
+            source.next(never)
     with pytest.raises(PayloadCorruptError):
-        make_source(share=Share(0, 2, "nonce")).next(never)
+        source.next(never)
 
 
 def test_fragments_of_another_session_are_refused_and_given_back(
@@ -418,6 +445,35 @@ def test_a_rank_fills_its_share_up_since_all_make_the_same_steps() -> None:
         share=Share(0, 2, "nonce"),
     )
     assert [0, 2, 3, 0] == rows_of(source.next(never))
+    source.close()
+
+
+@pytest.mark.parametrize("prefetch_batches", [0, 2])
+@pytest.mark.parametrize("odd", [(7, 7), (7, 5)], ids=["of one kind", "of two kinds"])
+def test_a_rank_says_that_nothing_of_its_share_fits_and_goes_on(
+    odd: tuple[int, int], prefetch_batches: int
+) -> None:
+    widths = [*odd, 3, 3, *odd, 3, 7]
+    client = OddClient(2, *(seeing(index, width) for index, width in enumerate(widths)))
+    source = LeaseSource(
+        client,  # type: ignore[arg-type]
+        fragment_count=4,
+        share=Share(1, 2, "nonce"),
+        prefetch_batches=prefetch_batches,
+        fitting=Fitting({"obs": (3,), "action": ()}),
+    )
+    for rows, misfit_count in (([2, 3], 0), ([6, 6], 1)):
+        with pytest.raises(UnusableShareError) as left_out:
+            source.next(never)
+        assert 2 == left_out.value.misfit_count
+        fetched = source.next(never)
+        assert rows == rows_of(fetched)
+        assert fetched is not None
+        assert misfit_count == fetched.misfit_count
+    assert [f"nonce-{number}-0" for number in range(4)] == [
+        request_id for request_id, _, _ in client.requests[:4]
+    ]
+    assert [ReleaseMode.CONSUMED, None, ReleaseMode.CONSUMED, None] == client.ends[:4]
     source.close()
 
 

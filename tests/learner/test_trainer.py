@@ -21,7 +21,7 @@ from breadbox_learner.ranks import Alone, Place, Ranks
 from breadbox_learner.returns import EpisodeReturns
 from breadbox_learner.run_folder import RunFolderError
 from breadbox_learner.settings import LearnSettings
-from breadbox_learner.source import FetchedBatch
+from breadbox_learner.source import FetchedBatch, UnusableShareError
 from breadbox_learner.trainer import Outcome, StarvedError, Trainer, TrainerState
 from support.local_rollout import LocalRollout
 from support.local_source import LocalPublisher, LocalSource
@@ -203,6 +203,45 @@ def test_a_learner_without_data_gives_up_after_its_limit(bench: Bench) -> None:
     source = EmptySource(bench.source.rollout, bench.policy)
     with pytest.raises(StarvedError, match="no batch for 31 s"):
         bench.trainer(source=source, wait_limit_s=30.0).run()
+
+
+def test_draws_that_a_rank_cannot_use_are_skipped_counted_and_waited_through(
+    bench: Bench,
+) -> None:
+    class OddSource(LocalSource):
+        asked = 0
+
+        def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
+            bench.now += 1.0
+            self.asked += 1
+            if self.asked in (1, 2, 4) or self.asked > 5:
+                raise UnusableShareError(8)
+            return super().next(stopped)
+
+    source = OddSource(bench.source.rollout, bench.policy)
+    trainer = bench.trainer(source=source, wait_limit_s=30.0)
+    # Nothing but misfits is no batch either: the wait goes on through the draws that are skipped.
+    with pytest.raises(StarvedError, match="no batch for 31 s"):
+        trainer.run()
+    records = bench.records()
+    assert [(16, 2), (24, 3)] == [(r["misfits"], r["skipped_draws"]) for r in records]
+    assert [3.0, 2.0] == [record["fetch_wait_s"] for record in records]
+    assert 3 + 30 == trainer.state.skipped_draws
+
+
+def test_what_another_rank_cannot_use_is_given_back(bench: Bench) -> None:
+    class OddPeer(Alone):
+        asked = 0
+
+        def largest(self, number: int) -> int:
+            self.asked += 1
+            # The second rank has nothing for the first draw.
+            return max(number, 1) if self.asked == 1 else number
+
+    trainer = bench.trainer(ranks=OddPeer(), updates_max=2)
+    assert Outcome.UPDATES_DONE == trainer.run()
+    assert [False, True, True] == bench.source.released
+    assert [1, 1] == [record["skipped_draws"] for record in bench.records()]
 
 
 def test_a_batch_that_could_not_be_trained_on_is_given_back(
