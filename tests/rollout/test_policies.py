@@ -226,3 +226,128 @@ def test_the_automatic_policy_fits_what_is_seen(space: gymnasium.Space[Any], exp
     policy.act(
         draw(space, 2), policy.initial_state(2), torch.ones(2, dtype=torch.bool)
     )  # and takes it
+
+
+def likeliest(space: gymnasium.Space[Any], inputs: list[float]) -> Any:
+    """The mode of a space's distribution for one row of a network's outputs, naively."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start) + inputs.index(max(inputs))
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        counts = (
+            space.nvec.reshape(-1).tolist()
+            if isinstance(space, spaces.MultiDiscrete)
+            else [2] * int(np.prod(space.shape))
+        )
+        chosen, start = [], 0
+        for count in counts:
+            part = inputs[start : start + count]
+            chosen.append(part.index(max(part)))
+            start += count
+        return np.array(chosen).reshape(space.shape).tolist()
+    if isinstance(space, spaces.Box):
+        return np.array(inputs, np.float32).reshape(space.shape).tolist()
+    assert isinstance(space, spaces.Dict)
+    acted, start = {}, 0
+    for key, part_space in space.items():
+        width = make_action_head(part_space).input_count
+        acted[key] = likeliest(part_space, inputs[start : start + width])
+        start += width
+    return acted
+
+
+def tree_leaves(tree: Any) -> list[torch.Tensor]:
+    return (
+        [leaf for part in tree.values() for leaf in tree_leaves(part)]
+        if isinstance(tree, dict)
+        else [tree]
+    )
+
+
+def row_of(action: Any, row: int) -> Any:
+    if isinstance(action, dict):
+        return {key: row_of(part, row) for key, part in action.items()}
+    return action[row].tolist()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(7),
+        spaces.Discrete(3, start=-1),
+        spaces.MultiDiscrete([3, 2, 5]),
+        spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+        spaces.MultiBinary(6),
+        spaces.MultiBinary((2, 3)),
+        spaces.Box(-1, 1, (4,)),
+        spaces.Box(-1, 1, (2, 3)),
+        spaces.Dict({"b": spaces.Discrete(4), "a": spaces.Box(-1, 1, (2,))}),
+    ],
+    ids=str,
+)
+def test_the_mode_is_what_a_naive_search_finds(space: gymnasium.Space[Any]) -> None:
+    head = make_action_head(space)
+    # Distinct numbers, far beyond the bounds of boxes: nothing clips them here.
+    inputs = torch.randn(64, head.input_count, generator=torch.Generator().manual_seed(3)) * 3
+    action, log_prob = head.mode(inputs)
+    assert [likeliest(space, row) for row in inputs.tolist()] == [
+        row_of(action, row) for row in range(64)
+    ]
+    torch.testing.assert_close(head.judge(inputs, action).log_prob, log_prob)
+    sampled, _ = head.sample(inputs, torch.Generator().manual_seed(4))
+    for sample, mode in zip(tree_leaves(sampled), tree_leaves(action), strict=True):
+        assert (sample.dtype, sample.shape) == (mode.dtype, mode.shape)
+    # Nothing is likelier than the mode.
+    samples = torch.stack(
+        [head.sample(inputs, torch.Generator().manual_seed(seed))[1] for seed in range(50)]
+    )
+    assert bool((samples <= log_prob + 1e-5).all())
+
+
+@pytest.mark.parametrize("name", list(OBSERVATIONS))
+@pytest.mark.parametrize("action_space", ACTIONS, ids=lambda space: type(space).__name__)
+def test_a_greedy_policy_needs_no_randomness_and_agrees_with_its_evaluation(
+    name: str, action_space: gymnasium.Space[Any]
+) -> None:
+    policy = policy_of(name, action_space)
+    obs, first = draw(OBSERVATIONS[name], 3), torch.ones(3, dtype=torch.bool)
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        acted = policy.act(obs, policy.initial_state(3), first, greedy=True)
+        again = policy.act(obs, policy.initial_state(3), first, greedy=True)
+        judged = policy.evaluate(
+            stack_steps([obs]), stack_steps([acted.action]), policy.initial_state(3), first[:, None]
+        )
+    assert torch.equal(before, torch.get_rng_state())
+    for one, other in zip(tree_leaves(acted.action), tree_leaves(again.action), strict=True):
+        assert torch.equal(one, other)
+    torch.testing.assert_close(acted.log_prob[:, None], judged.log_prob)
+
+
+def test_a_greedy_recurrent_policy_carries_its_state() -> None:
+    """The same choices step by step as over the whole sequence at once."""
+    policy = policy_of("lstm", spaces.Discrete(5))
+    with torch.no_grad():
+        policy.actor.weight.mul_(500)  # type: ignore[operator,union-attr]
+    seen = list(draw(OBSERVATIONS["lstm"], 24).reshape(12, 2, -1))
+    first = torch.zeros(2, 12, dtype=torch.bool)
+    first[:, 0] = first[1, 7] = True
+    state = policy.initial_state(2)
+    chosen, forgetful = [], []
+    with torch.no_grad():
+        for step, obs in enumerate(seen):
+            acted = policy.act(obs, state, first[:, step], greedy=True)
+            state = acted.state
+            chosen.append(acted.action)
+            blank = policy.initial_state(2)
+            forgetful.append(policy.act(obs, blank, first[:, step], greedy=True).action)
+        # Every action judged at every step: the naive way to the likeliest one.
+        judged = torch.stack(
+            [
+                policy.evaluate(
+                    stack_steps(seen), torch.full((2, 12), action), policy.initial_state(2), first
+                ).log_prob
+                for action in range(5)
+            ]
+        )
+    assert torch.equal(judged.argmax(0), torch.stack(chosen, 1))
+    assert not torch.equal(torch.stack(forgetful, 1), torch.stack(chosen, 1))

@@ -37,6 +37,16 @@ class ActionHead(nn.Module):
         """Return actions (leaves [B, ...]) and their log-probs (float32[B]) for inputs [B, n]."""
 
     @abstractmethod
+    def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
+        """Return what is likeliest, and its log-probs, in the form of `sample`."""
+
+    def choose(
+        self, inputs: Tensor, generator: torch.Generator | None, *, greedy: bool
+    ) -> tuple[Tree, Tensor]:
+        """Return the mode where *greedy*, else a sample."""
+        return self.mode(inputs) if greedy else self.sample(inputs, generator)
+
+    @abstractmethod
     def judge(self, inputs: Tensor, action: Tree) -> Judged:
         """Return log-prob and entropy, [...], for inputs [..., n] and actions [..., *action]."""
 
@@ -57,6 +67,11 @@ class CategoricalHead(ActionHead):
         clocks = torch.empty_like(log_probs).exponential_(generator=generator)
         index = (log_probs.exp() / clocks).argmax(-1, keepdim=True)
         return index.squeeze(-1) + self._start, log_probs.gather(-1, index).squeeze(-1)
+
+    def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
+        """See `ActionHead.mode`; of choices equally likely the first."""
+        log_prob, index = torch.log_softmax(inputs.float(), dim=-1).max(-1)
+        return index + self._start, log_prob
 
     def judge(self, inputs: Tensor, action: Tree) -> Judged:
         """See `ActionHead.judge`."""
@@ -85,9 +100,13 @@ class JoinedHeads(ActionHead):
         self, inputs: Tensor, generator: torch.Generator | None
     ) -> tuple[list[Tree], Tensor]:
         """Return the parts' actions, and the log-prob of them together."""
-        drawn = [part.sample(part_inputs, generator) for part, part_inputs in self._slices(inputs)]
-        log_prob = torch.stack([log_prob for _, log_prob in drawn], -1).sum(-1)
-        return [action for action, _ in drawn], log_prob
+        return _together(
+            [part.sample(part_inputs, generator) for part, part_inputs in self._slices(inputs)]
+        )
+
+    def mode_parts(self, inputs: Tensor) -> tuple[list[Tree], Tensor]:
+        """Return the parts' likeliest actions, and the log-prob of them together."""
+        return _together([part.mode(part_inputs) for part, part_inputs in self._slices(inputs)])
 
     def judge_parts(self, inputs: Tensor, actions: Sequence[Tree]) -> Judged:
         """Return log-prob and entropy of the parts' actions together."""
@@ -101,6 +120,12 @@ class JoinedHeads(ActionHead):
         )
 
 
+def _together(acted: Sequence[tuple[Tree, Tensor]]) -> tuple[list[Tree], Tensor]:
+    """The parts' actions, and the log-prob of them together."""
+    log_prob = torch.stack([log_prob for _, log_prob in acted], -1).sum(-1)
+    return [action for action, _ in acted], log_prob
+
+
 class MultiCategoricalHead(JoinedHeads):
     """Several independent choices; the action is an integer array of the space's shape."""
 
@@ -111,8 +136,16 @@ class MultiCategoricalHead(JoinedHeads):
     def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
         """See `ActionHead.sample`."""
         choices, log_prob = self.sample_parts(inputs, generator)
-        action = torch.stack(choices, -1)
-        return action.reshape(*action.shape[:-1], *self._shape), log_prob
+        return self._joined(choices), log_prob
+
+    def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
+        """See `ActionHead.mode`."""
+        choices, log_prob = self.mode_parts(inputs)
+        return self._joined(choices), log_prob
+
+    def _joined(self, choices: Sequence[Tensor]) -> Tensor:
+        action = torch.stack(list(choices), -1)
+        return action.reshape(*action.shape[:-1], *self._shape)
 
     def judge(self, inputs: Tensor, action: Tree) -> Judged:
         """See `ActionHead.judge`."""
@@ -141,6 +174,12 @@ class GaussianHead(ActionHead):
         log_prob = (-0.5 * noise.square() - self.log_std - _LOG_SQRT_2PI).sum(-1)
         return action.reshape(*action.shape[:-1], *self._shape), log_prob
 
+    def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
+        """See `ActionHead.mode`: the mean."""
+        mean = inputs.float()
+        log_prob = (-self.log_std - _LOG_SQRT_2PI).sum().expand(mean.shape[:-1])
+        return mean.reshape(*mean.shape[:-1], *self._shape), log_prob
+
     def judge(self, inputs: Tensor, action: Tree) -> Judged:
         """See `ActionHead.judge`."""
         mean = inputs.float()
@@ -160,6 +199,11 @@ class DictHead(JoinedHeads):
     def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
         """See `ActionHead.sample`."""
         actions, log_prob = self.sample_parts(inputs, generator)
+        return dict(zip(self._keys, actions, strict=True)), log_prob
+
+    def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
+        """See `ActionHead.mode`."""
+        actions, log_prob = self.mode_parts(inputs)
         return dict(zip(self._keys, actions, strict=True)), log_prob
 
     def judge(self, inputs: Tensor, action: Tree) -> Judged:

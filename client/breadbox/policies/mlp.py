@@ -37,11 +37,17 @@ class MlpPolicy(PolicyModule):
         return None
 
     def act(
-        self, obs: Tree, state: State, first: Tensor, *, generator: torch.Generator | None = None
+        self,
+        obs: Tree,
+        state: State,
+        first: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
     ) -> ActResult:
         """See `Policy.act`."""
         features = self._flattener(obs)
-        action, log_prob = self.head.sample(self.actor(features), generator)
+        action, log_prob = self.head.choose(self.actor(features), generator, greedy=greedy)
         return ActResult(action, log_prob, self.critic(features).squeeze(-1).float(), None)
 
     def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:

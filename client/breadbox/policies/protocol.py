@@ -56,15 +56,24 @@ class Policy(Protocol):
         """Return the state of *batch_size* environments at the start of an episode."""
 
     def act(
-        self, obs: Tree, state: State, first: Tensor, *, generator: torch.Generator | None = None
+        self,
+        obs: Tree,
+        state: State,
+        first: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
     ) -> ActResult:
-        """Sample an action for each environment.
+        """Choose an action for each environment: a sample of the policy's distribution.
 
         Args:
             obs: Leaves [B, ...].
             state: Of the same B environments, in the same order.
             first: bool[B]; this observation starts an episode.
             generator: Source of randomness, on the policy's device; None: torch's global one.
+            greedy: Take the mode of the distribution (the likeliest choice, the mean of a normal
+                distribution) instead of a sample, and no randomness. Whoever only samples does not
+                pass it, so that a policy of one's own may do without.
         """
 
     def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
@@ -93,7 +102,13 @@ class PolicyModule(nn.Module, ABC):
 
     @abstractmethod
     def act(
-        self, obs: Tree, state: State, first: Tensor, *, generator: torch.Generator | None = None
+        self,
+        obs: Tree,
+        state: State,
+        first: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
     ) -> ActResult:
         """See `Policy.act`."""
 

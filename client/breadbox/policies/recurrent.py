@@ -39,11 +39,17 @@ class LstmPolicy(PolicyModule):
         return (zeros, zeros.clone())
 
     def act(
-        self, obs: Tree, state: State, first: Tensor, *, generator: torch.Generator | None = None
+        self,
+        obs: Tree,
+        state: State,
+        first: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
     ) -> ActResult:
         """See `Policy.act`."""
         hidden, cell = self._remember(self.encoder(obs), state, first)
-        action, log_prob = self.head.sample(self.actor(hidden), generator)
+        action, log_prob = self.head.choose(self.actor(hidden), generator, greedy=greedy)
         value = self.critic(hidden).squeeze(-1).float()
         return ActResult(action, log_prob, value, (hidden.float(), cell.float()))
 

@@ -11,6 +11,8 @@ from breadbox.policies.protocol import ActResult, Evaluation, PolicyModule, Stat
 class UniformPolicy(PolicyModule):
     """Uniform over choices, and normal around zero for continuous actions; the value is 0.
 
+    Greedy, it takes the first of each choice, and zero.
+
     Useful to fill a buffer, or to see an environment, before there is anything to act with.
     """
 
@@ -28,11 +30,17 @@ class UniformPolicy(PolicyModule):
         return None
 
     def act(
-        self, obs: Tree, state: State, first: Tensor, *, generator: torch.Generator | None = None
+        self,
+        obs: Tree,
+        state: State,
+        first: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
     ) -> ActResult:
         """See `Policy.act`."""
         inputs = torch.zeros(len(first), self.head.input_count, device=first.device)
-        action, log_prob = self.head.sample(inputs, generator)
+        action, log_prob = self.head.choose(inputs, generator, greedy=greedy)
         return ActResult(action, log_prob, torch.zeros(len(first), device=first.device), None)
 
     def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
