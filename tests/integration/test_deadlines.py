@@ -29,8 +29,8 @@ from breadbox.client import Client
 from breadbox.fragment import Fragment
 from breadbox.lease import Lease
 from breadbox.types import BufferConfig, EpisodeEnd, EpisodeReport, ReleaseMode
-from support.blackhole import Blackhole, Silence
 from support.fragments import vector_fragment
+from support.proxy import Proxy
 from support.redis_cluster import RedisCluster
 from support.redis_sentinel import WatchedRedis
 from support.redis_server import RedisServer
@@ -208,8 +208,8 @@ class World:
 
     redis: RedisServer
     server: ServerProcess
-    to_server: Blackhole
-    to_redis: Blackhole
+    to_server: Proxy
+    to_redis: Proxy
     stack: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -224,7 +224,7 @@ class World:
             self.stack.callback(process.signal, signal.SIGCONT)
             return
         proxy = self.to_server if peer == "server" else self.to_redis
-        proxy.fall_silent(Silence(how))
+        {"stalled": proxy.fall_silent, "dropped": proxy.drop}[how]()
 
 
 @pytest.fixture
@@ -237,8 +237,8 @@ def world(tmp_path: Path) -> Iterator[World]:
             )
         )
         host, _, port = server.address.rpartition(":")
-        to_server = stack.enter_context(Blackhole((host, int(port))))
-        to_redis = stack.enter_context(Blackhole(("127.0.0.1", redis.port)))
+        to_server = stack.enter_context(Proxy((host, int(port)), backlog=0))
+        to_redis = stack.enter_context(Proxy(("127.0.0.1", redis.port), backlog=0))
         yield World(redis, server, to_server, to_redis, stack)
 
 
@@ -385,13 +385,13 @@ def test_silence_in_the_middle_of_a_payload_ends_the_call_by_its_deadline(
         certificate, key = make_certificate(tmp_path)
         target = ("127.0.0.1", world.redis.port)
         proxy = world.stack.enter_context(TlsProxy(target, certificate, key))
-        world.to_redis = world.stack.enter_context(Blackhole(("127.0.0.1", proxy.port)))
+        world.to_redis = world.stack.enter_context(Proxy(("127.0.0.1", proxy.port)))
         store_url = f"rediss://{world.to_redis.address}/0?ssl_ca_certs={certificate}"
     with breadbox.connect(world.server.address, store_url=store_url, **OPTIONS) as client:
         client.start_session("s")
         client.append(large_fragment(0, "w"))
         grant = client.fetch_fragments(1, 5.0)
-        world.to_redis.fall_silent_after(LARGE_BYTES // 2, to_server=to_redis)
+        world.to_redis.fall_silent_after(LARGE_BYTES // 2, to_target=to_redis)
         calls: dict[bool, Callable[[], Any]] = {
             True: lambda: client.append(large_fragment(1, "w")),
             False: lambda: client.read_fragments(grant.fragments),

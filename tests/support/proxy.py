@@ -13,18 +13,28 @@ class Proxy:
 
     While it is silent everybody may still connect, and what was sent waits: as behind a cut cable,
     nobody is told of anything.
+
+    Args:
+        target: Where connections go.
+        backlog: How many may wait to be accepted; `drop` needs 0.
     """
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    def __init__(self, target: tuple[str, int], *, backlog: int = 128) -> None:
         self.target = target
         """Where connections made from now on go."""
         self._speaks = threading.Event()
         self._speaks.set()
-        self._has_ended = False
+        self._has_ended = threading.Event()
+        self._drops = False
         self._lock = threading.Lock()
+        self._left: dict[bool, int | None] = {True: None, False: None}
+        """Bytes still to pass on to the target (True) and from it (False); None: no bound."""
+        self._bytes_per_s = 0.0
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._threads: set[threading.Thread] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self._queue: list[socket.socket] = []
+        """What fills the queue of those who connect."""
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=backlog)
         self.port: int = self._listener.getsockname()[1]
 
     @property
@@ -35,6 +45,39 @@ class Proxy:
     def fall_silent(self) -> None:
         """Pass nothing on until told to. What is on its way may still arrive."""
         self._speaks.clear()
+
+    def fall_silent_after(self, size_bytes: int, *, to_target: bool) -> None:
+        """Pass nothing on in either direction once so many bytes more went in the one given."""
+        with self._lock:
+            self._left[to_target] = size_bytes
+
+    def drop(self) -> None:
+        """Fall silent for good, and answer nobody who wants to connect, as a firewall does.
+
+        Raises:
+            AssertionError: Whoever connects is still answered.
+        """
+        self._drops = True
+        self.fall_silent()
+        # One place in the queue: with it taken, the kernel drops the others.
+        for _ in range(16):
+            held = socket.socket()
+            self._queue.append(held)
+            held.settimeout(0.3)
+            try:
+                held.connect(("127.0.0.1", self.port))
+            except TimeoutError:
+                return
+        raise AssertionError("whoever connects is still answered")
+
+    def pass_at_most(self, bytes_per_s: float) -> None:
+        """Pass bytes on no faster than this from now on, each way."""
+        self._bytes_per_s = bytes_per_s
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it passes nothing on."""
+        return not self._speaks.is_set()
 
     def speak(self, *, with_reset: bool = False) -> None:
         """Pass on again what waits, or break every connection, as a host that was replaced does."""
@@ -52,13 +95,15 @@ class Proxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._has_ended = True
+        self._has_ended.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.speak(with_reset=True)
         for thread in list(self._threads):
             thread.join(timeout=10)
+        for held in self._queue:
+            held.close()
 
     def _break_connections(self) -> None:
         with self._lock:
@@ -73,12 +118,14 @@ class Proxy:
             thread.start()
 
     def _accept(self) -> None:
-        while not self._has_ended:
+        while not self._has_ended.is_set():
             try:
                 outside, _ = self._listener.accept()
             except OSError:
                 return
             self._start(self._serve, outside)
+            if self._drops:
+                self._has_ended.wait()
 
     def _serve(self, outside: socket.socket) -> None:
         with outside:
@@ -92,21 +139,38 @@ class Proxy:
             with inside:
                 with self._lock:
                     self._pairs.add(pair)
-                if self._has_ended:
+                if self._has_ended.is_set():
                     _shut(pair)
-                back = threading.Thread(target=self._pass_on, args=(inside, outside), daemon=True)
+                back = threading.Thread(
+                    target=self._pass_on, args=(inside, outside, False), daemon=True
+                )
                 back.start()
-                self._pass_on(outside, inside)
+                self._pass_on(outside, inside, True)
                 back.join()
                 with self._lock:
                     self._pairs.discard(pair)
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pass_on(self, source: socket.socket, sink: socket.socket, to_target: bool) -> None:
         with contextlib.suppress(OSError):
             while received := source.recv(_CHUNK_BYTES):
                 self._speaks.wait()
-                sink.sendall(received)
+                allowed = self._allowed(len(received), to_target)
+                sink.sendall(received[:allowed])
+                if self._bytes_per_s:
+                    self._has_ended.wait(len(received) / self._bytes_per_s)
+                if allowed < len(received):
+                    self.fall_silent()
+                    self._speaks.wait()
+                    sink.sendall(received[allowed:])
         _shut((source, sink))
+
+    def _allowed(self, size_bytes: int, to_target: bool) -> int:
+        with self._lock:
+            left = self._left[to_target]
+            if left is None:
+                return size_bytes
+            self._left[to_target] = None if left < size_bytes else left - size_bytes
+            return min(left, size_bytes)
 
 
 def _shut(pair: tuple[socket.socket, socket.socket]) -> None:
