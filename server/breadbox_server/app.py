@@ -24,6 +24,7 @@ from breadbox.errors import StoreError, StoreUrlError
 from breadbox.stores import open_custodian
 from breadbox.stores.base import PayloadCustodian
 from breadbox.stores.disk_room import MIB, DiskRoom
+from breadbox.stores.private_files import UnsafePathError, make_private_directory, opener
 from breadbox.stores.urls import parse_store_url
 from breadbox.v1 import replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server.authorization import Gate, Role
@@ -439,8 +440,10 @@ def _store_directory(settings: Settings, leftovers: ExitStack) -> Iterator[None]
                 f"--ephemeral would delete {directory}, which is not empty; "
                 "name a new directory, or delete it"
             )
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (directory / "server.lock").open("w")
+        make_private_directory(directory, has_parents=True)
+        lock = open(directory / "server.lock", "w", opener=opener)  # noqa: SIM115 - held below
+    except UnsafePathError as error:
+        raise StartError(f"--store cannot be used: {error.strerror}") from error
     except OSError as error:
         raise StartError(
             f"--store {settings.store_shown} cannot be used: {error.strerror}; "

@@ -18,6 +18,7 @@ from click.core import ParameterSource
 
 from breadbox.cli import logs
 from breadbox.stores import has_secret
+from breadbox.stores.private_files import new_opener
 from breadbox_server.app import RunningServer, serving, tune_garbage_collection
 from breadbox_server.core.config import (
     BufferConfig,
@@ -473,7 +474,9 @@ def _announce(server: RunningServer, settings: Settings) -> None:
     if settings.ready_file is not None:
         # Renamed into place, so that whoever waits for it never reads half an address.
         half = settings.ready_file.with_name(settings.ready_file.name + ".half")
-        half.write_text(server.address + "\n")
+        with open(half, "w", opener=new_opener) as file:
+            file.write(server.address + "\n")
+        half.chmod(0o644)
         half.replace(settings.ready_file)
     # Last: whoever reads the line may rely on the file.
     click.echo(line)

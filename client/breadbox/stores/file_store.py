@@ -7,13 +7,15 @@
 
 Both steps are renames within one file system, so a payload is seen whole or not at all.
 Nobody writes a payload into the last of the room: see `breadbox.stores.disk_room`.
-Files are readable by their owner only.
+Files are readable by their owner only, and links are not followed: see
+`breadbox.stores.private_files`.
 """
 
 import asyncio
 import errno
 import mmap
 import os
+import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -39,6 +41,7 @@ from breadbox.stores.base import (
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.disk_room import DiskRoom
 from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
+from breadbox.stores.private_files import make_private_directory, opener
 from breadbox.types import PayloadReference
 
 _DIRECTORIES: Final = 256
@@ -46,6 +49,8 @@ _DIRECTORIES: Final = 256
 _EPOCH_DIGITS: Final = 20
 _BUFFERS_PER_CALL: Final = 1024
 """IOV_MAX of Linux."""
+
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 _FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
 
@@ -72,14 +77,15 @@ class PayloadDirectory:
         """Make the directories, where they are missing.
 
         Raises:
-            StoreUnavailableError: They cannot be made.
+            StoreUnavailableError: They cannot be made, or one that is there belongs to another
+                user, or can be written by others.
         """
         with _translated_errors():
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.unannounced.mkdir(mode=0o700, exist_ok=True)
-            self.payloads.mkdir(mode=0o700, exist_ok=True)
+            make_private_directory(self.root, has_parents=True)
+            make_private_directory(self.unannounced)
+            make_private_directory(self.payloads)
             for number in range(_DIRECTORIES):
-                (self.payloads / f"{number:02x}").mkdir(mode=0o700, exist_ok=True)
+                make_private_directory(self.payloads / f"{number:02x}")
 
     def confirmed_path(self, payload_id: str) -> str:
         """Path of a confirmed payload; `payload_id` must be well-formed."""
@@ -94,7 +100,7 @@ class PayloadDirectory:
 
         Raises:
             PayloadMissingError: It is in neither place.
-            PayloadCorruptError: Its file is of another size than the reference says.
+            PayloadCorruptError: It is no file, or of another size than the reference says.
         """
         if not is_sound(reference):
             raise PayloadCorruptError(f"a payload reference is out of bounds: {reference}")
@@ -103,10 +109,18 @@ class PayloadDirectory:
         confirmed = self.confirmed_path(payload_id)
         for path in (confirmed, self.unannounced_path(payload_id), confirmed):
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(path, _READ)
             except FileNotFoundError:
                 continue
-            size_bytes = os.fstat(descriptor).st_size
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise PayloadCorruptError(f"payload {payload_id} is no file") from error
+                raise
+            seen = os.fstat(descriptor)
+            size_bytes = seen.st_size
+            if not stat.S_ISREG(seen.st_mode):
+                os.close(descriptor)
+                raise PayloadCorruptError(f"payload {payload_id} is no file")
             if size_bytes != reference.size_bytes:
                 os.close(descriptor)
                 raise PayloadCorruptError(
@@ -330,17 +344,22 @@ class FileCustodian:
         if custody is None or not custody.epoch:
             return
         with _translated_errors():
-            self._directory.journals.mkdir(mode=0o700, exist_ok=True)
+            make_private_directory(self._directory.journals)
             path = self._directory.journals / custody.journal
-            known = path.read_text().strip() if path.exists() else ""
+            known = ""
+            with suppress(FileNotFoundError), open(path, opener=opener) as file:
+                known = file.read().strip()
             if known.isdigit() and int(known) > custody.epoch:
                 raise StoreTakenError
             if known != str(custody.epoch):
                 # In place and of one length, so that it takes no room the second time.
-                with suppress(StoreFullError), _translated_errors():
-                    path.touch(mode=0o600)
-                    with path.open("r+") as file:
-                        file.write(f"{custody.epoch:>{_EPOCH_DIGITS}}\n")
+                # "w" does not truncate: the opener leaves that out.
+                with (
+                    suppress(StoreFullError),
+                    _translated_errors(),
+                    open(path, "w", opener=opener) as file,
+                ):
+                    file.write(f"{custody.epoch:>{_EPOCH_DIGITS}}\n")
 
     def _other_journals(self) -> list[Path]:
         mine = "" if self._custody is None else self._custody.journal
@@ -370,12 +389,12 @@ class FileCustodian:
         confirmed = self._directory.confirmed_path(reference.payload_id)
         unannounced = self._directory.unannounced_path(reference.payload_id)
         try:
-            if os.stat(unannounced).st_size != reference.size_bytes:
+            if not _is_file(unannounced, reference.size_bytes):
                 return Confirmation.OTHER_SIZE
             os.rename(unannounced, confirmed)
         except FileNotFoundError:
             try:
-                if os.stat(confirmed).st_size != reference.size_bytes:
+                if not _is_file(confirmed, reference.size_bytes):
                     return Confirmation.OTHER_SIZE
             except FileNotFoundError:
                 return Confirmation.MISSING
@@ -383,7 +402,7 @@ class FileCustodian:
 
     def _is_present(self, reference: PayloadReference) -> bool:
         return any(
-            _has_size(path, reference.size_bytes)
+            _is_there(path, reference.size_bytes)
             for path in (
                 self._directory.confirmed_path(reference.payload_id),
                 self._directory.unannounced_path(reference.payload_id),
@@ -510,9 +529,15 @@ def _write_vector(descriptor: int, buffers: Sequence[memoryview]) -> None:
             _drop(rest, os.writev(descriptor, rest))
 
 
-def _has_size(path: str, size_bytes: int) -> bool:
+def _is_file(path: str, size_bytes: int) -> bool:
+    """Whether it is a file of this size, not a link to one."""
+    seen = os.lstat(path)
+    return seen.st_size == size_bytes and stat.S_ISREG(seen.st_mode)
+
+
+def _is_there(path: str, size_bytes: int) -> bool:
     try:
-        return os.stat(path).st_size == size_bytes
+        return _is_file(path, size_bytes)
     except FileNotFoundError:
         return False
 

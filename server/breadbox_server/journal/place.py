@@ -5,11 +5,16 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from breadbox.stores.private_files import make_private_directory
 from breadbox.stores.urls import parse_store_url
 from breadbox_server.journal.claims import Claim
 from breadbox_server.journal.reserve import share_bytes
 from breadbox_server.journal.sqlite import SqliteArchive, SqliteWriter
-from breadbox_server.journal.storage import JournalArchive, JournalWriter
+from breadbox_server.journal.storage import (
+    JournalArchive,
+    JournalUnavailableError,
+    JournalWriter,
+)
 
 AUTO = "auto"
 NONE = "none"
@@ -70,8 +75,14 @@ class JournalPlace:
             from breadbox_server.journal.redis_stream import RedisArchive
 
             return RedisArchive(self.where)
-        Path(self.where).mkdir(mode=0o700, parents=True, exist_ok=True)
-        return SqliteArchive(Path(self.where))
+        directory = Path(self.where)
+        try:
+            make_private_directory(directory, has_parents=True)
+        except OSError as error:
+            raise JournalUnavailableError(
+                f"{directory} cannot be used: {error.strerror}"
+            ) from error
+        return SqliteArchive(directory)
 
     def open_writer(self, claim: Claim, *, sync: bool) -> JournalWriter:
         """Open it for writing.

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Final, TypeVar
 
 from breadbox.stores.disk_room import MIB, DiskRoom
+from breadbox.stores.private_files import make_private_directory, open_new
 from breadbox_server.journal.storage import JournalFullError
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ class Reserve:
             Parts that are there.
         """
         with contextlib.suppress(OSError):
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            make_private_directory(self._folder)
             part_bytes = min(share_bytes(self._directory), SIZE_BYTES_MAX) // PART_COUNT
             for number in range(PART_COUNT):
                 if not self._is_whole(number, part_bytes) and not self._allocate(
@@ -127,7 +128,7 @@ class Reserve:
             return False
         # A part has its name only once it is whole: what a crash leaves behind is none.
         half = self._folder / ".half"
-        descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_new(half)
         try:
             os.posix_fallocate(descriptor, 0, max(1, part_bytes))
         except OSError:

@@ -28,6 +28,12 @@ from uuid import UUID
 
 import xxhash
 
+from breadbox.stores.private_files import (
+    make_private_directory,
+    new_opener,
+    open_private,
+    opener,
+)
 from breadbox_server.journal.claims import (
     Claim,
     Holder,
@@ -91,7 +97,7 @@ class SqliteArchive:
     def claim(self, holder: Holder, displaced: str = "") -> Claim:
         """See JournalArchive. Who lives is not displaced: its lock goes with its process."""
         with _translated_errors():
-            lock = (self._directory / LOCK_NAME).open("w")
+            lock = open(self._directory / LOCK_NAME, "w", opener=opener)  # noqa: SIM115 - held
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -291,7 +297,7 @@ class SqliteWriter:
         if not path.exists():
             self._reserve.with_room(partial(_make_end, path))
         with _translated_errors():
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            return open_private(path, os.O_RDWR)
 
     def _write_end(self, sequence: int) -> None:
         """Leave word of the newest turn; in place, and after the turn itself."""
@@ -344,7 +350,7 @@ class SqliteWriter:
     def _begin_again(self, sequence: int, snapshot: bytes) -> None:
         self._connection.close()
         with _translated_errors():
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_directory(self._directory, has_parents=True)
         # Where the file was replaced, this is the one that took its place.
         self._connection = self._reserve.with_room(self._connect)
         self._file = _identity(self._directory / FILE_NAME)
@@ -420,6 +426,7 @@ def _snapshots_in(directory: Path) -> dict[int, Path]:
 
 def _connect(directory: Path, *, sync: bool) -> sqlite3.Connection:
     with _translated_errors(), ExitStack() as on_failure:
+        _check_database(directory / FILE_NAME)
         connection = sqlite3.connect(directory / FILE_NAME, timeout=WAIT_S, check_same_thread=False)
         on_failure.callback(connection.close)
         # Readers never hold up the writer, nor the other way round.
@@ -444,10 +451,21 @@ def _connect(directory: Path, *, sync: bool) -> sqlite3.Connection:
         return connection
 
 
+def _check_database(path: Path) -> None:
+    """See that SQLite will follow no link, and that its files are this user's alone.
+
+    It gives the files beside the database the mode that the database has.
+    """
+    os.close(open_private(path, os.O_RDWR | os.O_CREAT))
+    for suffix in ("-wal", "-shm", "-journal"):
+        with suppress(FileNotFoundError):
+            os.close(open_private(f"{path}{suffix}", os.O_RDWR))
+
+
 def _write_file(path: Path, data: bytes) -> None:
     """Write a file through to the disk; nothing of it is left where there is no room."""
     try:
-        with _translated_errors(), path.open("wb") as file:
+        with _translated_errors(), open(path, "wb", opener=new_opener) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

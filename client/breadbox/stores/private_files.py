@@ -1,0 +1,122 @@
+"""Directories and files that nobody but their owner can have put there, or can change.
+
+A directory such as /dev/shm lets everybody make entries, under names that are easy to foresee. So
+what is found there is looked at before it is used: whose it is, who else may write it, and whether
+it is a link that leads elsewhere. What is refused is an `UnsafePathError`.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+_WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+_FOR_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+class UnsafePathError(PermissionError):
+    """What is at a path may be another user's doing; `strerror` says why, and the remedy."""
+
+
+def make_private_directory(path: Path, *, has_parents: bool = False) -> None:
+    """Make a directory for this user alone, or see that the one that is there is safe to use.
+
+    Of a link that this user made, the directory that it leads to counts.
+
+    Args:
+        path: Of the directory.
+        has_parents: Whether those above are made, too.
+
+    Raises:
+        UnsafePathError: It belongs to another user, or others may write it; or it is a link that
+            another user made.
+        OSError: It cannot be made.
+    """
+    path.mkdir(mode=0o700, parents=has_parents, exist_ok=True)
+    user = os.geteuid()
+    own = path.lstat()
+    if stat.S_ISLNK(own.st_mode) and own.st_uid not in (user, 0):
+        raise _refused("it is a link of another user; name a directory of your own", path)
+    seen = path.stat()
+    if seen.st_uid != user:
+        raise _refused("it belongs to another user; name a directory of your own", path)
+    if seen.st_mode & _WRITABLE_BY_OTHERS:
+        raise _refused(f"other users may write it; name a new one, or chmod go-w {path}", path)
+
+
+def open_private(path: str | Path, flags: int) -> int:
+    """Open a file of a private directory, made with mode 0600 where `flags` say so.
+
+    It is never truncated, and a link is never followed. One that others could read is closed to
+    them.
+
+    Returns:
+        A file descriptor.
+
+    Raises:
+        UnsafePathError: It is a link of either kind, no file, or another user's.
+        OSError: It cannot be opened.
+    """
+    # Non-blocking, or a pipe in its place would hold us up.
+    flags = (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _is_link(path) from error
+        raise
+    try:
+        _check_file(descriptor, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_file(descriptor: int, path: str | Path) -> None:
+    seen = os.fstat(descriptor)
+    if not stat.S_ISREG(seen.st_mode):
+        raise _refused("it is no file; delete it", path)
+    if seen.st_uid != os.geteuid():
+        raise _refused("it belongs to another user; name a directory of your own", path)
+    if seen.st_nlink > 1:
+        raise _is_link(path)
+    if seen.st_mode & _FOR_OTHERS:
+        os.fchmod(descriptor, 0o600)
+
+
+def opener(path: str, flags: int) -> int:
+    """For `open(..., opener=opener)`: see `open_private`."""
+    return open_private(path, flags)
+
+
+def open_new(path: str | Path) -> int:
+    """Open a new file for writing, mode 0600, in the place of whatever has the name.
+
+    Returns:
+        A file descriptor.
+
+    Raises:
+        OSError: It cannot be made, or what was there cannot be deleted.
+    """
+    try:
+        return os.open(path, _NEW_FILE, 0o600)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, _NEW_FILE, 0o600)
+
+
+def new_opener(path: str, flags: int) -> int:
+    """For `open(..., "wb", opener=new_opener)`: see `open_new`."""
+    del flags
+    return open_new(path)
+
+
+def _is_link(path: str | Path) -> UnsafePathError:
+    return _refused("it is a link, which leads elsewhere; delete it", path)
+
+
+def _refused(why: str, path: str | Path) -> UnsafePathError:
+    return UnsafePathError(errno.EPERM, f"{path} is not safe to use: {why}")
