@@ -120,6 +120,7 @@ async def serving(
         metrics = Metrics(CollectorRegistry())
         # What is cheap to find wrong first: nothing has been read, taken or changed yet, least of
         # all the journal of a server that runs.
+        settings.check_store_password()
         check_addresses(settings)
         credentials = _credentials(settings, metrics)
         tokens = _read_tokens(settings, metrics)

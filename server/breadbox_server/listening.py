@@ -9,7 +9,7 @@ import grpc
 
 from breadbox_server.errors import StartError
 from breadbox_server.settings import Settings, parse_address
-from breadbox_server.transport import check_plaintext
+from breadbox_server.transport import check_anonymous, check_plaintext
 
 ANSWER_S: Final = 1.0
 """Seconds for whoever listens on a unix socket to take a connection; a kernel does so at once."""
@@ -19,7 +19,8 @@ def check_addresses(settings: Settings) -> None:
     """Find out whether the addresses to listen on can be had, without taking them.
 
     Raises:
-        StartError: One is taken, not ours, or malformed; or others could listen in.
+        StartError: One is taken, not ours, or malformed; or others could listen in, or give
+            orders.
     """
     if settings.local_socket is not None:
         _check_unused(f"unix:{settings.local_socket}", "--local-socket")
@@ -28,6 +29,13 @@ def check_addresses(settings: Settings) -> None:
         address and address[0],
         has_tls=settings.tls is not None,
         is_allowed=settings.allow_plaintext,
+    )
+    check_anonymous(
+        address and address[0],
+        has_tokens=settings.tokens is not None,
+        has_client_ca=settings.tls is not None and settings.tls.client_ca_file is not None,
+        # Plaintext is for a network that is trusted, where a token could be overheard.
+        is_allowed=settings.allow_anonymous or settings.allow_plaintext,
     )
     if address is None:
         _check_unused(settings.listen, "--listen")

@@ -125,7 +125,15 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     default="",
     metavar="URL",
     show_envvar=True,
-    help="Payload store as clients are told it, with their own credentials; default: --store.",
+    help="Payload store as clients are told it, with their own credentials; default: --store. "
+    "Needed with --tokens where --store has a password.",
+)
+@_option(
+    "--share-store-password",
+    "shares_store_password",
+    is_flag=True,
+    help="Tell every client with a token the password in --store; it may then read and delete all "
+    "payloads and the journal.",
 )
 @_option(
     "--tls-cert",
@@ -143,7 +151,13 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
 @_option(
     "--allow-plaintext",
     is_flag=True,
-    help="Talk to other machines without encryption; for networks that are trusted.",
+    help="Talk to other machines without encryption, and without --tokens let everybody there do "
+    "everything; for networks that are trusted.",
+)
+@_option(
+    "--allow-anonymous",
+    is_flag=True,
+    help="Let everybody on other machines do everything, without --tokens or --tls-client-ca.",
 )
 @_option(
     "--tokens",

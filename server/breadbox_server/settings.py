@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import yaml
 
-from breadbox.stores import redact
+from breadbox.stores import has_secret, redact
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.errors import StartError
 from breadbox_server.transport import TlsFiles
@@ -50,6 +50,10 @@ class Settings:
     """Certificates; None: calls are not encrypted."""
     allow_plaintext: bool = False
     """Whether other machines may be talked to in the clear."""
+    allow_anonymous: bool = False
+    """Whether other machines may do everything without a token or a certificate."""
+    shares_store_password: bool = False
+    """Whether clients with tokens are told the server's own password of the store."""
     tokens: Path | None = None
     """File of the tokens that are known; None: nobody is asked for one."""
     metrics_listen: str = ""
@@ -86,6 +90,23 @@ class Settings:
     """Gets the bound address once the server answers."""
     seed: int | None = None
     """Of all random choices; None: a fresh one."""
+
+    def check_store_password(self) -> None:
+        """See that roles are not void because everybody is told the server's own password.
+
+        Without tokens there are no roles: everybody is an administrator.
+
+        Raises:
+            StartError: They would be, and nobody asked for that.
+        """
+        if self.tokens is None or self.client_store or self.shares_store_password:
+            return
+        if has_secret(self.store):
+            raise StartError(
+                "every client with a token would be told the server's own password of --store; "
+                "give --client-store, the URL with a user for clients (SECURITY.md has its "
+                "commands), or --share-store-password"
+            )
 
     @property
     def store_shown(self) -> str:

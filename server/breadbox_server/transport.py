@@ -59,6 +59,29 @@ def check_plaintext(host: str | None, *, has_tls: bool, is_allowed: bool) -> Non
     )
 
 
+def check_anonymous(
+    host: str | None, *, has_tokens: bool, has_client_ca: bool, is_allowed: bool
+) -> None:
+    """Refuse to obey whoever can connect from another machine, unless it was asked for by name.
+
+    Args:
+        host: What is listened on; None: a unix socket.
+        has_tokens: Whether every caller must show a token.
+        has_client_ca: Whether every caller must show a certificate.
+        is_allowed: Whether callers without either were asked for.
+
+    Raises:
+        StartError: They would be administrators, and nobody asked for that.
+    """
+    if has_tokens or has_client_ca or is_allowed or host is None or is_loopback(host):
+        return
+    raise StartError(
+        f"--listen {host} is open to other machines and everybody there would be an "
+        "administrator; give --tokens (breadbox token makes them) or --tls-client-ca, or "
+        "--allow-anonymous where the network is trusted"
+    )
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the host's address; a name other than localhost: no."""
     try:

@@ -9,6 +9,8 @@ import pytest
 import redis
 
 from breadbox.stores import open_custodian, open_store
+from breadbox.stores.base import Confirmation
+from support.redis_cluster import RedisCluster
 from support.redis_server import RedisServer
 from support.store_contract import read_back
 
@@ -20,9 +22,14 @@ CONTENT = secrets.token_bytes(300_000)
 def server() -> Iterator[RedisServer]:
     with RedisServer(with_tcp=True) as running:
         with running.client() as client:
-            for line in re.findall(r"^ACL SETUSER .*$", SECURITY.read_text(), re.MULTILINE):
+            for line in users():
                 client.execute_command(*line.split())
         yield running
+
+
+def users() -> list[str]:
+    """The commands that make the users, as they stand in the document."""
+    return re.findall(r"^ACL SETUSER .*$", SECURITY.read_text(), re.MULTILINE)
 
 
 def url(server: RedisServer, user: str, secret: str) -> str:
@@ -48,7 +55,7 @@ async def test_clients_write_and_read_and_the_server_confirms_and_deletes(
     await custodian.close()
 
     assert [CONTENT] == whole == slice_only
-    assert [True] == confirmed
+    assert [Confirmation.THERE] == confirmed
     assert [references[0].payload_id] == listed
     assert 0 < usage.used_bytes
     assert [False] == left
@@ -67,8 +74,12 @@ async def test_clients_write_and_read_and_the_server_confirms_and_deletes(
         ("ACL", "LIST"),
         ("CLIENT", "LIST"),
         ("SUBSCRIBE", "all"),
+        ("CLUSTER", "DELSLOTS", "1"),
+        ("CLUSTER", "RESET", "HARD"),
+        ("CLUSTER", "FORGET", "0" * 40),
+        ("CLUSTER", "MEET", "127.0.0.1", "1"),
     ],
-    ids=lambda command: command[0],
+    ids=" ".join,
 )
 def test_the_clients_user_may_do_nothing_else(
     server: RedisServer, command: tuple[str, ...]
@@ -78,3 +89,32 @@ def test_the_clients_user_may_do_nothing_else(
         pytest.raises(redis.exceptions.NoPermissionError),
     ):
         client.execute_command(*command)
+
+
+async def test_the_users_do_their_work_on_a_cluster_and_leave_its_slots_alone() -> None:
+    with RedisCluster() as cluster:
+        for node in cluster.nodes:
+            for line in users():
+                node.client.execute_command(*line.split())
+        server, client = (
+            cluster.url.replace("://", f"://{user}@", 1)
+            for user in ("breadbox-server:SECRET1", "breadbox-client:SECRET2")
+        )
+        store = open_store(client)
+        custodian = open_custodian(server)
+        references = store.write_many([[memoryview(CONTENT)]] * 8)
+        confirmed = await custodian.confirm(references)
+        whole = read_back(store, references)
+        store.close()
+        await custodian.close()
+        for user, secret in (("breadbox-server", "SECRET1"), ("breadbox-client", "SECRET2")):
+            with (
+                redis.Redis(
+                    port=cluster.nodes[0].port, username=user, password=secret
+                ) as connection,
+                pytest.raises(redis.exceptions.NoPermissionError),
+            ):
+                connection.execute_command("CLUSTER", "DELSLOTS", "1")
+
+    assert [Confirmation.THERE] * 8 == confirmed
+    assert [CONTENT] * 8 == whole

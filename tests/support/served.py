@@ -113,6 +113,7 @@ async def served(
     chosen = Settings(
         store="redis://:secret@fake.invalid:6379/0",
         default_config=config or BufferConfig(),
+        shares_store_password=True,
         seed=7,
         drain_grace_s=2.0,
         **{"listen": "127.0.0.1:0", "journal": "none", **settings},

@@ -25,6 +25,9 @@ _MANY_HOSTS = re.compile(
 """Scheme, credentials, hosts and the rest of a URL that may name several hosts."""
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+))(?::([0-9]{1,5}))?")
 """One of these hosts: an address of version 6 in brackets, or a name; and a port."""
+_CUT_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]+[/?#].*@(.*)", re.DOTALL)
+"""A URL with an @ behind what reads as its host: a password with / ? or # in it was cut there, and
+what follows may be the rest of it."""
 _SECRET_OPTIONS = frozenset({"password", "ssl_password", "sentinel_password"})
 _HIDDEN = "***"
 _CLUSTER_PORT = 6379
@@ -60,6 +63,9 @@ def redact(url: str) -> str:
 
     Never fails: of text that is no URL at all only the scheme is shown.
     """
+    if (cut := _CUT_CREDENTIALS.fullmatch(url)) is not None:
+        scheme, rest = cut.groups()
+        return f"{scheme}{_HIDDEN}@{redact(scheme + rest).removeprefix(scheme)}"
     try:
         parts = urlsplit(url)
         netloc = _redact_netloc(parts.netloc)
@@ -88,6 +94,11 @@ def parse_store_url(url: str) -> StoreUrl:
     Raises:
         StoreUrlError: The URL is malformed or of an unknown kind; the message hides passwords.
     """
+    if _CUT_CREDENTIALS.fullmatch(url) is not None:
+        raise StoreUrlError(
+            f"store URL {redact(url)!r} has an @ behind its host; write / ? # and @ in a user, "
+            "password or option as %2F %3F %23 and %40"
+        )
     if (found := _MANY_HOSTS.fullmatch(url)) is not None:
         return _parse_many_hosts(url, *found.groups())
     try:
