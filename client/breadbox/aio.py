@@ -43,7 +43,7 @@ from breadbox.async_loader import AsyncFragmentLoader, run_ahead
 from breadbox.batches import Batch, Stack
 from breadbox.errors import ClosedError, ReplayBufferError
 from breadbox.fragment import Fragment
-from breadbox.lease import FRAGMENTS_PER_READ, RENEW_AT
+from breadbox.lease import FRAGMENTS_PER_READ, RENEW_AT, UNREADABLE_ERRORS
 from breadbox.loader import LoaderKeywords, LoaderOptions
 from breadbox.operations import (
     Attempted,
@@ -548,9 +548,10 @@ class Client:
         mode: ReleaseMode = ReleaseMode.CONSUMED,
         *,
         buffer: str | None = None,
+        unreadable: Sequence[str] = (),
     ) -> None:
         """End a lease; see `breadbox.Client.release_lease`."""
-        await self._invoke(calls.release_lease(buffer or self.buffer, lease_id, mode))
+        await self._invoke(calls.release_lease(buffer or self.buffer, lease_id, mode, unreadable))
 
     # Operating ---------------------------------------------------------------------------------
 
@@ -612,6 +613,7 @@ class Lease:
         self._read_batch = read_batch
         self._tasks = asyncio.TaskGroup()
         self._renewal: asyncio.Task[None] | None = None
+        self._unreadable: list[str] = []
         self.grant = grant
         """What the server granted."""
         self.released = False
@@ -691,13 +693,31 @@ class Lease:
             self.expired = True
             raise
 
+    async def unreadable(self) -> list[str]:
+        """Name payloads that are there and cannot be read; see `breadbox.Lease.unreadable`."""
+        found: list[str] = []
+        for reference in self.references:
+            try:
+                await self._client.read_fragments([reference])
+            except UNREADABLE_ERRORS:
+                found.append(reference.metadata.payload.payload_id)
+            except errors.PayloadMissingError:
+                continue  # The server asks the store itself.
+            except ReplayBufferError as error:
+                _log.warning("lease %s was not read to its end: %s", self.lease_id, error)
+                break
+        self._unreadable = found
+        return found
+
     async def release(self, mode: ReleaseMode = ReleaseMode.CONSUMED) -> None:
         """End the lease. Idempotent; see `breadbox.Lease.release`."""
         if self.released:
             return
         self.released = True
         await self._stop_renewing()
-        await self._client.release_lease(self.lease_id, mode, buffer=self._buffer)
+        await self._client.release_lease(
+            self.lease_id, mode, buffer=self._buffer, unreadable=self._unreadable
+        )
 
     async def _renew_in_time(self) -> None:
         delay_s = self.grant.remaining_s * RENEW_AT
@@ -743,12 +763,17 @@ class Lease:
         if error is None:
             await self.release(ReleaseMode.CONSUMED)
             return
+        if isinstance(error, UNREADABLE_ERRORS) and not self.released:
+            await self.unreadable()
         await self._stop_renewing()
         if self.released:
             return
         self.released = True
+        mode = ReleaseMode.RETURNED
         try:
-            await self._once(calls.release_lease(self._buffer, self.lease_id, ReleaseMode.RETURNED))
+            await self._once(
+                calls.release_lease(self._buffer, self.lease_id, mode, self._unreadable)
+            )
         except ReplayBufferError as problem:
             # The caller's own error matters more; the lease then ends by expiry.
             _log.warning("lease %s could not be returned: %s", self.lease_id, problem)

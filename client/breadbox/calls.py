@@ -6,7 +6,7 @@ every RPC why repeating it is safe; an RPC that is not in it cannot be called.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from google.protobuf.message import Message
 
@@ -15,6 +15,9 @@ from breadbox.fragment import Fragment
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 
 Reply = TypeVar("Reply")
+
+UNREADABLE_MAX: Final = 4096
+"""Payloads that the end of a lease may name: the server takes no more."""
 
 METHODS: dict[str, str] = {
     "StartSession": "starting the session that is current changes nothing",
@@ -207,13 +210,16 @@ def renew_lease(buffer: str, lease_id: str, lease_s: float | None) -> Call[float
     )
 
 
-def release_lease(buffer: str, lease_id: str, mode: types.ReleaseMode) -> Call[None]:
-    """End a lease."""
+def release_lease(
+    buffer: str, lease_id: str, mode: types.ReleaseMode, unreadable: Sequence[str] = ()
+) -> Call[None]:
+    """End a lease, naming payloads that could not be read."""
     request = wire.build(
         pb.ReleaseLeaseRequest,
         buffer=buffer,
         lease_id=lease_id,
         mode=wire.release_mode_to_wire(mode),
+        unreadable_payload_ids=unreadable[:UNREADABLE_MAX],
     )
     return Call("ReleaseLease", request, _nothing)
 

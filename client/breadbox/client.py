@@ -617,13 +617,21 @@ class Client:
         mode: ReleaseMode = ReleaseMode.CONSUMED,
         *,
         buffer: str | None = None,
+        unreadable: Sequence[str] = (),
     ) -> None:
         """End a lease; doing so twice is the same as once.
+
+        Args:
+            lease_id: Which.
+            mode: Whether its uses count.
+            buffer: Where it was fetched; None: the client's own buffer.
+            unreadable: Ids of its payloads that are there and cannot be read. The server
+                quarantines what readers name so often as its `--poison-after` says.
 
         Raises:
             LeaseExpiredError: It is unknown, or has expired.
         """
-        self._invoke(calls.release_lease(buffer or self.buffer, lease_id, mode))
+        self._invoke(calls.release_lease(buffer or self.buffer, lease_id, mode, unreadable))
 
     # Operating ---------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ _RATES: Mapping[str, tuple[str, ...]] = {
     "chunks completed": ("chunks_closed",),
     "chunks evicted as stale": ("chunks_evicted_stale",),
     "chunks evicted for room": ("chunks_evicted_capacity",),
+    "chunks quarantined": ("chunks_evicted_quarantined",),
     "chunks delivered": ("uses",),
     "model versions": ("versions_published",),
 }
@@ -108,7 +109,22 @@ def diagnose(
             or _limiter(seen)
         )
     cause, headline, advice = judgement or _nothing_wrong(seen)
-    return Diagnosis(cause, headline, tuple(advice), seen.rates, watched_s)
+    return Diagnosis(cause, headline, (*advice, *_quarantined(seen)), seen.rates, watched_s)
+
+
+def _quarantined(seen: _Seen) -> list[str]:
+    """Whose fragments readers could not read; it delays nobody, but somebody should know."""
+    named = seen.state.quarantined
+    if not named:
+        return []
+    count = seen.state.counters.get("chunks_evicted_quarantined", 0)
+    last = named[-1]
+    workers = ", ".join(repr(each) for each in sorted({each.worker_id for each in named})[:4])
+    return [
+        f"{count} chunks are in quarantine, because readers could not read them: look at what "
+        f"writes for {workers}; the latest is fragment {last.fragment_index} of worker "
+        f"{last.worker_id!r}, payload {last.payload_id}."
+    ]
 
 
 _Judgement = tuple[str, str, list[str]]

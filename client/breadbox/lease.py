@@ -27,6 +27,8 @@ RENEWALS_MAX = 16
 """Renewals under way at a time, each for at most a few seconds."""
 DUE_COUNT_MIN = 64
 """Renewals to come among which it is not worth looking for leases that were released."""
+UNREADABLE_ERRORS = (errors.PayloadCorruptError, errors.PayloadFormatError)
+"""A payload is there, and nobody will ever read it."""
 
 
 SendOnce = Callable[[calls.Call[Any]], Any]
@@ -42,7 +44,12 @@ class LeaseClient(Protocol):
         """Let it live on."""
 
     def release_lease(
-        self, lease_id: str, mode: ReleaseMode = ..., *, buffer: str | None = None
+        self,
+        lease_id: str,
+        mode: ReleaseMode = ...,
+        *,
+        buffer: str | None = None,
+        unreadable: Sequence[str] = (),
     ) -> None:
         """End it."""
 
@@ -163,7 +170,9 @@ class Lease:
     """A granted batch. Use it as a context manager: it is renewed in the background while open.
 
     A clean exit consumes it (the use counts); an exception returns it (the use is given back) and
-    goes on its way. Without `with`, nothing renews it: call `renew` and `release` yourself.
+    goes on its way. Where that says that a payload cannot be read, the exit reads each by itself,
+    and tells the server which ones, so that they are not served for ever. Without `with`, nothing
+    renews it: call `renew` and `release` yourself.
 
     Not thread-safe but for `released` and `expired`: one thread at a time works on a lease.
     """
@@ -191,6 +200,8 @@ class Lease:
         self._keeper = keeper
         self._once = once
         self._renewing = threading.Lock()
+        self._unreadable: list[str] = []
+        """Payloads of which `unreadable` found that they cannot be read."""
         self.grant = grant
         """What the server granted."""
         self.released = False
@@ -290,8 +301,31 @@ class Lease:
             self.expired = True
             raise
 
+    def unreadable(self) -> list[str]:
+        """Read each payload by itself, and name those that are there and cannot be read.
+
+        So a batch that failed tells whose fault it was; `release` says so to the server, which
+        quarantines what readers name so often as its `--poison-after` says. Nothing is kept of what
+        is read. Ends early where the store does not answer.
+        """
+        found: list[str] = []
+        for reference in self.references:
+            try:
+                self._client.read_fragments([reference])
+            except UNREADABLE_ERRORS:
+                found.append(reference.metadata.payload.payload_id)
+            except errors.PayloadMissingError:
+                continue  # The server asks the store itself.
+            except errors.ReplayBufferError as error:
+                _log.warning("lease %s was not read to its end: %s", self.lease_id, error)
+                break
+        self._unreadable = found
+        return found
+
     def release(self, mode: ReleaseMode = ReleaseMode.CONSUMED) -> None:
         """End the lease. Idempotent: a second call does nothing, whatever its mode.
+
+        The server is told what `unreadable()` found, if it was called.
 
         Raises:
             LeaseExpiredError: It expired before; the server may serve its chunks again.
@@ -302,7 +336,9 @@ class Lease:
         # So that no renewal is under way when the release is sent; one that hangs is left alone.
         has_ended = self._renewing.acquire(timeout=RENEWAL_END_S)
         try:
-            self._client.release_lease(self.lease_id, mode, buffer=self._buffer)
+            self._client.release_lease(
+                self.lease_id, mode, buffer=self._buffer, unreadable=self._unreadable
+            )
         finally:
             if has_ended:
                 self._renewing.release()
@@ -352,8 +388,11 @@ class Lease:
             return
         if self.released:
             return
+        if isinstance(error, UNREADABLE_ERRORS):
+            self.unreadable()
         self.released = True
-        call = calls.release_lease(self._buffer, self.lease_id, ReleaseMode.RETURNED)
+        mode = ReleaseMode.RETURNED
+        call = calls.release_lease(self._buffer, self.lease_id, mode, self._unreadable)
         try:
             self._once(call)
         except errors.ReplayBufferError as problem:

@@ -28,6 +28,7 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, get_args
 from breadbox.errors import (
     InvalidRequestError,
     PayloadCorruptError,
+    PayloadFormatError,
     PayloadMissingError,
 )
 from breadbox.side_stream import side_stream_for
@@ -40,7 +41,7 @@ Loaded = TypeVar("Loaded")
 Record = TypeVar("Record")
 Result = TypeVar("Result")
 
-LOAD_ERRORS = (PayloadCorruptError, PayloadMissingError)
+LOAD_ERRORS = (PayloadCorruptError, PayloadFormatError, PayloadMissingError)
 """Failures of a load that are tried again, and may be skipped. A store that is away is none: the
 load has waited for it, for as long as its client may, and no fragment is at fault. Anything else is
 a bug or misuse."""

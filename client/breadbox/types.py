@@ -194,6 +194,16 @@ class BufferConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantinedFragment:
+    """A fragment whose payload is there and could not be read; its chunk is served no more."""
+
+    worker_id: str
+    fragment_index: int
+    session_id: str
+    payload_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class BufferState:
     """Gauges and counters of a buffer; counters cover its whole life."""
 
@@ -215,6 +225,8 @@ class BufferState:
     While it is not empty, the rest may not be durable."""
     hold: str = ""
     """Why fragments are answered BYTES_FULL whatever room the buffer has; empty: they are not."""
+    quarantined: tuple[QuarantinedFragment, ...] = ()
+    """The latest fragments that readers could not read, oldest first; at most 16."""
 
 
 @dataclass(frozen=True, slots=True)

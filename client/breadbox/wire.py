@@ -329,6 +329,12 @@ def buffer_from_wire(message: buffer_pb2.Buffer) -> types.BufferDescription:
         model_version=message.model_version if message.HasField("model_version") else None,
         state=types.BufferState(
             **{name: getattr(state, name) for name in _GAUGE_FIELDS},
+            quarantined=tuple(
+                types.QuarantinedFragment(
+                    each.worker_id, each.fragment_index, each.session_id, each.payload_id
+                )
+                for each in state.quarantined
+            ),
             counters=MappingProxyType(dict(sorted(state.counters.items()))),
             chunk_count_by_staleness=MappingProxyType(
                 dict(sorted(state.chunk_count_by_staleness.items()))

@@ -19,11 +19,12 @@ from breadbox.errors import (
     TreeMismatchError,
     WaitElapsedError,
 )
+from breadbox.lease import UNREADABLE_ERRORS
 from breadbox.loader import LOAD_ERRORS, run_ahead
 from breadbox.side_stream import side_stream_for
 from breadbox.types import FragmentReference, ReleaseMode
 from breadbox_learner.batching import TrainingBatch, training_batch
-from breadbox_learner.fitting import Fitting
+from breadbox_learner.fitting import Fitting, Misfit
 
 _log = logging.getLogger(__name__)
 
@@ -227,7 +228,9 @@ class LeaseSource:
         references: Sequence[FragmentReference] = lease.references
         try:
             loaded = self._stacked(references)
-        except TreeMismatchError:
+        except (*UNREADABLE_ERRORS, TreeMismatchError) as error:
+            if not isinstance(error, TreeMismatchError):
+                references = self._readable(lease, error)
             references = self._fitting.kept(references, self._client.describe_arrays(references))
             if not references:
                 return None
@@ -262,6 +265,24 @@ class LeaseSource:
         count = self._fitting.misfit_count - self._misfits_told
         self._misfits_told += count
         return count
+
+    def _readable(self, lease: Lease, error: ReplayBufferError) -> list[FragmentReference]:
+        """Leave out what cannot be read; the server is told of it with the end of the lease.
+
+        Raises:
+            ReplayBufferError: The one given: each payload by itself can be read.
+        """
+        unreadable = frozenset(lease.unreadable())
+        if not unreadable:
+            raise error
+        kept: list[FragmentReference] = []
+        for reference in lease.references:
+            if reference.metadata.payload.payload_id in unreadable:
+                misfit = Misfit("its payload", "one that can be read", str(error))
+                self._fitting.leave_out([reference], misfit)
+            else:
+                kept.append(reference)
+        return kept
 
     def _stacked(self, references: Sequence[FragmentReference]) -> Batch:
         """Load fragments into memory of a released batch, if there is some."""

@@ -138,7 +138,9 @@ async def serving(
             custodian,
             clock=clock,
             metrics=metrics,
-            limits=DriverLimits(unowned_s=settings.unannounced_s),
+            limits=DriverLimits(
+                unowned_s=settings.unannounced_s, poison_after=settings.poison_after
+            ),
             journal=books.journal,
         )
         reconciler = Reconciler(

@@ -54,6 +54,8 @@ EPISODES_MAX: Final = 4096
 TASK_SIZE_BYTES_MAX: Final = 64
 PIECES_MAX: Final = 65_536
 """Pieces of one payload; bounds the keys that one fragment can make the server name."""
+UNREADABLE_MAX: Final = 4096
+"""Payloads that the end of one lease may name as unreadable."""
 IDS_SHARED_MAX: Final = 65_536
 """Ids of sessions and workers of which equal ones are one object."""
 _shared: Final = lru_cache(maxsize=IDS_SHARED_MAX)(str)
@@ -131,6 +133,12 @@ def release_mode(value: int) -> ReleaseMode:
     if mode is None:
         raise InvalidArgumentError("mode", "must be RELEASE_MODE_CONSUMED or RELEASE_MODE_RETURNED")
     return mode
+
+
+def unreadable(payload_ids: Sequence[str]) -> tuple[PayloadId, ...]:
+    """Payloads that a reader names; those that are none are ignored with the others not leased."""
+    check_int("unreadable_payload_ids", len(payload_ids), 0, UNREADABLE_MAX)
+    return tuple([PayloadId(each) for each in payload_ids])
 
 
 def payload(message: fragment_pb2.PayloadReference, field: str) -> Payload:

@@ -57,6 +57,7 @@ from breadbox_server.core.inputs import (
     PublishModel,
     ReleaseLease,
     ReleaseMode,
+    ReportUnreadable,
     UndeliveredGrant,
 )
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
@@ -85,6 +86,8 @@ class DriverLimits:
     """Fragments that may wait for admission; further ones are refused with APPENDS_FULL."""
     deletions_max: int = 262_144
     """Payloads that may wait for deletion; beyond, fragments are answered BYTES_FULL."""
+    poison_after: int = 2
+    """Leases whose readers could not read a chunk, after which it is quarantined; at least 1."""
     unowned_s: float = 600.0
     """Seconds for which a confirmed payload that was not admitted may be sent again."""
 
@@ -406,17 +409,41 @@ class Driver:
         """Every payload that a buffer refers to; not to be held over an `await`."""
         return self._buffers.payloads(buffer)
 
-    async def release(self, command: ReleaseLease) -> None:
+    async def release(self, command: ReleaseLease, unreadable: tuple[PayloadId, ...] = ()) -> None:
         """End a lease. What a returned one could not read goes before anybody gets it again.
 
         Waits for the store at most `RETURN_CHECK_S`.
+
+        Args:
+            command: Which lease, and how it ends.
+            unreadable: Payloads of it that are there and that its reader could not read.
 
         Raises:
             DomainError: The core refuses the input, which changed nothing.
         """
         if command.mode is ReleaseMode.RETURNED:
             await self._check_returned(command)
+        if named := self._of_lease(command, unreadable):
+            # In one step with the release, so that no other report of this lease can come between.
+            self.turns.check_room()
+            reports_max = self._limits.poison_after
+            self._apply_now(ReportUnreadable(command.buffer, command.lease_id, named, reports_max))
+            log.warning(
+                "a reader could not read %d payloads of buffer %s, such as %s",
+                len(named),
+                command.buffer,
+                named[0],
+            )
         await self.apply(command)
+
+    def _of_lease(
+        self, command: ReleaseLease, payload_ids: tuple[PayloadId, ...]
+    ) -> tuple[PayloadId, ...]:
+        """Those payloads that a living lease keeps: nothing else reaches the journal or the log."""
+        if not payload_ids:
+            return ()
+        leased = self._buffers.leased_payloads(command.buffer, command.lease_id)
+        return tuple({each.payload_id for each in leased}.intersection(payload_ids))
 
     async def _check_returned(self, command: ReleaseLease) -> None:
         payloads = self._buffers.leased_payloads(command.buffer, command.lease_id)

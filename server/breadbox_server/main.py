@@ -275,6 +275,13 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     help="Seconds that a payload lives before it is announced.",
 )
 @_option(
+    "--poison-after",
+    type=click.IntRange(1, 1_000_000),
+    default=2,
+    help="Readers that cannot read a chunk, after which it is quarantined: served no more, "
+    "counted, and named by `breadbox explain`.",
+)
+@_option(
     "--piece-size",
     type=SizeBytes(),
     default="0",

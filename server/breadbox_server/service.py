@@ -221,7 +221,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
                 convert.buffer_name(request.buffer),
                 LeaseId(request.lease_id),
                 convert.release_mode(request.mode),
-            )
+            ),
+            convert.unreadable(request.unreadable_payload_ids),
         )
         return pb.ReleaseLeaseResponse()
 
@@ -340,6 +341,9 @@ def to_buffer(seen: BufferDescription) -> buffer_pb2.Buffer:
             counters=seen.counters,
             chunk_count_by_staleness=seen.chunk_count_by_staleness,
             waiting_reason=seen.waiting_reason,
+            quarantined=[
+                buffer_pb2.QuarantinedFragment(**each._asdict()) for each in seen.quarantined
+            ],
         ),
     )
 

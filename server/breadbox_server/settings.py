@@ -66,6 +66,7 @@ class Settings:
     """Connections that `listen` takes at a time, and as many a `local_socket`; the next is closed
     at once. Fewer where the process may not open so many files."""
     unannounced_s: float = 600.0
+    poison_after: int = 2
     """Seconds that a payload lives before it is announced."""
     piece_size_bytes: int = 0
     """Advice to writers; 0: as the store thinks best."""

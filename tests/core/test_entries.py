@@ -18,6 +18,7 @@ from breadbox_server.core.inputs import (
     DeleteBuffer,
     PublishModel,
     ReleaseLease,
+    ReportUnreadable,
     StartSession,
 )
 from core.world import World
@@ -103,6 +104,37 @@ def test_replayed_buffer_draws_what_the_lost_one_would_have_drawn_under_another_
     twin_draw = world.granted(5, request_id="next")
     assert world_draw.fragments == twin_draw.fragments
     assert world_draw.lease_id != twin_draw.lease_id
+
+
+def test_reports_of_what_cannot_be_read_are_replayed_and_outlive_snapshots() -> None:
+    world = World(fragments_per_chunk=2)
+    fragments = [make_fragment("w0", index) for index in range(4)]
+    for fragment in fragments:
+        world.offer(fragment)
+
+    def report(times: int) -> None:
+        lease = world.granted(4)
+        named = (fragments[1].payload.payload_id, "0" * 32)
+        for _ in range(times):
+            told = ReportUnreadable(DEFAULT_BUFFER, lease.lease_id, named, reports_max=3)
+            world.buffers.apply(told, now=world.now)
+        world.give_back(lease.lease_id)
+        world.buffers.apply(told, now=world.now)  # A lease that is over tells nothing.
+
+    report(1)
+    world.buffers = replayed(world)
+    assert [("w0", 0, 0), ("w0", 2, 0)] == world.held()
+    report(1)
+    state = json.loads(json.dumps(world.buffers.snapshot()))
+    world.buffers = BufferSet.restore(state, random.Random(0))
+    assert state == world.buffers.snapshot()
+    report(1)
+    assert [("w0", 2, 0)] == world.held()
+    assert 1 == world.count("chunks_evicted_quarantined")
+    assert [("w0", 1)] == [each[:2] for each in world.seen().quarantined]
+    world.buffers.check_invariants()
+    state = json.loads(json.dumps(world.buffers.snapshot()))
+    assert state == BufferSet.restore(state, random.Random(0)).snapshot()
 
 
 def test_what_was_due_while_nobody_was_there_happens_at_the_first_timer() -> None:

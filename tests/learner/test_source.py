@@ -67,6 +67,9 @@ class FakeLease:
     def __enter__(self) -> "FakeLease":
         return self
 
+    def unreadable(self) -> list[str]:
+        return []  # Read once more, it can be read.
+
     def release(self, mode: ReleaseMode) -> None:
         assert self.ended is None, "released twice"
         self.ended = mode

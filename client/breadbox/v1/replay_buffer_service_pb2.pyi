@@ -212,14 +212,16 @@ class RenewLeaseResponse(_message.Message):
     def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
 
 class ReleaseLeaseRequest(_message.Message):
-    __slots__ = ("buffer", "lease_id", "mode")
+    __slots__ = ("buffer", "lease_id", "mode", "unreadable_payload_ids")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_PAYLOAD_IDS_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     lease_id: str
     mode: ReleaseMode
-    def __init__(self, buffer: _Optional[str] = ..., lease_id: _Optional[str] = ..., mode: _Optional[_Union[ReleaseMode, str]] = ...) -> None: ...
+    unreadable_payload_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, buffer: _Optional[str] = ..., lease_id: _Optional[str] = ..., mode: _Optional[_Union[ReleaseMode, str]] = ..., unreadable_payload_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReleaseLeaseResponse(_message.Message):
     __slots__ = ()

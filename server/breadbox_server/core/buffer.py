@@ -34,7 +34,11 @@ from typing import Any
 from breadbox_server.core import inputs, snapshot
 from breadbox_server.core.chunks import Chunk, ChunkState
 from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.description import AppendCredit, BufferDescription
+from breadbox_server.core.description import (
+    AppendCredit,
+    BufferDescription,
+    QuarantinedFragment,
+)
 from breadbox_server.core.entries import Entry, FragmentTaken, GrantMade
 from breadbox_server.core.errors import (
     DomainError,
@@ -58,7 +62,15 @@ from breadbox_server.core.limiters import make_limiter
 from breadbox_server.core.payloads import MODEL_OWNER
 from breadbox_server.core.samplers import make_sampler
 from breadbox_server.core.state import BufferState
-from breadbox_server.core.validation import check_name, check_payload, check_version
+from breadbox_server.core.validation import (
+    check_int,
+    check_name,
+    check_payload,
+    check_version,
+)
+
+REPORTS_MAX = 1_000_000
+"""Times that a chunk may be told of as unreadable before it is quarantined, at most."""
 
 
 class ReplayBuffer:
@@ -278,6 +290,45 @@ class ReplayBuffer:
         self._finish()
         return dropped_count
 
+    def report_unreadable(self, input: inputs.ReportUnreadable, *, now: float) -> None:
+        """Count what a reader could not read, and quarantine what was told of often enough (B29).
+
+        Raises:
+            InvalidArgumentError: `reports_max` is below 1.
+        """
+        check_int("reports_max", input.reports_max, 1, REPORTS_MAX)
+        lease = self._state.leases.find(input.lease_id)
+        if lease is None or lease.end is not None:
+            return
+        told = frozenset(input.payload_ids)
+        unreadable = [
+            (granted.chunk, fragments)
+            for granted in lease.share
+            if (fragments := [f for f in granted.chunk.fragments if f.payload.payload_id in told])
+        ]
+        if not unreadable:
+            return
+        self._record(input, now)
+        for chunk, fragments in unreadable:
+            chunk.unreadable_count += 1
+            if chunk.unreadable_count >= input.reports_max:
+                self._quarantine(chunk, fragments)
+        self._finish()
+
+    def _quarantine(self, chunk: Chunk, fragments: Sequence[Fragment]) -> None:
+        if self._state.holdings.lose(chunk, EvictionReason.QUARANTINED):
+            self._state.quarantined.extend(
+                [
+                    QuarantinedFragment(
+                        each.worker_id,
+                        each.fragment_index,
+                        each.session_id,
+                        each.payload.payload_id,
+                    )
+                    for each in fragments
+                ]
+            )
+
     def update(self, input: inputs.UpdateBuffer, *, now: float) -> None:
         """Replace the limits, and evict what no longer fits; O(chunks held).
 
@@ -420,6 +471,7 @@ class ReplayBuffer:
             counters=state.counters.all(),
             chunk_count_by_staleness={version - held: count for held, count in counts},
             waiting_reason=self._fetching.next_reason(),
+            quarantined=tuple(state.quarantined),
         )
 
     def prepared(self, request_id: RequestId) -> tuple[GrantedFragment, ...]:
@@ -518,7 +570,8 @@ class ReplayBuffer:
             state.model.drop(payload_id)
             return 0
         if isinstance(owner, Chunk):
-            return len(owner.fragments) if state.holdings.lose(owner) else 0
+            is_lost = state.holdings.lose(owner, EvictionReason.PAYLOAD_LOST)
+            return len(owner.fragments) if is_lost else 0
         lost = state.assembly.discard_lost(owner, payload_id)
         state.discard(lost, DiscardReason.PAYLOAD_LOST)
         return len(lost)
@@ -558,5 +611,6 @@ _HANDLERS: dict[type, Callable[..., object]] = {
     inputs.ReleaseLease: ReplayBuffer.release_lease,
     inputs.UndeliveredGrant: ReplayBuffer.undo_grant,
     inputs.DropPayloads: ReplayBuffer.drop_payloads,
+    inputs.ReportUnreadable: ReplayBuffer.report_unreadable,
     inputs.UpdateBuffer: ReplayBuffer.update,
 }

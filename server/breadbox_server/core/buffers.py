@@ -110,6 +110,7 @@ class BufferSet:
         | inputs.CancelFetch
         | inputs.ReleaseLease
         | inputs.UndeliveredGrant
+        | inputs.ReportUnreadable
         | inputs.CreateBuffer
         | inputs.UpdateBuffer
         | inputs.DeleteBuffer,

@@ -41,6 +41,7 @@ class Chunk:
         "sampler_position",
         "size_bytes",
         "state",
+        "unreadable_count",
         "use_count",
         "version",
     )
@@ -62,6 +63,8 @@ class Chunk:
         """Deliveries that were not given back (B10)."""
         self.lease_count = 0
         """Leases alive that refer to it."""
+        self.unreadable_count = 0
+        """Leases whose readers could not read it."""
         self.sampler_position = 0
 
 

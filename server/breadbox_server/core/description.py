@@ -5,8 +5,23 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.ids import BufferName
+from breadbox_server.core.ids import (
+    BufferName,
+    FragmentIndex,
+    PayloadId,
+    SessionId,
+    WorkerId,
+)
 from breadbox_server.core.inputs import ModelState
+
+
+class QuarantinedFragment(NamedTuple):
+    """A fragment that readers could not read, of a chunk that is not served any more."""
+
+    worker_id: WorkerId
+    fragment_index: FragmentIndex
+    session_id: SessionId
+    payload_id: PayloadId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +52,8 @@ class BufferDescription:
     """Chunks held for sampling, by staleness in versions, ascending."""
     waiting_reason: str
     """One sentence with numbers: what the next fetch would wait for; empty when it would not."""
+    quarantined: tuple[QuarantinedFragment, ...]
+    """The latest fragments that readers could not read, oldest first."""
 
 
 class AppendCredit(NamedTuple):

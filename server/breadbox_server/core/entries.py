@@ -20,6 +20,7 @@ from breadbox_server.core.inputs import (
     PublishModel,
     ReleaseLease,
     RenewLease,
+    ReportUnreadable,
     StartSession,
     UndeliveredGrant,
     UpdateBuffer,
@@ -75,6 +76,7 @@ Entry = (
     | ReleaseLease
     | UndeliveredGrant
     | DropPayloads
+    | ReportUnreadable
     | UpdateBuffer
     | DeleteBuffer
 )

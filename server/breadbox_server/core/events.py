@@ -16,6 +16,7 @@ class EvictionReason(Enum):
     SESSION_ENDED = "session_ended"
     USED_UP = "used_up"
     PAYLOAD_LOST = "payload_lost"
+    QUARANTINED = "quarantined"
 
 
 class DiscardReason(Enum):

@@ -186,17 +186,17 @@ class Holdings:
         unleased = [chunk for chunk in used_up if chunk.lease_count == 0]
         self.evict(unleased, EvictionReason.USED_UP)
 
-    def lose(self, chunk: Chunk) -> bool:
-        """Give up a chunk whose payload the store lost, unless it is given up already.
+    def lose(self, chunk: Chunk, reason: EvictionReason) -> bool:
+        """Give up a chunk that cannot be read, unless it is given up already.
 
         Returns:
             Whether it was held or could have come back.
         """
         if chunk.state is ChunkState.HELD:
-            self.evict([chunk], EvictionReason.PAYLOAD_LOST)
+            self.evict([chunk], reason)
             return True
         if chunk.state is ChunkState.USED_UP:
-            self._give_up(chunk, EvictionReason.PAYLOAD_LOST)
+            self._give_up(chunk, reason)
             return True
         return False
 

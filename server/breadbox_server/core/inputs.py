@@ -227,6 +227,21 @@ class DropPayloads:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportUnreadable:
+    """A reader could not read these payloads of its lease, which ends right after (B29).
+
+    Each of their chunks counts it; one that was told of `reports_max` times is quarantined: it
+    never comes back, its payloads go, and its fragments are named in the description. Payloads that
+    are not of the lease are ignored, as is a lease that is over. Answer: None.
+    """
+
+    buffer: BufferName
+    lease_id: LeaseId
+    payload_ids: tuple[PayloadId, ...]
+    reports_max: int
+
+
+@dataclass(frozen=True, slots=True)
 class CreateBuffer:
     """Answer: None. The same name with equal limits is a no-op."""
 
@@ -260,6 +275,7 @@ Input = (
     | ReleaseLease
     | UndeliveredGrant
     | DropPayloads
+    | ReportUnreadable
     | CreateBuffer
     | UpdateBuffer
     | DeleteBuffer

@@ -20,6 +20,7 @@ from breadbox_server.core.config import (
     MinimumChunksConfig,
     SampleToInsertRatioConfig,
 )
+from breadbox_server.core.description import QuarantinedFragment
 from breadbox_server.core.events import Event, LeaseEnd
 from breadbox_server.core.ids import (
     BufferName,
@@ -73,6 +74,12 @@ def take(state: BufferState) -> dict[str, Any]:
             [chunk.worker_id, chunk.touched_at, [_plain_fragment(f) for f in chunk.fragments]]
             for chunk in state.assembly.open_chunks()
         ],
+        "unreadable": [
+            [chunk.chunk_id, chunk.unreadable_count]
+            for chunk in [*held, *_granted_only(state)]
+            if chunk.unreadable_count
+        ],
+        "quarantined": [list(fragment) for fragment in state.quarantined],
         "live_grants": [_plain_grant(grant) for grant in state.leases.live_grants()],
         "ended_grants": [_plain_grant(grant) for grant in state.leases.ended_grants()],
     }
@@ -126,6 +133,10 @@ def _restore_chunks(state: BufferState, plain: Mapping[str, Any]) -> None:
         chunk.state = _CHUNK_STATES[chunk_state]
         chunk.use_count = use_count
         chunks[chunk_id] = chunk
+    # Snapshots of earlier servers say nothing of it.
+    for chunk_id, unreadable_count in plain.get("unreadable", ()):
+        chunks[chunk_id].unreadable_count = unreadable_count
+    state.quarantined.extend(QuarantinedFragment(*each) for each in plain.get("quarantined", ()))
     for plain_grant in plain["live_grants"]:
         grant = _grant(plain_grant, chunks)
         state.leases.restore_live(grant)

@@ -4,10 +4,13 @@ The parts keep their own invariants; what holds between them is listed in `buffe
 """
 
 import random
+from collections import deque
+from typing import Final
 
 from breadbox_server.core.assembly import Assembly
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.counters import FRAGMENTS_DISCARDED, Counters
+from breadbox_server.core.description import QuarantinedFragment
 from breadbox_server.core.events import (
     DiscardReason,
     Event,
@@ -24,6 +27,9 @@ from breadbox_server.core.model import CurrentModel
 from breadbox_server.core.payloads import PayloadLedger
 from breadbox_server.core.samplers import make_sampler
 from breadbox_server.core.waiters import WaiterQueue
+
+QUARANTINED_MAX: Final = 16
+"""Fragments in quarantine that are named; how many chunks there were is counted."""
 
 
 class BufferState:
@@ -66,6 +72,8 @@ class BufferState:
         """Uses granted in the current session, less those given back."""
         self.waiters = WaiterQueue()
         self.leases = LeaseBook()
+        self.quarantined: deque[QuarantinedFragment] = deque(maxlen=QUARANTINED_MAX)
+        """The latest fragments of chunks that readers could not read, oldest first."""
         self.lease_salt = 0
         """Makes ids of leases others than those of any other process that had the same books."""
         self._rng = random.Random()
