@@ -137,10 +137,16 @@ def test_every_field_of_a_buffers_state_is_read() -> None:
         hold="the journal's disk is full",
         counters={"b": 2, "a": 1},
         chunk_count_by_staleness={1: 3, 0: 4},
+        quarantined=[
+            buffer_pb2.QuarantinedFragment(
+                worker_id="w", fragment_index=3, session_id="s", payload_id="0" * 32
+            )
+        ],
     )
     read = wire.buffer_from_wire(buffer_pb2.Buffer(name="n", state=state)).state
     for field in dataclasses.fields(types.BufferState):
         assert getattr(read, field.name), field.name
+    assert (types.QuarantinedFragment("w", 3, "s", "0" * 32),) == read.quarantined
     assert ["a", "b"] == list(read.counters)
     assert [0, 1] == list(read.chunk_count_by_staleness)
 
