@@ -165,7 +165,7 @@ async def serving(
             async with Jobs(ending.fail) as jobs:
                 jobs.start(driver.run(ending.fail))
                 if tokens:
-                    jobs.start(tokens.keep_fresh())
+                    jobs.start(tokens.keep_fresh(interceptor.recheck))
                 try:
                     await _open_books(driver, reconciler, books)
                     jobs.start(reconciler.run())
@@ -298,7 +298,9 @@ def _read_tokens(settings: Settings, metrics: Metrics) -> TokenFile | None:
     """The tokens that are known; None: nobody is asked for one."""
     if settings.tokens is None:
         return None
-    return TokenFile(settings.tokens, on_failure=metrics.credential_failures.inc)
+    tokens = TokenFile(settings.tokens, on_failure=metrics.credential_failures.inc)
+    metrics.tokens_usable.set_function(lambda: float(tokens.is_usable))
+    return tokens
 
 
 def _build_server(

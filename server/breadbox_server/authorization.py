@@ -74,6 +74,11 @@ class Gate:
     def __init__(self, tokens: Tokens | None) -> None:
         self._tokens = tokens
 
+    @property
+    def asks_for_tokens(self) -> bool:
+        """Whether anybody is asked for a token."""
+        return self._tokens is not None
+
     def admit(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
         """Let a call pass, or refuse it.
 

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, TypeAlias
 
@@ -11,7 +12,7 @@ import grpc
 from grpc_status import rpc_status
 
 from breadbox_server import status
-from breadbox_server.authorization import Gate
+from breadbox_server.authorization import Gate, bearer_token
 from breadbox_server.clients import ClientCensus, role_of_method
 from breadbox_server.core.errors import DomainError
 from breadbox_server.errors import InternalError
@@ -26,6 +27,22 @@ REQUEST_ID_BYTES: Final = 8
 ANSWER_MARGIN_S: Final = 0.15
 """Kept free before a call's deadline, so that the reason for no answer still reaches the caller;
 less than what a wait that was asked for keeps free."""
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A call in progress."""
+
+    method: str
+    metadata: Iterable[tuple[str, str | bytes]]
+    limit: asyncio.Timeout
+    refusal: DomainError | None = None
+
+    def refuse(self, error: DomainError | None) -> None:
+        """End it with an error; None: let it go on. Idempotent."""
+        if error is not None and not self.limit.expired():
+            self.refusal = error
+            self.limit.reschedule(asyncio.get_running_loop().time())
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -54,6 +71,23 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._census = census or ClientCensus(perf_counter)
         self._outage = outage
         self._known: dict[str, MaybeHandler] = {}
+        self._running: set[_Running] = set()
+
+    def recheck(self) -> None:
+        """End the calls in progress that would not be let in any more; others' tokens changed."""
+        verdicts: dict[tuple[str, str], DomainError | None] = {}
+        for call in tuple(self._running):
+            key = (call.method, bearer_token(call.metadata))
+            if key not in verdicts:
+                verdicts[key] = self._verdict(call)
+            call.refuse(verdicts[key])
+
+    def _verdict(self, call: "_Running") -> DomainError | None:
+        try:
+            self._gate.admit(call.method, call.metadata)
+        except DomainError as error:
+            return error
+        return None
 
     async def intercept_service(
         self,
@@ -97,27 +131,42 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(refuse_stream)
 
     async def _in_time(
-        self, behaviour: Behaviour, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+        self,
+        method: str,
+        behaviour: Behaviour,
+        request: Any,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> Any:
         """Answer before the caller's time is up: else nobody would say what it waited for.
 
-        For the handler it is the end that the deadline itself would bring a moment later.
+        For the handler it is the end that the deadline itself would bring a moment later. So is
+        that of a call whose token is taken back while it waits.
         """
         left_s = context.time_remaining()
-        if left_s is None:
-            return await behaviour(request, context)
+        if left_s is not None:
+            left_s -= min(ANSWER_MARGIN_S, left_s / 4)
+        limit = asyncio.timeout(left_s)
+        call = _Running(method, context.invocation_metadata() or (), limit)
+        if self._gate.asks_for_tokens:
+            # Again: its message may have come long after its headers.
+            self._gate.admit(method, call.metadata)
+            self._running.add(call)
         try:
-            async with asyncio.timeout(left_s - min(ANSWER_MARGIN_S, left_s / 4)) as limit:
+            async with limit:
                 return await behaviour(request, context)
         except TimeoutError:
             if not limit.expired():
                 raise
+            if call.refusal is not None:
+                raise call.refusal from None
             outage = self._outage()
             if outage is None:
                 await context.abort(
                     grpc.StatusCode.DEADLINE_EXCEEDED, "the server was not done in time"
                 )
             raise outage from None
+        finally:
+            self._running.discard(call)
 
     def _wrap(self, path: str, behaviour: Behaviour) -> Behaviour:
         method = path.rpartition("/")[2]
@@ -134,7 +183,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             if role is not None:
                 self._census.seen(context.peer(), role)
             try:
-                return await self._in_time(behaviour, request, context)
+                return await self._in_time(path, behaviour, request, context)
             except asyncio.CancelledError:
                 code = grpc.StatusCode.CANCELLED
                 raise

@@ -225,6 +225,12 @@ class Metrics:
             "Changed token or certificate files that could not be used; the old ones stay",
             registry=registry,
         )
+        self.tokens_usable = Gauge(
+            "breadbox_tokens_usable",
+            "0: the token file cannot be used; after 5 minutes of that nobody is let in",
+            registry=registry,
+        )
+        self.tokens_usable.set(1)
         self.episodes = Counter(
             "breadbox_episodes", "Episodes reported", ["task", "end"], registry=registry
         )

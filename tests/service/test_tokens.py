@@ -18,8 +18,6 @@ DIGEST = "ab" * 32
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "it holds no token, so nobody could call"),
-        ("# only this\n\n", "it holds no token, so nobody could call"),
         (f"producer sha256:{DIGEST}", "line 1 is not `ROLE NAME sha256:HEX`"),
         (f"# one\nproducer a b sha256:{DIGEST}", "line 2 is not `ROLE NAME sha256:HEX`"),
         ("producer a sha256:1234", "line 1 is not `ROLE NAME sha256:HEX`"),
@@ -93,20 +91,69 @@ def test_a_changed_file_is_taken_without_a_restart(tmp_path: Path) -> None:
     assert Role.ADMIN is file.role_of(new[Role.ADMIN])
 
 
-@pytest.mark.parametrize("content", ["", "nonsense\n", "\xff"])
-def test_a_changed_file_that_cannot_be_used_leaves_the_old_tokens(
-    tmp_path: Path, content: str
+@pytest.mark.parametrize("content", ["nonsense\n", "\xff", None], ids=repr)
+def test_a_file_that_cannot_be_used_leaves_the_old_tokens_for_a_while_and_then_none(
+    tmp_path: Path, content: str | None
 ) -> None:
     path = tmp_path / "tokens"
     known = write_token_file(path)
     failures: list[None] = []
-    file = TokenFile(path, on_failure=lambda: failures.append(None))
-    path.write_text(content, encoding="latin-1")
+    now = [1000.0]
+    file = TokenFile(path, on_failure=lambda: failures.append(None), clock=lambda: now[0])
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content, encoding="latin-1")
     file.refresh()
+    now[0] += tokens.GRACE_S - 1
+    file.refresh()
+    within = file.role_of(known[Role.LEARNER])
+    now[0] += 1
+    file.refresh()
+    beyond = file.role_of(known[Role.LEARNER])
+    usable = [file.is_usable]
+    renewed = write_token_file(path)
     file.refresh()
 
-    assert Role.LEARNER is file.role_of(known[Role.LEARNER])
+    assert (Role.LEARNER, None) == (within, beyond)
     assert 1 == len(failures)
+    assert [False, True] == [*usable, file.is_usable]
+    assert Role.LEARNER is file.role_of(renewed[Role.LEARNER])
+
+
+@pytest.mark.parametrize("content", ["", "# {}", "\n# nobody\n"])
+def test_a_file_without_tokens_lets_nobody_in(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tokens"
+    known = write_token_file(path)
+    file = TokenFile(path)
+    path.write_text(content.format(path.read_text().replace("\n", "\n# ")))
+    # At the second look: whoever writes a file in place empties it first.
+    file.refresh()
+    at_first = file.role_of(known[Role.ADMIN])
+    file.refresh()
+
+    assert (Role.ADMIN, None) == (at_first, file.role_of(known[Role.ADMIN]))
+
+
+def test_a_file_that_is_written_in_place_lets_everybody_in_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    known = write_token_file(path)
+    content = path.read_text()
+    file = TokenFile(path)
+    path.write_text("")
+    file.refresh()
+    assert Role.ADMIN is file.role_of(known[Role.ADMIN])
+    path.write_text(content)
+    file.refresh()
+    file.refresh()
+    assert Role.ADMIN is file.role_of(known[Role.ADMIN])
+
+
+@pytest.mark.parametrize("content", ["", "# only this\n\n"])
+def test_a_server_does_not_start_with_a_file_without_tokens(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokens").write_text(content)
+    with pytest.raises(StartError, match="it holds no token, so nobody could call"):
+        TokenFile(tmp_path / "tokens")
 
 
 def test_a_file_that_goes_away_leaves_the_old_tokens_and_is_taken_when_it_is_back(
