@@ -56,6 +56,8 @@ def _generate_options(command: Callable[..., None]) -> Callable[..., None]:
             option("--weights-file", type=click.Path(path_type=Path, exists=True, dir_okay=False),
                    help="Safetensors file of the policy, or a learner's checkpoint. "
                         "Default: fresh weights."),
+            option("--greedy/--no-greedy", default=False,
+                   help="Take the policy's likeliest actions instead of drawing them."),
             # Not from the environment: BREADBOX_SERVER is set for the other commands, and whose
             # weights play must be said.
             click.option("--server", help="Take the current model of this server instead; "
@@ -114,6 +116,7 @@ def generate(**values: Any) -> None:
         reset_s_max=values["reset_s"],
         step_s_max=values["step_s"],
         memory_bytes_max=values["memory_limit"],
+        details={"greedy": values["greedy"]},
     )
     episodes = EpisodeGenerator(
         options,
@@ -121,7 +124,11 @@ def generate(**values: Any) -> None:
             values["policy"], values["policy_options"], values["seed"], weights
         ),
         make_inference=lambda policy: Inference(
-            policy, device, bfloat16=values["bfloat16"], seed=values["seed"]
+            policy,
+            device,
+            bfloat16=values["bfloat16"],
+            seed=values["seed"],
+            greedy=values["greedy"],
         ),
     )
     _watch_episodes(episodes, options, show=values["progress"])

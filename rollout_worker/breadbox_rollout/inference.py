@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from breadbox.errors import InvalidRequestError, ReplayBufferError
 from breadbox.fragment import Tree
-from breadbox.policies import PolicyModule, State
+from breadbox.policies import PolicyModule, State, check_greedy
 from breadbox_rollout.columns import map_tree
 
 
@@ -55,15 +55,29 @@ class Inference:
         device: Where to run.
         bfloat16: Compute in bfloat16 where torch deems it safe; results stay float32.
         seed: Of the actions.
+        greedy: Take the likeliest actions instead of drawing them.
+
+    Raises:
+        InvalidRequestError: The policy cannot act greedily, and shall.
     """
 
     def __init__(
-        self, policy: PolicyModule, device: torch.device, *, bfloat16: bool = False, seed: int = 0
+        self,
+        policy: PolicyModule,
+        device: torch.device,
+        *,
+        bfloat16: bool = False,
+        seed: int = 0,
+        greedy: bool = False,
     ) -> None:
+        if greedy:
+            check_greedy(policy, "greedy")
         self.policy = policy.to(device).eval()
         self._device = device
         self._bfloat16 = bfloat16
         self._generator = torch.Generator(device).manual_seed(seed)
+        # Policies of one's own that never act greedily need not know of it.
+        self._choice = {"greedy": True} if greedy else {}
         initial = self.policy.initial_state(1)
         self._initial_state = None if initial is None else self.policy.split_state(initial)[0]
 
@@ -78,7 +92,7 @@ class Inference:
         return self._initial_state
 
     def act(self, obs: Tree, states: list[State], first: NDArray[np.bool_]) -> Decision:
-        """Sample an action for each of B environments.
+        """Choose an action for each of B environments.
 
         Args:
             obs: Leaves [B, ...]; only read.
@@ -95,6 +109,7 @@ class Inference:
                 state,
                 self._tensor(first),
                 generator=self._generator,
+                **self._choice,
             )
         batch_size = len(first)
         log_prob, value = _arrays(result.log_prob.float()), _arrays(result.value.float())

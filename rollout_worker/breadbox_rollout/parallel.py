@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from breadbox.clipping import clipped
 from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.failures import EnvironmentFailedError, FailureKind, Notes
-from breadbox_rollout.rows import clipped, row_of, write_checked
+from breadbox_rollout.rows import row_of, write_checked
 from breadbox_rollout.space_codec import Space
 from breadbox_rollout.units import Unit
 

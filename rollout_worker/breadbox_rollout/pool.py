@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from breadbox.children import child_environment
 from breadbox.errors import ReplayBufferError
 from breadbox_rollout.arrays import GroupArrays, Phase, open_arrays
 from breadbox_rollout.environments import EnvSpec
@@ -302,7 +303,7 @@ class EnvPool:
                 stdin=subprocess.DEVNULL,
                 # What environments print belongs to the log, not to our own output.
                 stdout=2,
-                env=_child_environment(),
+                env=child_environment(),
                 start_new_session=True,
             )
         group.connection = ours
@@ -474,14 +475,3 @@ def _seed(seed: int, env_index: int, start_count: int) -> int:
     """Return a seed below 2^31, which old environments insist on; another after every restart."""
     # Spreading by hand keeps numpy's generators out of the supervisor; the primes avoid overlaps.
     return (seed * 1_000_003 + env_index * 7_919 + start_count * 104_729) % (2**31 - 1)
-
-
-def _child_environment() -> dict[str, str]:
-    """Return the environment of a process: our own, our module path, and one thread.
-
-    What the worker can import its processes can too; and libraries that would start a thread for
-    every core of the machine do not, unless the user says so.
-    """
-    single = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    return {**dict.fromkeys(single, "1"), **os.environ, "PYTHONPATH": path}

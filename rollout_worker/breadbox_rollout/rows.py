@@ -69,19 +69,3 @@ def row_of(arrays: Tree, row: int) -> Tree:
         return tuple(row_of(array, row) for array in arrays)
     copied = arrays[row]
     return copied.copy() if isinstance(copied, np.ndarray) else copied
-
-
-def clipped(space: Space, action: Tree) -> Tree:
-    """Return what the environment is given: a copy, with boxes clipped to their bounds.
-
-    Args:
-        space: Of one environment.
-        action: Of one, or of several with a leading axis.
-    """
-    if isinstance(space, spaces.Box):
-        return np.clip(action, space.low, space.high)
-    if isinstance(space, spaces.Dict):
-        return {key: clipped(part, action[key]) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(clipped(part, a) for part, a in zip(space.spaces, action, strict=True))
-    return action.copy() if isinstance(action, np.ndarray) else action

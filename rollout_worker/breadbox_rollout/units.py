@@ -20,11 +20,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from breadbox.clipping import clipped
 from breadbox.fragment import Tree
 from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.environments import Environment
 from breadbox_rollout.failures import EnvironmentFailedError, FailureKind, Notes
-from breadbox_rollout.rows import clipped, row_of, write_checked
+from breadbox_rollout.rows import row_of, write_checked
 from breadbox_rollout.space_codec import Space
 
 

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox.clipping import clipped
 from breadbox.fragment import Tree
 from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.failures import EnvironmentFailedError, FailureKind, Notes
-from breadbox_rollout.rows import clipped, write_checked
+from breadbox_rollout.rows import write_checked
 from breadbox_rollout.space_codec import Space
 from breadbox_rollout.units import Unit
 

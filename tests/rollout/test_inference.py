@@ -7,16 +7,19 @@ from gymnasium import spaces
 
 from breadbox.errors import InvalidRequestError
 from breadbox.policies import make_policy
+from breadbox.policies.mlp import MlpPolicy
 from breadbox_rollout.inference import Inference, PolicyOutputError, check_device, state_arrays
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 CPU = torch.device("cpu")
 
 
-def inference_of(name: str = "lstm", *, bfloat16: bool = False, seed: int = 0) -> Inference:
+def inference_of(
+    name: str = "lstm", *, bfloat16: bool = False, seed: int = 0, greedy: bool = False
+) -> Inference:
     torch.manual_seed(0)
     policy = make_policy(name, VECTOR, spaces.Discrete(4))
-    return Inference(policy, CPU, bfloat16=bfloat16, seed=seed)
+    return Inference(policy, CPU, bfloat16=bfloat16, seed=seed, greedy=greedy)
 
 
 OBS = np.linspace(-1, 1, 18, dtype=np.float32).reshape(6, 3)
@@ -41,6 +44,42 @@ def test_an_environment_gets_the_same_answer_in_any_batch() -> None:
     for row in range(6):
         single = alone.act(OBS[row : row + 1], [before.states[row]], FIRST[:1])
         np.testing.assert_allclose(after.value[row], single.value[0], atol=1e-6)
+
+
+def test_a_greedy_one_takes_the_likeliest_actions_and_carries_states() -> None:
+    inference = inference_of(greedy=True)
+    policy = inference.policy
+    with torch.no_grad():
+        policy.actor.weight.mul_(100)  # type: ignore[operator, union-attr]
+    states, chosen = [inference.initial_state] * 6, []
+    for _ in range(4):
+        decision = inference.act(OBS, states, FIRST)
+        states = decision.states
+        chosen.append(decision.action.tolist())
+    # Every action judged at every step; [action, row, step].
+    obs = torch.from_numpy(OBS)[:, None].expand(6, 4, 3)
+    first = torch.zeros(6, 4, dtype=torch.bool)
+    with torch.no_grad():
+        judged = torch.stack(
+            [
+                policy.evaluate(
+                    obs, torch.full((6, 4), action), policy.initial_state(6), first
+                ).log_prob
+                for action in range(4)
+            ]
+        )
+    assert judged.argmax(0).T.tolist() == chosen
+
+
+def test_a_policy_that_cannot_act_greedily_is_refused_only_where_it_shall() -> None:
+    class Old(MlpPolicy):
+        def act(self, obs, state, first, *, generator=None):  # type: ignore[no-untyped-def, override]
+            return super().act(obs, state, first, generator=generator)
+
+    policy = Old(VECTOR, spaces.Discrete(4))
+    assert (6,) == Inference(policy, CPU).act(OBS, [None] * 6, FIRST).action.shape
+    with pytest.raises(InvalidRequestError, match=r"greedy needs .* Old\.act takes no argument"):
+        Inference(policy, CPU, greedy=True)
 
 
 def test_a_policy_without_memory_needs_no_states() -> None:

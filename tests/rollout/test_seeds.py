@@ -8,13 +8,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+import safetensors.numpy
+import torch
 import yaml
 from click.testing import CliRunner
 
 import breadbox
 from breadbox.fragment import Fragment
+from breadbox.policies import make_policy, policy_weights
 from breadbox_rollout.main import rollout
 from breadbox_rollout.settings import default_worker_name, mixed_seed
 from support.server_process import ServerProcess, plain_environment
@@ -109,3 +113,32 @@ def test_generate_plays_other_episodes_each_time_unless_it_is_told_the_seed(
         return [json.loads(line)["seed"] for line in lines]
 
     assert bool(seed) == (seeds(tmp_path / "a") == seeds(tmp_path / "b"))
+
+
+def test_greedy_episodes_repeat_the_likeliest_actions(tmp_path: Path) -> None:
+    env = gymnasium.make("CartPole-v1")
+    torch.manual_seed(3)
+    policy = make_policy("mlp", env.observation_space, env.action_space)
+    safetensors.numpy.save_file(policy_weights(policy), tmp_path / "weights.safetensors")
+    subprocess.run(
+        [sys.executable, "-m", "breadbox.cli.main", "generate", "--env", "CartPole-v1",
+         "--policy", "mlp", "--weights-file", str(tmp_path / "weights.safetensors"), "--greedy",
+         "--episodes", "2", "--media", "none", "--no-progress", "--out", str(tmp_path / "out")],
+        env=plain_environment(),
+        check=True,
+    )  # fmt: skip
+    lines = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()
+    for entry in map(json.loads, lines):
+        obs, _ = env.reset(seed=entry["seed"])
+        wanted, over = [], False
+        while not over:
+            with torch.no_grad():
+                logits = policy.actor(torch.from_numpy(obs)[None])[0]  # type: ignore[operator]
+            wanted.append(int(np.argmax(logits.numpy())))
+            obs, _, terminated, truncated, _ = env.step(wanted[-1])
+            over = terminated or truncated
+        with np.load(tmp_path / "out" / entry["action_path"], allow_pickle=False) as arrays:
+            assert wanted == arrays["action"].tolist()
+        assert entry["greedy"] is True
+    assert 2 == len(lines)
+    env.close()

@@ -4,7 +4,14 @@
 torch; the rest of the library does not need it.
 """
 
-from breadbox.policies.protocol import ActResult, Evaluation, Policy, PolicyModule, State
+from breadbox.policies.protocol import (
+    ActResult,
+    Evaluation,
+    Policy,
+    PolicyModule,
+    State,
+    check_greedy,
+)
 from breadbox.policies.registry import make_policy, policy_names
 from breadbox.policies.weights import WeightsMismatchError, policy_weights, set_policy_weights
 
@@ -15,6 +22,7 @@ __all__ = [
     "PolicyModule",
     "State",
     "WeightsMismatchError",
+    "check_greedy",
     "make_policy",
     "policy_names",
     "policy_weights",

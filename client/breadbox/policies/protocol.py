@@ -5,6 +5,7 @@ lists, tuples) of tensors whose leading axes are B, or B and T. A recurrent stat
 tensors with leading axis B; None for a policy without memory.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from breadbox.errors import InvalidRequestError
 
 Tree = Any
 State = Any
@@ -123,6 +126,25 @@ class PolicyModule(nn.Module, ABC):
     def split_state(self, state: State) -> list[State]:
         """See `Policy.split_state`. The parts are views: whoever keeps one for long copies it."""
         return _split(state, _batch_size(state))
+
+
+def check_greedy(policy: Policy, setting: str) -> None:
+    """Find out whether a policy can act greedily, before it is asked to.
+
+    Args:
+        policy: Perhaps one of the user's own, from before there was such an argument.
+        setting: Which asks for it, for the error.
+
+    Raises:
+        InvalidRequestError: Its `act` takes no `greedy`.
+    """
+    parameters = inspect.signature(policy.act).parameters.values()
+    if not any(p.name == "greedy" or p.kind is p.VAR_KEYWORD for p in parameters):
+        raise InvalidRequestError(
+            setting,
+            f"needs a policy that can act greedily; {type(policy).__name__}.act takes no argument "
+            "'greedy'",
+        )
 
 
 def _merge(states: list[State]) -> State:

@@ -1,0 +1,25 @@
+"""Actions as environments take them. Importing it imports gymnasium, and not torch."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from breadbox.fragment import Tree
+
+
+def clipped(space: "gymnasium.Space[Any]", action: Tree) -> Tree:
+    """Return what the environment is given: a copy, with boxes clipped to their bounds.
+
+    Args:
+        space: Of one environment.
+        action: Of one, or of several with a leading axis.
+    """
+    if isinstance(space, spaces.Box):
+        return np.clip(action, space.low, space.high)
+    if isinstance(space, spaces.Dict):
+        return {key: clipped(part, action[key]) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(clipped(part, a) for part, a in zip(space.spaces, action, strict=True))
+    return action.copy() if isinstance(action, np.ndarray) else action
