@@ -7,8 +7,6 @@ episodes reached the target; a run that did not reach it is told, and not averag
 """
 
 import json
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +16,11 @@ import click
 import numpy as np
 
 from bench.local_run import Finished, LocalRun, run_locally
+from breadbox_learner.intervals import interval
 
 TARGET_RETURN = 195.0
 SEEDS_MIN = 5
 """Fewer say nothing about settings: seeds differ by more."""
-STUDENT_T_95 = {
-    1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 14: 2.14,
-    19: 2.09, 29: 2.05,
-}  # fmt: skip
 DOCS = Path(__file__).parents[1] / "docs" / "images"
 
 
@@ -152,19 +147,6 @@ def summary(label: str, runs: Sequence[Finished]) -> dict[str, Any]:
         **{name: interval([row[name] for row in reached]) for name in names},
         "runs": made,
     }
-
-
-def interval(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean, and half the width of its 95% interval; None of less than two values."""
-    if not values:
-        return {"mean": None, "half_width": None}
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return {"mean": mean, "half_width": None}
-    # The next smaller table entry: a wider interval, never a narrower one.
-    freedom = max(each for each in STUDENT_T_95 if each <= len(values) - 1)
-    spread = statistics.stdev(values) / math.sqrt(len(values))
-    return {"mean": mean, "half_width": STUDENT_T_95[freedom] * spread}
 
 
 def told(row: dict[str, Any]) -> str:

@@ -12,10 +12,18 @@ import yaml
 import breadbox
 from breadbox import Client
 from breadbox.errors import InvalidRequestError, TlsError, UnavailableError
-from breadbox.policies import PolicyModule, WeightsMismatchError, make_policy, set_policy_weights
+from breadbox.policies import (
+    PolicyModule,
+    WeightsMismatchError,
+    check_greedy,
+    make_policy,
+    set_policy_weights,
+)
 from breadbox_learner import checkpoint
 from breadbox_learner.checkpoint import CheckpointError, SessionState
+from breadbox_learner.evaluation import Evaluator
 from breadbox_learner.fitting import Fitting, expected_rows
+from breadbox_learner.playing import EvaluationTask
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.progress import (
     JsonLines,
@@ -49,6 +57,8 @@ def build_policy(settings: LearnSettings) -> PolicyModule:
     policy = make_policy(
         settings.policy, spaces.observation, spaces.action, **settings.policy_options
     )
+    if settings.evaluate_every:
+        check_greedy(policy, "evaluate_every")
     try:
         return policy.to(settings.device)
     except (RuntimeError, AssertionError) as error:
@@ -226,6 +236,9 @@ class _Run:
             publisher = self._publisher(session, stack)
             sinks = self._sinks(publisher.session_id)
             progress = stack.enter_context(Progress(sinks))
+            evaluator = self._evaluator()
+            if evaluator is not None:
+                stack.callback(evaluator.close)
             source = self._source(publisher)
             stack.callback(source.close)
             outcome = Trainer(
@@ -241,6 +254,7 @@ class _Run:
                 stopped=stopped,
                 checkpoint=lambda state: self._save(state, publisher),
                 ranks=self._ranks,
+                evaluations=evaluator,
             ).run()
         if self._folder is not None and 0 < update_before == state.update:
             _log.warning(
@@ -261,6 +275,22 @@ class _Run:
         stack.callback(publisher.end)
         self._ranks.from_main(publisher.session_id.encode())
         return publisher
+
+    def _evaluator(self) -> Evaluator | None:
+        """What plays for all ranks, on rank 0, if so wished."""
+        settings = self._settings
+        if not (settings.evaluate_every and self._ranks.place.is_main):
+            return None
+        return Evaluator(
+            EvaluationTask(
+                env=settings.env,
+                env_options=settings.env_options,
+                policy=settings.policy,
+                policy_options=settings.policy_options,
+                episodes=settings.evaluate_episodes,
+                steps_max=settings.evaluate_steps_max,
+            )
+        )
 
     def _source(self, publisher: Publisher | Follower) -> LeaseSource:
         place = self._ranks.place

@@ -1,4 +1,4 @@
-"""One record per update: to `progress.jsonl`, TensorBoard and Weights & Biases."""
+"""A record per update and evaluation: to `progress.jsonl`, TensorBoard and Weights & Biases."""
 
 import importlib
 import importlib.util
@@ -24,6 +24,9 @@ class Sink(Protocol):
 
     def write(self, record: Record) -> None:
         """Take one record; `update` in it numbers them."""
+
+    def write_evaluation(self, record: Record) -> None:
+        """Take the record of an evaluation, perhaps some updates after that which it is of."""
 
     def close(self) -> None:
         """Flush and close. Idempotent."""
@@ -61,6 +64,10 @@ class JsonLines:
                 self._file.truncate(start)
             raise
 
+    def write_evaluation(self, record: Record) -> None:
+        """Append a line of its own."""
+        self.write(record)
+
     def close(self) -> None:
         """See `Sink.close`."""
         self._file.close()
@@ -93,6 +100,19 @@ class Lines:
         if self._clock() >= self._next_at:
             self._next_at = self._clock() + self._period_s
             self._show(record)
+
+    def write_evaluation(self, record: Record) -> None:
+        """Show it: there are few of them."""
+        low, high = record["evaluation_return_low"], record["evaluation_return_high"]
+        known = isinstance(low, int | float) and isinstance(high, int | float)
+        within = f" (95%: {low:.1f} to {high:.1f})" if known else ""
+        self._echo(
+            f"evaluation of update {record['update']}: "
+            f"return {record['evaluation_return_mean']:.1f}{within}, "
+            f"mean of {record['evaluation_episode_count']} greedy episodes of "
+            f"{record['evaluation_length_mean']:.1f} steps, "
+            f"model version {record['model_version']}, took {record['evaluation_s']:.1f} s"
+        )
 
     def close(self) -> None:
         """Show the last record, if it has not been shown."""
@@ -133,6 +153,13 @@ class TensorBoard:
             if name != "environment_steps" and isinstance(value, int | float):
                 self._writer.add_scalar(f"learner/{name}", value, steps)
 
+    def write_evaluation(self, record: Record) -> None:
+        """Write its numbers over the environment steps that the version was made of."""
+        steps = int(record["environment_steps"] or 0)
+        for name, value in _evaluation_of(record).items():
+            if isinstance(value, int | float):
+                self._writer.add_scalar(f"evaluation/{name}", value, steps)
+
     def close(self) -> None:
         """See `Sink.close`."""
         self._writer.close()
@@ -163,14 +190,44 @@ class WeightsAndBiases:
 
         # What charts have for an x-axis unless one chooses another.
         self._run.define_metric("*", step_metric="environment_steps")
+        self._evaluation_names: set[str] = set()
+        self._evaluation_row: int | None = None
+        """Row of the last one."""
 
     def write(self, record: Record) -> None:
         """Log the record under its update's number."""
         self._run.log(dict(record), step=record["update"])
 
+    def write_evaluation(self, record: Record) -> None:
+        """Log it beside the newest update, over environment steps of its own."""
+        steps = "evaluation/environment_steps"
+        named = {f"evaluation/{name}": value for name, value in _evaluation_of(record).items()}
+        named |= {f"evaluation/{name}": record[name] for name in ("update", "model_version")}
+        for name in named.keys() - self._evaluation_names:
+            self._run.define_metric(name, step_metric=steps)
+        self._evaluation_names |= named.keys()
+        named[steps] = record["environment_steps"]
+        # Rows never go back there, so it cannot go to its own update's, and one row holds one of
+        # them: the second between two updates opens the next update's. There is never a third, as
+        # no more are begun than updates made, and one waits at most.
+        if self._evaluation_row == self._run.step:
+            self._run.log({}, commit=True)
+        self._evaluation_row = self._run.step
+        self._run.log(named, commit=False)
+
     def close(self) -> None:
         """See `Sink.close`."""
         self._run.finish()
+
+
+def _evaluation_of(record: Record) -> Record:
+    """What an evaluation found, by names without the prefix."""
+    prefix = "evaluation_"
+    return {
+        name.removeprefix(prefix): value
+        for name, value in record.items()
+        if name.startswith(prefix)
+    }
 
 
 def wandb_installed() -> bool:
@@ -191,9 +248,16 @@ class Progress:
 
     def write(self, record: Record) -> None:
         """Give the record to every sink."""
+        self._give(lambda sink: sink.write(record))
+
+    def write_evaluation(self, record: Record) -> None:
+        """Give the record of an evaluation to every sink."""
+        self._give(lambda sink: sink.write_evaluation(record))
+
+    def _give(self, write: Callable[[Sink], None]) -> None:
         for sink in self._sinks:
             try:
-                sink.write(record)
+                write(sink)
             except OSError as error:
                 if sink not in self._failing:
                     _log.error("records are being lost (%s): %s", type(sink).__name__, error)

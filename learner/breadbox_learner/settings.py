@@ -35,7 +35,8 @@ class LearnSettings(PpoConfig):
     reconnect_s: float = Field(default=30.0, ge=0)
     """Seconds for which to try to reach a server or store that went away."""
     env: str = "CartPole-v1"
-    """Gymnasium id, or module:factory, of the environment; only its spaces are used."""
+    """Gymnasium id, or module:factory, of the environment; only its spaces are used, unless
+    evaluate_every has it played."""
     env_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for making the environment."""
     policy: str = "auto"
@@ -54,8 +55,15 @@ class LearnSettings(PpoConfig):
     """Updates between published versions."""
     updates_max: int = Field(default=0, ge=0)
     """Stop after this many updates; 0: no limit."""
+    evaluate_every: int = Field(default=0, ge=0)
+    """Updates between evaluations: episodes of env played greedily, the same ones each time, by a
+    process on this machine's CPU while training goes on; 0: none."""
+    evaluate_episodes: int = Field(default=10, ge=1)
+    """Episodes of one evaluation."""
+    evaluate_steps_max: int = Field(default=100_000, ge=1)
+    """Steps after which an episode of an evaluation is cut off and counts as it is."""
     target_return: float | None = None
-    """Stop once the mean return of the last 100 episodes is this high."""
+    """Stop once the mean return of the last 100 training episodes is this high."""
     time_limit_s: float | None = Field(default=None, gt=0)
     """Stop after this many seconds."""
     wait_limit_s: float = Field(default=600.0, gt=0)

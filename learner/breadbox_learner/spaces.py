@@ -18,8 +18,8 @@ class Spaces:
     action: "gymnasium.Space[Any]"
 
 
-def spaces_of(env: str, options: Mapping[str, Any]) -> Spaces:
-    """Make the environment, read its spaces and close it.
+def make_environment(env: str, options: Mapping[str, Any]) -> Any:
+    """Make the environment.
 
     Args:
         env: Gymnasium id, or `module:factory`.
@@ -29,10 +29,15 @@ def spaces_of(env: str, options: Mapping[str, Any]) -> Spaces:
         InvalidRequestError: It cannot be made.
     """
     try:
-        made = _factory(env)(**options)
+        return _factory(env)(**options)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InvalidRequestError("env", f"{env!r} cannot be made: {reason}") from error
+
+
+def spaces_of(env: str, options: Mapping[str, Any]) -> Spaces:
+    """Make the environment, read its spaces and close it; see `make_environment`."""
+    made = make_environment(env, options)
     try:
         return Spaces(made.observation_space, made.action_space)
     finally:

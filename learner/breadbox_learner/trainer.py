@@ -12,7 +12,7 @@ import torch
 from breadbox.errors import ReplayBufferError
 from breadbox.policies import PolicyModule
 from breadbox_learner.ppo import PpoUpdater, UpdateStatistics
-from breadbox_learner.progress import Progress
+from breadbox_learner.progress import Progress, Record
 from breadbox_learner.ranks import Alone, Ranks
 from breadbox_learner.returns import Ended, EnvironmentSteps, EpisodeReturns
 from breadbox_learner.run_folder import RunFolderError
@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 MEANINGFUL_EPISODES = 100
 """Episodes below which a mean return is not compared with the target."""
+LAST_EVALUATION_S_MAX = 60.0
+"""How long the end of a run waits for evaluations under way; one that is stopped does not."""
 
 
 class Outcome(Enum):
@@ -69,6 +71,19 @@ class ModelPublisher(Protocol):
         """Publish the next version."""
 
 
+class Evaluations(Protocol):
+    """Where versions are evaluated; see `breadbox_learner.evaluation.Evaluator`."""
+
+    def begin(self, marks: Record, policy: PolicyModule) -> None:
+        """Have the policy evaluated as it is now; does not wait."""
+
+    def finished(self) -> list[Record]:
+        """Records of evaluations that ended meanwhile."""
+
+    def finish(self, stopped: Callable[[], bool], limit_s: float) -> list[Record]:
+        """Wait for those under way."""
+
+
 @dataclass(slots=True)
 class TrainerState:
     """Counters of a run; they belong in a checkpoint."""
@@ -101,8 +116,8 @@ class _Shares:
 class Trainer:
     """Runs updates until there is a reason to end. Use `run` once.
 
-    With several ranks all of them run one; only rank 0's publisher, progress and checkpoint do
-    anything.
+    With several ranks all of them run one; only rank 0's publisher, progress, checkpoint and
+    evaluations do anything.
     """
 
     def __init__(
@@ -120,6 +135,7 @@ class Trainer:
         checkpoint: Callable[[TrainerState], None],
         environment: EnvironmentSteps | None = None,
         ranks: Ranks | None = None,
+        evaluations: Evaluations | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -141,6 +157,8 @@ class Trainer:
         self._misfits_unsaid = 0
         """Fragments that this rank left out of draws that were skipped since the last update."""
         self._saving_fails = False
+        self._evaluations = evaluations
+        self._is_evaluation_due = False
 
     def run(self) -> Outcome:
         """Train; the reason why it ended.
@@ -160,10 +178,15 @@ class Trainer:
             self._save_after_error()
             raise
         self._save()
+        if self._evaluations is not None:
+            limit_s = 0.0 if outcome is Outcome.STOPPED else LAST_EVALUATION_S_MAX
+            self._write_down(self._evaluations.finish(self._stopped, limit_s))
         return outcome
 
     def _train(self) -> Outcome:
         asked_at = self._clock()
+        if not self.state.update:
+            self._evaluate()  # Where the curve begins.
         while True:
             fetched, vote = self._fetch(asked_at)
             # Asked by every rank once per draw, so that all end with the same one.
@@ -241,7 +264,7 @@ class Trainer:
         started_at = self._clock()
         number = self.state.update
         train_policy = number >= self._settings.value_warmup_updates
-        trained = False
+        trained = is_published = False
         ended: list[Ended] = []
         seen: list[tuple[int, int]] = []
         self._is_updating = True
@@ -266,11 +289,35 @@ class Trainer:
         self.state.misfits += shares.misfits
         if train_policy and self.state.update % self._settings.publish_every == 0:
             self._publisher.publish(self._policy)
+            is_published = True
         update_s = self._clock() - started_at
         self._progress.write(self._record(fetched, shares, statistics, waited_s, update_s))
+        every = self._settings.evaluate_every
+        self._is_evaluation_due |= bool(every) and self.state.update % every == 0
+        if is_published and self._is_evaluation_due:
+            self._evaluate()
+        if self._evaluations is not None:
+            self._write_down(self._evaluations.finished())
         every = self._settings.checkpoint_every
         if every and self.state.update % every == 0:
             self._save_on_the_way()
+
+    def _evaluate(self) -> None:
+        """Have the version that was published last evaluated."""
+        self._is_evaluation_due = False
+        if self._evaluations is None:
+            return
+        marks = {
+            "time_s": round(self.elapsed_s, 3),
+            "update": self.state.update,
+            "model_version": self._publisher.model_version,
+            "environment_steps": self._environment.total,
+        }
+        self._evaluations.begin(marks, self._policy)
+
+    def _write_down(self, evaluations: list[Record]) -> None:
+        for record in evaluations:
+            self._progress.write_evaluation(record)
 
     def _of_all_ranks(self, ended: list[Ended]) -> list[Ended]:
         """The episodes that ended in the shares of all ranks."""

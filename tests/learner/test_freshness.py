@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.freshness import SETTINGS, curve, draw, interval, summary, told
+from bench.freshness import SETTINGS, curve, draw, summary, told
 from bench.local_run import Finished, LocalRun
+
+from breadbox_learner.intervals import interval
 
 
 def run(*returns: float, steps: int = 1000) -> Finished:

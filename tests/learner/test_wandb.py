@@ -56,6 +56,39 @@ def test_the_package_writes_every_record_under_its_update(offline: Path) -> None
         assert record == {name: row[name] for name in record}
 
 
+EVALUATION = {
+    "update": 1,
+    "model_version": 2,
+    "environment_steps": 128,
+    "evaluation_return_mean": 9.5,
+    "evaluation_return_low": None,
+}
+ON_ITS_AXIS = {
+    "evaluation/return_mean": 9.5,
+    "evaluation/return_low": None,
+    "evaluation/update": 1,
+    "evaluation/model_version": 2,
+    "evaluation/environment_steps": 128,
+}
+
+
+@needs_wandb
+def test_the_package_takes_evaluations_and_loses_no_record_for_them(offline: Path) -> None:
+    """They come late, and steps never go back there."""
+    with Progress([WeightsAndBiases("p", "run-8", {}, offline)]) as to:
+        to.write_evaluation({**EVALUATION, "update": 0})
+        for update in range(1, 6):
+            to.write({**RECORDS[1], "update": update})
+            if update in (3, 5):
+                to.write_evaluation({**EVALUATION, "update": update - 1})
+                to.write_evaluation({**EVALUATION, "update": update})
+    eventually_sync(lambda: len(read_run(offline)[1]) >= 6, within_s=30)
+    history = read_run(offline)[1]
+    assert [1, 2, 3, 4, 5] == [row["update"] for row in history if "update" in row]
+    evaluations = [row["evaluation/update"] for row in history if "evaluation/update" in row]
+    assert [0, 2, 3, 4, 5] == evaluations
+
+
 @needs_wandb
 @pytest.mark.integration
 def test_a_learner_logs_what_it_writes_to_its_folder(tmp_path: Path) -> None:
@@ -102,11 +135,16 @@ class FakeRun:
     """Notes what is logged, as the package's `Run` takes it."""
 
     def __init__(self) -> None:
-        self.logged: list[tuple[int, dict[str, Any]]] = []
+        self.logged: list[tuple[int | None, dict[str, Any]]] = []
+        self.axes: dict[str, str] = {}
+        self.step = 0
         self.finished = 0
 
-    def log(self, data: dict[str, Any], step: int) -> None:
+    def log(self, data: dict[str, Any], step: int | None = None, commit: bool = True) -> None:
         self.logged.append((step, data))
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self.axes[name] = step_metric
 
     def finish(self) -> None:
         self.finished += 1
@@ -135,10 +173,14 @@ def test_a_run_can_be_gone_on_with_and_is_finished_once(
     with Progress([WeightsAndBiases("p", "session", {"lr": 1.0}, tmp_path)]) as progress:
         for record in RECORDS:
             progress.write(record)
+        progress.write_evaluation(EVALUATION)
     progress.close()
     wanted = {"project": "p", "id": "session", "resume": "allow", "config": {"lr": 1.0}}
     assert {**wanted, "dir": str(tmp_path)} == asked
-    assert [(1, RECORDS[0]), (2, RECORDS[1])] == run.logged
+    assert [(1, RECORDS[0]), (2, RECORDS[1]), (None, ON_ITS_AXIS)] == run.logged
+    steps = "evaluation/environment_steps"
+    axes = dict.fromkeys(ON_ITS_AXIS.keys() - {steps}, steps)
+    assert {"*": "environment_steps", **axes} == run.axes
     assert 1 == run.finished
 
 

@@ -1,0 +1,54 @@
+"""Environments that a learner's evaluation meets; by `module:factory` too."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Recall(gymnasium.Env[Any, Any]):
+    """Shows a number at the start, then nothing; a point for each repetition, for five steps."""
+
+    observation_space = spaces.Box(-1, 9, (1,), np.float32)
+    action_space = spaces.Discrete(10)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.number = int(self.np_random.integers(10))
+        self.steps = 0
+        return np.array([self.number], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        reward = float(action == self.number)
+        return np.array([-1], np.float32), reward, self.steps == 5, False, {}
+
+
+class _Hanging(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def step(self, action: Any) -> Any:
+        time.sleep(3600)
+
+
+def hangs() -> gymnasium.Env[Any, Any]:
+    """CartPole, whose first step lasts for an hour."""
+    return _Hanging(gymnasium.make("CartPole-v1"))
+
+
+def fails_while_there(path: str) -> gymnasium.Env[Any, Any]:
+    """CartPole, unless there is a file."""
+    env = gymnasium.make("CartPole-v1")
+    return _Failing(env, Path(path))
+
+
+class _Failing(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, env: gymnasium.Env[Any, Any], path: Path) -> None:
+        super().__init__(env)
+        self._path = path
+
+    def step(self, action: Any) -> Any:
+        if self._path.exists():
+            raise RuntimeError("it is there")
+        return super().step(action)
