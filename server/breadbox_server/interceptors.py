@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 from grpc_status import rpc_status
@@ -122,7 +122,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise error
 
         async def refuse_stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            await context.abort_with_status(rpc_status.to_status(status.to_status(error)))
+            await _end(context.abort_with_status(rpc_status.to_status(status.to_status(error))))
 
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(self._wrap(method, refuse))
@@ -161,8 +161,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 raise call.refusal from None
             outage = self._outage()
             if outage is None:
-                await context.abort(
-                    grpc.StatusCode.DEADLINE_EXCEEDED, "the server was not done in time"
+                await _end(
+                    context.abort(
+                        grpc.StatusCode.DEADLINE_EXCEEDED, "the server was not done in time"
+                    )
                 )
             raise outage from None
         finally:
@@ -192,12 +194,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 raise
             except status.TELLABLE as error:
                 code = status.code_of(error)
-                await context.abort_with_status(rpc_status.to_status(status.to_status(error)))
+                await _end(context.abort_with_status(rpc_status.to_status(status.to_status(error))))
             except Exception:
                 code = grpc.StatusCode.INTERNAL
                 told = InternalError(secrets.token_hex(REQUEST_ID_BYTES))
                 log.exception("%s failed; told as request id %s", method, told.request_id)
-                await context.abort_with_status(rpc_status.to_status(status.to_status(told)))
+                await _end(context.abort_with_status(rpc_status.to_status(status.to_status(told))))
             finally:
                 elapsed_s = perf_counter() - started
                 seconds.observe(elapsed_s)
@@ -209,3 +211,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     log.debug("%s %s %.1f ms", method, code.name, elapsed_s * 1e3)
 
         return call
+
+
+async def _end(aborting: Awaitable[NoReturn]) -> NoReturn:
+    """Tell a caller how its call ended.
+
+    Raises:
+        AbortError: It was told; gRPC wants to see this.
+        asyncio.CancelledError: It has gone, and gRPC, which can send it nothing any more, is only
+            about to cancel the call: a server that was stopped for a while sees both at once.
+    """
+    try:
+        await aborting
+    except grpc.aio.InternalError as error:
+        log.debug("nobody could be told how a call ended: %s", error)
+        raise asyncio.CancelledError from None

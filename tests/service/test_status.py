@@ -1,10 +1,13 @@
 """The error table: total, unique, and the same on the other side of a channel."""
 
+import asyncio
 import logging
+from types import SimpleNamespace
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
+from grpc._cython import cygrpc
 from prometheus_client import CollectorRegistry
 
 from breadbox import errors as library_errors
@@ -163,3 +166,55 @@ async def test_a_bug_is_told_as_internal_and_its_text_only_to_the_log(caplog):
 def _retry_info(detail) -> error_details_pb2.RetryInfo | None:
     retry = error_details_pb2.RetryInfo()
     return retry if detail.Unpack(retry) else None
+
+
+class GoneContext:
+    """A call whose caller has gone: gRPC can send nothing any more, and has not said so yet."""
+
+    def __init__(self, left_s: float | None = None) -> None:
+        self.left_s = left_s
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def time_remaining(self) -> float | None:
+        return self.left_s
+
+    def code(self) -> grpc.StatusCode | None:
+        return None
+
+    async def abort(self, code, details):
+        raise cygrpc.ExecuteBatchError('Failed "execute_batch"')
+
+    async def abort_with_status(self, told):
+        raise cygrpc.ExecuteBatchError('Failed "execute_batch"')
+
+
+async def forever(request, context):
+    await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "left_s", "logged", "code"),
+    [
+        (forever, 0.01, 0, "CANCELLED"),
+        (Raiser(core_errors.BufferNotFoundError("b")).ListBuffers, None, 0, "NOT_FOUND"),
+        (Raiser(ZeroDivisionError()).ListBuffers, None, 1, "INTERNAL"),
+    ],
+)
+async def test_a_caller_that_went_before_its_answer_is_no_bug(
+    caplog, behaviour, left_s, logged, code
+):
+    metrics = Metrics(CollectorRegistry())
+
+    async def continuation(details):
+        return grpc.unary_unary_rpc_method_handler(behaviour)
+
+    method = "/breadbox.v1.ReplayBufferService/ListBuffers"
+    details = SimpleNamespace(method=method, invocation_metadata=())
+    handler = await CallInterceptor(metrics).intercept_service(continuation, details)
+    with caplog.at_level(logging.ERROR), pytest.raises(asyncio.CancelledError):
+        await handler.unary_unary(pb.ListBuffersRequest(), GoneContext(left_s))
+    assert logged == len(caplog.records)
+    labels = {"method": "ListBuffers", "code": code}
+    assert 1 == metrics.registry.get_sample_value("breadbox_rpcs_total", labels)
