@@ -3,10 +3,12 @@
 import re
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
 import breadbox
+from breadbox.cli.main import COMMANDS, load_command
 from breadbox.fragment import Fragment
 from breadbox.testing import start_server
 
@@ -132,3 +134,27 @@ def test_every_link_to_a_file_or_heading_leads_somewhere(page: Path) -> None:
             if heading not in anchors:
                 dead.append(f"{target}#{heading}")
     assert [] == dead
+
+
+def documented_commands() -> list[tuple[str, str, str]]:
+    """Page, command and the word behind it of each `breadbox ...` in the documents."""
+    pages = [README, *sorted((ROOT / "docs").glob("*.md"))]
+    pattern = r"(?:^|`|\$ )breadbox ([a-z]+)(?: ([a-z]+)\b)?"
+    return [
+        (page.name, *found)
+        for page in pages
+        for found in re.findall(pattern, page.read_text(), flags=re.MULTILINE)
+    ]
+
+
+def test_every_command_that_the_documents_name_exists() -> None:
+    found = documented_commands()
+    assert {"serve", "buffers"} <= {command for _, command, _ in found}
+    unknown = []
+    for page, name, word in found:
+        command = load_command(name) if name in COMMANDS else None
+        if command is None or (
+            isinstance(command, click.Group) and word not in ("", *command.commands)
+        ):
+            unknown.append(f"{page}: breadbox {name} {word}")
+    assert [] == unknown
