@@ -57,6 +57,7 @@ from breadbox.operations import (
     StoreSlot,
 )
 from breadbox.options import CHANNEL_OPTIONS, ClientOptions, Tls, check_address
+from breadbox.outages import Outages
 from breadbox.side_stream import side_stream_for
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.deadline import Deadline
@@ -225,6 +226,7 @@ class Client:
             now=clock,
             rng=rng or random.Random(),
             new_id=lambda: uuid4().hex,
+            outages=Outages(clock),
             slot=StoreSlot(store),
         )
         self.closed = False

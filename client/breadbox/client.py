@@ -30,6 +30,7 @@ from breadbox.operations import (
     StoreSlot,
 )
 from breadbox.options import CHANNEL_OPTIONS, ClientOptions, Tls, check_address
+from breadbox.outages import Outages
 from breadbox.stores.base import PayloadStore
 from breadbox.types import ReleaseMode
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
@@ -140,6 +141,7 @@ class Client:
             now=clock,
             rng=rng or random.Random(),
             new_id=lambda: uuid4().hex,
+            outages=Outages(clock),
             slot=StoreSlot(store),
         )
 

@@ -3,7 +3,8 @@
 An operation is a generator. It yields *effects* (send this call, sleep, run this function that may
 block) and is given their results, or has their errors thrown into it. The blocking client and the
 asyncio client are two interpreters of the same operations, so that retries, deadlines, back
-pressure and cutting long waits are written, and tested, once.
+pressure and cutting long waits are written, and tested, once. All they do by themselves is to tell
+the log of outages.
 
 Invariants:
     O1  A call is repeated only if `calls.METHODS` says why that is safe, under `retry.RetryPolicy`.
@@ -13,6 +14,8 @@ Invariants:
         that was answered was sent once. In doubt it stays, unannounced, and expires by itself.
     O4  Certificates that do not fit before the server ever answered are a mistake, raised at once;
         afterwards they are an outage like any other.
+    O5  Whoever waits out an outage says so in the log from the first attempt that failed, in a few
+        lines however many attempts follow.
 """
 
 import math
@@ -28,7 +31,8 @@ from breadbox.batches import Batch, Stack, load_batch
 from breadbox.calls import Call
 from breadbox.fragment import Fragment
 from breadbox.options import WAIT_S_MAX_PER_CALL, ClientOptions
-from breadbox.retry import RetryBudget, RetryPolicy
+from breadbox.outages import Outages
+from breadbox.retry import RetryBudget, RetryPolicy, is_outage
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.deadline import Deadline
 from breadbox.types import (
@@ -57,6 +61,8 @@ INSTANT_S = 1e-3
 """A wait that has less than this left is over."""
 ONCE_S_MAX = 3.0
 """Deadline of a call that is not repeated."""
+_MOVING = "moving payloads"
+"""What an outage of the store stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,7 @@ class Context:
     """Monotonic seconds."""
     rng: random.Random
     new_id: Callable[[], str]
+    outages: Outages
     slot: StoreSlot = field(default_factory=StoreSlot)
     contact: Contact = field(default_factory=Contact)
 
@@ -215,6 +222,10 @@ def repeat(
                 context.contact.made or not isinstance(error, errors.TlsError)
             )
             delay_s = budget.delay_s_after(error, now=now) if may_pass else None
+            if not is_outage(error):
+                context.outages.succeeded(_calling(call))
+            elif delay_s is not None:
+                context.outages.failed(_calling(call), error)
             if delay_s is None:
                 if budget.attempts > 1:
                     error.add_note(
@@ -225,7 +236,13 @@ def repeat(
             yield Sleep(delay_s)
         else:
             context.contact.made = True
+            context.outages.succeeded(_calling(call))
             return answer, budget.attempts + 1
+
+
+def _calling(call: Call[Any]) -> str:
+    """What an outage of the server stops."""
+    return f"calling {call.method}"
 
 
 def _always(call: Call[T]) -> Callable[[float], Call[T]]:
@@ -369,9 +386,11 @@ def storing(
             delay_s = outage.delay_s_after(error, now=context.now())
             if delay_s is None:
                 raise
+            context.outages.failed(_MOVING, error)
             yield Sleep(delay_s)
         except errors.StoreFullError as error:
             outage.answered()
+            context.outages.succeeded(_MOVING)
             now = context.now()
             full_since = now if full_since is None else full_since
             left_s = full_since + context.options.append_wait_s - now
@@ -379,6 +398,7 @@ def storing(
                 raise errors.BackpressureError(error.what, error.retry_delay_s) from error
             yield Sleep(min(_spread_s(context, error.retry_delay_s), left_s))
         else:
+            context.outages.succeeded(_MOVING)
             return result
 
 

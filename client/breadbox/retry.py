@@ -58,13 +58,14 @@ def backoff_s(policy: RetryPolicy, attempt: int, rng: random.Random) -> float:
 
 def hint_s(error: ReplayBufferError) -> float | None:
     """Seconds that the failure itself asks to wait; None when trying again cannot help."""
-    match error:
-        case UnavailableError() | StoreUnavailableError() | DeadlineExceededError():
-            return 0.0
-        case BackpressureError():
-            return error.retry_delay_s
-        case _:
-            return None
+    if is_outage(error):
+        return 0.0
+    return error.retry_delay_s if isinstance(error, BackpressureError) else None
+
+
+def is_outage(error: ReplayBufferError) -> bool:
+    """Whether nobody answered, or whoever did lacks what it needs for an answer."""
+    return isinstance(error, UnavailableError | StoreUnavailableError | DeadlineExceededError)
 
 
 def was_silent(error: ReplayBufferError) -> bool:

@@ -316,13 +316,13 @@ class RolloutWorker:
         returns, stats.returns = stats.returns, []
         logger.info(
             "%.0f steps/s, %d environments live, batch fill %.1f, model version %d, "
-            "%d episodes with mean return %.1f, fragments %s",
+            "%d episodes%s, fragments %s",
             (steps - self._logged_steps) / interval_s,
             self._pool.live_env_count,
             stats.batch_env_count / max(1, stats.batch_count),
             self._players[0].model.model_version,
             len(returns),
-            float(np.mean(returns)) if returns else float("nan"),
+            f" with mean return {np.mean(returns):.1f}" if returns else "",
             self._fragments(),
         )
         self._logged_steps = steps

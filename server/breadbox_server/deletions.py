@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Final
 
 from breadbox.errors import StoreError
+from breadbox.outages import OutageLog
 from breadbox.stores.base import PayloadCustodian
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.ids import BufferName, PayloadId
 from breadbox_server.core.inputs import Payload
-from breadbox_server.logs import OutageLog
 from breadbox_server.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -15,12 +15,12 @@ from itertools import islice
 from typing import Final
 
 from breadbox.errors import StoreError
+from breadbox.outages import OutageLog
 from breadbox.stores.base import PayloadCustodian
 from breadbox_server.clock import Clock
 from breadbox_server.core.errors import BufferNotFoundError
 from breadbox_server.core.ids import PayloadId
 from breadbox_server.driver import Driver
-from breadbox_server.logs import OutageLog
 from breadbox_server.metrics import Metrics
 
 log = logging.getLogger(__name__)

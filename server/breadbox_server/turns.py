@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 
 from breadbox.errors import StoreUnavailableError
+from breadbox.outages import OutageLog
 from breadbox_server.journal.claims import RENEW_S
 from breadbox_server.journal.storage import (
     JournalError,
@@ -20,7 +21,6 @@ from breadbox_server.journal.storage import (
     JournalTakenError,
     JournalUnavailableError,
 )
-from breadbox_server.logs import OutageLog
 from breadbox_server.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -339,6 +340,20 @@ def test_stats_show_gauges_and_counters(address: str, fake: FakeService) -> None
     words = ("default", "run-1", "model version 3", "12", "of 100", "512 B", "fragments_admitted")
     assert [] == [word for word in words if word not in text]
     assert "fragments_stale" not in text
+
+
+def test_stats_say_an_outage_above_the_numbers_and_leave_no_double_gap(
+    address: str, fake: FakeService
+) -> None:
+    away = pb.ListBuffersResponse()
+    away.CopyFrom(LISTED)
+    away.buffers[0].state.outage = "the journal does not answer"
+    fake.will("ListBuffers", LISTED, away)
+    calm, loud = (run("stats", server=address).stdout for _ in range(2))
+    assert "OUTAGE: the journal does not answer." == loud.splitlines()[1].strip()
+    assert "OUTAGE" not in calm
+    for text in (calm, loud):
+        assert not re.search(r"\n\s*\n\s*\n", text), text
 
 
 def test_stats_of_named_buffers_ask_for_those(address: str, fake: FakeService) -> None:

@@ -139,6 +139,59 @@ def test_an_answer_that_asks_to_wait_ends_an_outage() -> None:
     assert reply(ADMITTED) == answer
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+def test_a_server_that_is_away_is_told_of_at_once_twice_a_minute_and_when_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    world = OperationWorld(ClientOptions(reconnect_s=1000.0))
+    began_at = world.clock.now
+
+    def until_it_is_back(_: calls.Call[Any]) -> Any:
+        if world.clock.now - began_at < 65.0:
+            world.will("ListBuffers", until_it_is_back)
+            return AWAY
+        return ()
+
+    world.will("ListBuffers", until_it_is_back)
+    world.run(operations.invoke(world.context, calls.list_buffers()))
+    assert 20 < len(world.sent)
+    lines = told(caplog)
+    assert ("WARNING", "calling ListBuffers failed, trying again: away") == lines[0]
+    assert ["WARNING"] * 3 + ["INFO"] == [level for level, _ in lines]
+    assert [True] * 2 == [
+        line.startswith("calling ListBuffers has failed for ") for _, line in lines[1:3]
+    ]
+    assert lines[3][1].startswith("calling ListBuffers works again after 6")
+
+
+def test_an_outage_that_outlasts_a_call_is_told_of_once_by_the_calls_after_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    world = OperationWorld(ClientOptions(reconnect_s=5.0))
+    for _ in range(5):
+        world.will("ListBuffers", *[AWAY] * 1000)
+        with pytest.raises(errors.UnavailableError):
+            world.run(operations.invoke(world.context, calls.list_buffers()))
+    assert 25.0 == world.clock.now
+    assert [("WARNING", "calling ListBuffers failed, trying again: away")] == told(caplog)
+
+
+def test_a_call_that_is_refused_or_not_repeated_leaves_the_log_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = OperationWorld(ClientOptions(reconnect_s=0.0))
+    for error in (errors.InvalidRequestError("name", "is empty"), AWAY):
+        world.will("ListBuffers", error)
+        with pytest.raises(type(error)):
+            world.run(operations.invoke(world.context, calls.list_buffers()))
+    assert [] == told(caplog)
+
+
 MISFIT = errors.TlsError("its certificate is of no authority that this client trusts")
 
 
@@ -529,6 +582,20 @@ def test_a_store_that_went_away_is_waited_for(store: RecordingStore) -> None:
     store.failures = [errors.StoreUnavailableError("restarting")] * 3
     world.will("AppendFragments", reply(ADMITTED))
     assert [ADMITTED] == append(world)
+
+
+def test_a_store_that_is_away_is_told_of_in_two_lines(
+    store: RecordingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    world = OperationWorld(store=store)
+    store.failures = [errors.StoreUnavailableError("restarting")] * 9
+    world.will("AppendFragments", reply(ADMITTED))
+    append(world)
+    (first, began), (last, ended) = told(caplog)
+    assert ("WARNING", "INFO") == (first, last)
+    assert "moving payloads failed, trying again: restarting" == began
+    assert ended.startswith("moving payloads works again after ")
 
 
 def test_a_store_that_stays_away_is_an_error_after_reconnect_s(store: RecordingStore) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from breadbox.errors import UnavailableError
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
 from support.eventually import eventually_sync
+from support.fragments import vector_fragment
 from support.redis_server import RedisServer
 from support.served import info_of
 from support.server_process import ServerProcess, plain_environment
@@ -219,3 +221,27 @@ def test_a_worker_and_a_learner_go_on_by_themselves_when_redis_is_back(
             eventually_sync(partial(reached, wanted), f"learning after {outage}", within_s=60.0)
             assert None is worker.poll(), (tmp_path / "rollout.log").read_text()
             assert None is learner.poll(), log.read_text()
+
+
+def test_who_waits_for_a_redis_that_is_gone_says_so_at_once_and_when_it_is_back(
+    redis: RedisServer, server: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        return [line for line in caplog.messages if "moving payloads" in line]
+
+    caplog.set_level("INFO")
+    with (
+        breadbox.connect(server.address, reconnect_s=RECONNECT_S) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        client.start_session("s")
+        client.append(vector_fragment(session_id="s", fragment_index=0))
+        redis.kill()
+        waiting = pool.submit(client.append, vector_fragment(session_id="s", fragment_index=1))
+        eventually_sync(lambda: bool(told()), "the client saying that it waits", within_s=5.0)
+        redis.start()
+        assert "admitted" == waiting.result(timeout=60).outcome.value
+    began, ended = told()
+    assert began.startswith("moving payloads failed, trying again: the Redis payload store ")
+    assert ended.startswith("moving payloads works again after ")
+    assert "payload store call failed" not in caplog.text

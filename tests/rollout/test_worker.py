@@ -89,6 +89,19 @@ def test_a_label_is_the_version_whose_weights_chose_the_action() -> None:
     assert len(seen) >= 3
 
 
+def test_a_line_of_an_interval_in_which_no_episode_ended_has_no_mean_return(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    with running_worker(FakeService(), LONG_SCRIPT) as rollout:
+        rollout.worker._log(1.0)
+        rollout.worker.stats.returns = [1.0, 2.0]
+        rollout.worker._log(1.0)
+    empty, filled = [line for line in caplog.messages if "steps/s" in line][:2]
+    assert "0 episodes, fragments" in empty
+    assert "2 episodes with mean return 1.5, fragments" in filled
+
+
 def test_in_state_is_the_memory_that_the_first_step_was_taken_with() -> None:
     """The recurrent state survives fragment borders, and episode borders reset it."""
     service = FakeService()

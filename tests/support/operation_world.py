@@ -18,6 +18,7 @@ from breadbox.operations import (
     StoreSlot,
 )
 from breadbox.options import ClientOptions
+from breadbox.outages import Outages
 from breadbox.stores.base import PayloadStore
 from support.clock import ManualClock
 
@@ -40,6 +41,7 @@ class OperationWorld:
             now=self.clock,
             rng=random.Random(0),
             new_id=self._new_id,
+            outages=Outages(self.clock),
             slot=StoreSlot(store),
         )
         self.sent: list[tuple[Call[Any], float]] = []

@@ -32,13 +32,16 @@ def describe(description: BufferDescription, *, show_zeros: bool) -> Group:
         name: count for name, count in description.state.counters.items() if count or show_zeros
     }
     counted = [(name, frame.count_text(count)) for name, count in counters.items()]
+    outage, waiting = outage_text(description), waiting_text(description)
     return Group(
         headline(description),
+        # Above the numbers, which are old while it lasts.
+        *([outage] if outage else []),
         limits_text(description.config),
         "",
         _gauges(description),
-        waiting_text(description),
-        outage_text(description),
+        *([waiting] if waiting else []),
+        "",
         frame.rows(frame.table("counter", "#total"), counted) if counted else "nothing counted yet",
     )
 

@@ -204,7 +204,8 @@ class RedisStore:
                 if attempt == _ATTEMPTS_MAX or error.was_silent:
                     self._doubted.set()
                     raise
-                _log.info("payload store call failed, trying again: %s", error)
+                # Who called tells of an outage that outlasts this.
+                _log.debug("payload store call failed, trying again: %s", error)
                 # The node may be gone, and another one may have taken its keys over.
                 self._refresh(deadline)
             else:

@@ -7,11 +7,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from breadbox.errors import StoreUnavailableError
+from breadbox.outages import OUTAGE_PERIOD_S, OutageLog
 from breadbox_server import deletions
 from breadbox_server.core.ids import PayloadId
 from breadbox_server.core.inputs import Payload
 from breadbox_server.deletions import DeletionQueue
-from breadbox_server.logs import OUTAGE_PERIOD_S, OutageLog
 from breadbox_server.metrics import Metrics
 from support.clock import ManualClock
 from support.eventually import eventually

@@ -1,0 +1,81 @@
+"""What is said of an outage, in few lines."""
+
+import logging
+import time
+from collections.abc import Callable
+from threading import Lock
+from typing import Final
+
+_log = logging.getLogger(__name__)
+
+OUTAGE_PERIOD_S: Final = 30.0
+"""Seconds between two lines about an outage that goes on."""
+
+
+class OutageLog:
+    """Tells of an outage once when it begins, then every `OUTAGE_PERIOD_S`, and when it is over.
+
+    For work that is tried again several times a second: a line for every attempt would bury the
+    rest of the log. Thread-safe.
+
+    Args:
+        log: Where the lines go: warnings, and at the end an info.
+        what: The work that does not succeed, such as "deleting payloads".
+        now: Seconds on a clock that never goes back.
+    """
+
+    def __init__(
+        self, log: logging.Logger, what: str, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._log = log
+        self._what = what
+        self._now = now
+        self._lock = Lock()
+        self._began_at: float | None = None
+        self._told_at = 0.0
+
+    def failed(self, error: Exception) -> None:
+        """Note an attempt that failed and will be made again."""
+        now = self._now()
+        with self._lock:
+            began_at = self._began_at
+            if began_at is None:
+                self._began_at = now
+            elif now - self._told_at < OUTAGE_PERIOD_S:
+                return
+            self._told_at = now
+        if began_at is None:
+            self._log.warning("%s failed, trying again: %s", self._what, error)
+        else:
+            self._log.warning("%s has failed for %.0f s: %s", self._what, now - began_at, error)
+
+    def succeeded(self) -> None:
+        """Note an attempt that succeeded."""
+        if self._began_at is None:
+            return
+        with self._lock:
+            began_at, self._began_at = self._began_at, None
+        if began_at is not None:
+            away_s = self._now() - began_at
+            self._log.info("%s works again after %.1f s", self._what, away_s)
+
+
+class Outages:
+    """The outages that one client meets, told apart by what they stop. Thread-safe.
+
+    Args:
+        now: Seconds on a clock that never goes back.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._logs: dict[str, OutageLog] = {}
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Note an attempt that failed and will be made again; *what* is one of a small set."""
+        self._logs.setdefault(what, OutageLog(_log, what, now=self._now)).failed(error)
+
+    def succeeded(self, what: str) -> None:
+        """Note an attempt that succeeded, or was answered."""
+        if what in self._logs:
+            self._logs[what].succeeded()
