@@ -25,6 +25,9 @@ from breadbox_server.metrics import Metrics
 SLICE_FRAGMENTS: Final = 256
 """Fragments judged, confirmed and admitted without letting anybody else have the loop."""
 
+SLICE_PIECES: Final = 8_192
+"""Pieces of payloads, which are keys in the store, after which a slice takes no more fragments."""
+
 WAIT_S_MAX: Final = 3.0
 """How long the queue may be, in time: well under the deadlines of callers (10 s unless they say
 otherwise), who would each send again what nobody waits for any more."""
@@ -204,6 +207,7 @@ class AppendQueue:
         items: list[_Item] = []
         identities: set[tuple[str, str, str, int]] = set()
         has_room = self._has_room()
+        piece_count = 0
         for job in self._jobs:
             if job.is_decided:
                 continue
@@ -212,12 +216,14 @@ class AppendQueue:
             if self._deletions.is_full or not has_room:
                 job.fill(BYTES_FULL)
             for fragment in job.fragments[len(job.results) :]:
-                if len(items) >= SLICE_FRAGMENTS:
+                if len(items) >= SLICE_FRAGMENTS or piece_count >= SLICE_PIECES:
                     return items
                 item = self._judge(job, fragment, identities, admitter)
                 if item is None:
                     break
                 items.append(item)
+                if fragment.payload.piece_size_bytes:
+                    piece_count += fragment.payload.piece_count
                 if item.judged is not None and item.judged.outcome.asks_to_wait:
                     break
         return items

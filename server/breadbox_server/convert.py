@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
+from breadbox.stores.keys import PIECE_SIZE_BYTES_MIN
 from breadbox.types import PayloadReference
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2
 from breadbox_server.core.config import (
@@ -52,8 +53,9 @@ APPEND_FRAGMENTS_MAX: Final = 4096
 EPISODES_MAX: Final = 4096
 """Episodes of one ReportEpisodes."""
 TASK_SIZE_BYTES_MAX: Final = 64
-PIECES_MAX: Final = 65_536
-"""Pieces of one payload; bounds the keys that one fragment can make the server name."""
+PIECES_MAX: Final = 8_192
+"""Pieces of one payload, and of all payloads of one call: 4 GiB as clients cut them unless told
+otherwise. Bounds the keys that one call can make the server and its store name."""
 UNREADABLE_MAX: Final = 4096
 """Payloads that the end of one lease may name as unreadable."""
 IDS_SHARED_MAX: Final = 65_536
@@ -144,11 +146,17 @@ def unreadable(payload_ids: Sequence[str]) -> tuple[PayloadId, ...]:
 def payload(message: fragment_pb2.PayloadReference, field: str) -> Payload:
     """Where a payload is said to live."""
     size_bytes, piece_size_bytes = message.size_bytes, message.piece_size_bytes
-    if piece_size_bytes > 0 and size_bytes > piece_size_bytes * PIECES_MAX:
-        raise InvalidArgumentError(
-            f"{field}.piece_size_bytes",
-            f"must cut the payload into at most {PIECES_MAX} pieces, got {piece_size_bytes}",
-        )
+    if piece_size_bytes > 0:
+        if piece_size_bytes < PIECE_SIZE_BYTES_MIN:
+            raise InvalidArgumentError(
+                f"{field}.piece_size_bytes",
+                f"must be 0 or at least {PIECE_SIZE_BYTES_MIN}, got {piece_size_bytes}",
+            )
+        if size_bytes > piece_size_bytes * PIECES_MAX:
+            raise InvalidArgumentError(
+                f"{field}.piece_size_bytes",
+                f"must cut the payload into at most {PIECES_MAX} pieces, got {piece_size_bytes}",
+            )
     return Payload(PayloadId(message.payload_id), size_bytes, piece_size_bytes)
 
 
@@ -163,16 +171,30 @@ def fragments(messages: Sequence[fragment_pb2.FragmentMetadata]) -> list[Fragmen
     """Check all fragments of one append, so that one that is malformed refuses them together."""
     check_int("fragments", len(messages), 1, APPEND_FRAGMENTS_MAX)
     checked = []
+    pieces_left = PIECES_MAX
     for position, message in enumerate(messages):
         try:
             value = _fragment(message)
             check_fragment(value)
+            if value.payload.piece_size_bytes:
+                pieces_left -= value.payload.piece_count
+                _check_pieces_left(pieces_left)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(
                 f"fragments[{position}].{error.field}", error.problem
             ) from None
         checked.append(value)
     return checked
+
+
+def _check_pieces_left(pieces_left: int) -> None:
+    """Refuse the fragment with which a call names more pieces than it may."""
+    if pieces_left < 0:
+        raise InvalidArgumentError(
+            "payload.piece_size_bytes",
+            f"must leave the payloads of a call together at most {PIECES_MAX} pieces; "
+            "send fewer fragments at a time",
+        )
 
 
 def _fragment(message: fragment_pb2.FragmentMetadata) -> Fragment:

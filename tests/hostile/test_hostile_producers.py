@@ -4,7 +4,8 @@ An attack is refused, with its own reason where it has one, and the honest data 
 """
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from support.load import CALL_S, SESSION, fragments_of
 from support.redis_server import RedisServer
-from support.served import reason_of
+from support.served import info_of, reason_of
 from support.server_process import ServerProcess
 
 ADMITTED = fragment_pb2.ADMISSION_OUTCOME_ADMITTED
@@ -31,9 +32,11 @@ class Target:
     """A server with an honest producer's fragments in it, and what an attacker has: a stub and the
     store."""
 
-    def __init__(self, address: str, store: PayloadStore) -> None:
-        self.address = address
+    def __init__(self, server: ServerProcess, store: PayloadStore, capacity_bytes: int) -> None:
+        self.server = server
+        self.address = address = server.address
         self.store = store
+        self.capacity_bytes = capacity_bytes
         self.channel = grpc.insecure_channel(address)
         self.stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(self.channel)
 
@@ -46,6 +49,9 @@ class Target:
     ) -> list[int]:
         """What becomes of fragments whose payloads are said to be these."""
         fragments = fragments_of(references, worker=worker, first=first)
+        return self.announce(fragments)
+
+    def announce(self, fragments: Sequence[fragment_pb2.FragmentMetadata]) -> list[int]:
         reply = self.stub.AppendFragments(
             pb.AppendFragmentsRequest(fragments=fragments), timeout=CALL_S
         )
@@ -57,28 +63,40 @@ class Target:
             self.append(*references)
         return reason_of(refused.value)
 
+    def peak_bytes(self) -> int:
+        """The most memory that the server has had."""
+        return next(
+            int(line.split()[1]) * 1024
+            for line in Path(f"/proc/{self.server.pid}/status").read_text().splitlines()
+            if line.startswith("VmHWM")
+        )
+
     def stats(self) -> BufferState:
         with breadbox.connect(self.address) as client:
             return client.get_buffer().state
 
 
-@pytest.fixture(params=["file", "redis"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
+@pytest.fixture(params=["file", "redis"], scope="module")
+def target(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Target]:
+    tmp_path = tmp_path_factory.mktemp("hostile")
     if request.param == "file":
-        yield from _serve(f"file://{tmp_path}/store", tmp_path)
+        yield from _serve(f"file://{tmp_path}/store", tmp_path, capacity_bytes=64 * MIB)
     else:
         with RedisServer() as redis_server:
-            yield from _serve(redis_server.url, tmp_path)
+            yield from _serve(redis_server.url, tmp_path, capacity_bytes=8192 * MIB)
 
 
-def _serve(url: str, tmp_path: Path) -> Iterator[Target]:
-    server = ServerProcess("--store", url, "--capacity-bytes", "64MiB", log=tmp_path / "log")
+def _serve(url: str, tmp_path: Path, *, capacity_bytes: int) -> Iterator[Target]:
+    limits = ("--capacity-bytes", str(capacity_bytes))
+    server = ServerProcess("--store", url, *limits, log=tmp_path / "log")
     with ExitStack() as stack:
         server.start()
         stack.callback(server.stop)
         store = open_store(url)
         stack.callback(store.close)
-        target = Target(server.address, store)
+        target = Target(server, store, capacity_bytes)
         stack.callback(target.channel.close)
         target.stub.StartSession(pb.StartSessionRequest(session_id=SESSION), timeout=CALL_S)
         honest = [target.write(1000) for _ in range(HONEST_COUNT)]
@@ -88,10 +106,11 @@ def _serve(url: str, tmp_path: Path) -> Iterator[Target]:
 
 
 def test_a_byte_that_claims_to_be_a_whole_buffer_evicts_nobody(target: Target) -> None:
-    for claimed_bytes in (2, 64 * MIB):
+    before = target.stats().chunk_count
+    for claimed_bytes in (2, target.capacity_bytes):
         lie = PayloadReference(target.write(1).payload_id, claimed_bytes)
         assert "PAYLOAD_SIZE_MISMATCH" == target.refusal(lie)
-    assert HONEST_COUNT == target.stats().chunk_count
+    assert before == target.stats().chunk_count
 
 
 def test_a_large_payload_that_claims_to_be_a_byte_takes_no_room_in_the_books(
@@ -107,3 +126,42 @@ def test_a_large_payload_that_claims_to_be_a_byte_takes_no_room_in_the_books(
         assert "PAYLOAD_SIZE_MISMATCH" == target.refusal(lie)
     after = target.stats()
     assert (before.chunk_count, before.payload_bytes) == (after.chunk_count, after.payload_bytes)
+
+
+@pytest.mark.parametrize("piece_size_bytes", [1, 1 << 16])
+def test_payloads_that_claim_a_great_many_pieces_are_refused_before_one_is_named(
+    target: Target, piece_size_bytes: int
+) -> None:
+    before = target.peak_bytes()
+    for count in (1, 64):
+        lies = [
+            PayloadReference(secrets.token_hex(16), piece_size_bytes << 16, piece_size_bytes)
+            for _ in range(count)
+        ]
+        assert "ARGUMENT_INVALID" == target.refusal(*lies)
+    assert target.peak_bytes() - before < 16 * MIB
+
+
+def test_many_callers_that_claim_as_many_pieces_as_may_be_take_turns(target: Target) -> None:
+    before = target.peak_bytes()
+
+    def attack(number: int) -> list[int]:
+        size_bytes = min(target.capacity_bytes, 8192 << 16)
+        lie = PayloadReference(secrets.token_hex(16), size_bytes, 1 << 16)
+        return target.append(lie, worker=f"mallory{number}")
+
+    with ThreadPoolExecutor(32) as attackers:
+        answers = list(attackers.map(attack, range(64)))
+    assert [[fragment_pb2.ADMISSION_OUTCOME_PAYLOAD_MISSING]] * 64 == answers
+    assert target.peak_bytes() - before < 64 * MIB
+
+
+def test_an_index_far_ahead_in_the_name_of_another_worker_costs_it_nothing(target: Target) -> None:
+    for worker in ("honest", "honest and new"):
+        lie = fragments_of([target.write(10)], worker=worker, first=2**48)
+        with pytest.raises(grpc.RpcError) as refused:
+            target.announce(lie)
+        assert "ARGUMENT_INVALID" == reason_of(refused.value)
+        assert "fragment_index" == dict(info_of(refused.value).metadata)["field"]
+    assert [ADMITTED] == target.append(target.write(10), worker="honest", first=HONEST_COUNT)
+    assert [ADMITTED] == target.append(target.write(10), worker="honest and new")

@@ -61,6 +61,12 @@ class Payload:
     size_bytes: int
     piece_size_bytes: int = 0
 
+    @property
+    def piece_count(self) -> int:
+        """Pieces that its store is said to have cut it into."""
+        piece_size_bytes = self.piece_size_bytes
+        return -(-self.size_bytes // piece_size_bytes) if piece_size_bytes > 0 else 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragment:

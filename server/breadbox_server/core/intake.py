@@ -1,6 +1,7 @@
 """Fragments coming in: judged, admitted, given up (B1 to B4, B7)."""
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from breadbox_server.core import admission
 from breadbox_server.core.assembly import Placement, Worker
@@ -18,6 +19,11 @@ from breadbox_server.core.validation import check_fragment
 REMEMBERED = (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE)
 """Outcomes that change the buffer, and are what a re-append is answered with (B2)."""
 _ADMITTED = Appended(AdmissionOutcome.ADMITTED)
+
+INDEX_JUMP_MAX: Final = 2**20
+"""Indices that a worker may leave out at once: more than any outage makes it drop. What an index
+behind the newest one is, nobody knows who has not seen it, so that one far ahead would make
+everything that the worker sends from then on a DUPLICATE."""
 
 
 class Intake:
@@ -179,6 +185,14 @@ class Intake:
             )
         if payload.payload_id in state.payloads or self._is_payload_taken(payload.payload_id):
             raise InvalidArgumentError("payload.payload_id", "is in use for another fragment")
+        next_index = 0 if worker is None else worker.outcomes.next_index
+        if fragment.fragment_index - next_index > INDEX_JUMP_MAX:
+            raise InvalidArgumentError(
+                "fragment_index",
+                f"is {fragment.fragment_index}, but the next of worker {fragment.worker_id!r} in "
+                f"session {fragment.session_id!r} is {next_index}, and at most {INDEX_JUMP_MAX} "
+                "may be left out",
+            )
         if worker is None and state.assembly.worker_count >= state.config.workers_max:
             raise WorkersFullError(state.config.workers_max)
 
