@@ -3,7 +3,6 @@
 Whatever a method raises is told to the caller by `breadbox_server.interceptors`.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +37,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 WAIT_S_MAX: Final = 300.0
 """Longest wait of a fetch or a watch; callers that want to wait longer ask again."""
+RETURN_MAX: Final = 2**53
+"""Largest return of an episode: a larger one would drown all others in the sum of returns."""
 REPLY_MARGIN_S: Final = 0.25
 """Kept free before a call's deadline, so that "elapsed" still reaches the caller."""
 
@@ -368,6 +369,9 @@ def _checked_episode(episode: pb.EpisodeReport, position: int) -> tuple[str, str
         )
     check_int(f"{at}.step_count", episode.step_count, 0, 2**53)
     for field in ("return_sum", "discounted_return_sum"):
-        if not math.isfinite(getattr(episode, field)):
-            raise InvalidArgumentError(f"{at}.{field}", "must be a finite number")
+        # Also of NaN and infinity: a sum of all returns would never be a number again.
+        if not abs(getattr(episode, field)) <= RETURN_MAX:
+            raise InvalidArgumentError(
+                f"{at}.{field}", f"must be a number from {-RETURN_MAX} to {RETURN_MAX}"
+            )
     return task, convert.episode_end(episode.end, position), episode

@@ -59,6 +59,19 @@ def test_ports_are_published_on_the_loopback_address_only() -> None:
     assert published
 
 
+def test_every_container_is_confined() -> None:
+    """What may be written is a volume or in memory; capabilities are those that are named here."""
+    added = {name: service.get("cap_add", []) for name, service in services().items()}
+    for name, service in services().items():
+        assert service.get("read_only") is True, name
+        assert ["ALL"] == service.get("cap_drop"), name
+        assert ["no-new-privileges:true"] == service.get("security_opt"), name
+
+    assert {"redis": ["CHOWN", "DAC_OVERRIDE", "SETGID", "SETUID"]} == {
+        name: names for name, names in added.items() if names
+    }
+
+
 def test_what_cannot_be_had_everywhere_sits_behind_a_profile() -> None:
     default = {name for name, service in services().items() if "profiles" not in service}
 

@@ -147,6 +147,18 @@ def test_services_and_probes_name_ports_that_containers_have() -> None:
         assert allowed == ports[name]
 
 
+def test_a_port_with_tls_is_not_said_to_be_in_the_clear() -> None:
+    """A gateway would talk HTTP/2 without TLS to it, and be hung up on."""
+    service = next(
+        each
+        for each in manifests()
+        if each["kind"] == "Service" and each["metadata"]["name"] == "server"
+    )
+    grpc_port = next(port for port in service["spec"]["ports"] if port["name"] == "grpc")
+
+    assert "https" == grpc_port["appProtocol"]
+
+
 def test_the_autoscaler_scales_what_is_there_by_what_prometheus_records() -> None:
     """From the autoscaler to the adapter, to the recording rule; test_monitoring.py goes on."""
     (scaler,) = [each for each in manifests() if each["kind"] == "HorizontalPodAutoscaler"]

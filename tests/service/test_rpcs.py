@@ -1,5 +1,7 @@
 """Every method of the service, called over a real channel."""
 
+import math
+
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -402,6 +404,22 @@ async def test_reported_episodes_are_counted():
     assert 2 == registry.get_sample_value("breadbox_episodes_total", {**labels, "end": "truncated"})
     assert -3.0 == registry.get_sample_value("breadbox_episode_return_sum", labels)
     assert 14 == registry.get_sample_value("breadbox_episode_steps_sum", labels)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e308, -1e17])
+@pytest.mark.parametrize("field", ["return_sum", "discounted_return_sum"])
+async def test_a_return_that_would_spoil_the_sum_of_all_is_refused(field: str, value: float):
+    async with served() as it:
+        good = pb.EpisodeReport(worker_id="w", return_sum=1.0, end=pb.EPISODE_END_TRUNCATED)
+        bad = pb.EpisodeReport(worker_id="w", end=pb.EPISODE_END_TRUNCATED, **{field: value})
+        for report in ([good], [good, bad], [bad], [good]):
+            call = it.stub.ReportEpisodes(pb.ReportEpisodesRequest(episodes=report), timeout=CALL_S)
+            expected = grpc.StatusCode.INVALID_ARGUMENT if bad in report else grpc.StatusCode.OK
+            assert expected is await call.code()
+        registry = it.server.metrics.registry
+    labels = {"task": "default"}
+
+    assert 2.0 == registry.get_sample_value("breadbox_episode_return_sum", labels)
 
 
 async def test_a_full_blocking_buffer_says_how_long_to_wait():

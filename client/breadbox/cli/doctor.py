@@ -11,7 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 import numpy as np
-from rich.markup import escape
 
 import breadbox
 from breadbox import errors
@@ -79,11 +78,11 @@ def doctor(target: frame.Target) -> int:
         for finding in examine(client, target.store_url):
             findings.append(finding)
             if not target.as_json:
-                detail = escape(finding.detail)
+                detail = frame.shown(finding.detail)
                 line = f"{_MARKS[finding.verdict]} [bold]{finding.check}[/]  {detail}"
                 console.print(line, soft_wrap=True)
                 if finding.remedy:
-                    console.print(f"    → {escape(finding.remedy)}", soft_wrap=True)
+                    console.print(f"    → {frame.shown(finding.remedy)}", soft_wrap=True)
     if target.as_json:
         frame.print_json(findings)
     return int(any(finding.verdict is Verdict.BAD for finding in findings))

@@ -41,9 +41,9 @@ def explain(target: frame.Target, name: str, fragment_count: int | None, interva
 
 def _print(diagnosis: Diagnosis) -> None:
     console = frame.console()
-    console.print(f"[bold]{diagnosis.headline}[/]", soft_wrap=True)
+    console.print(f"[bold]{frame.shown(diagnosis.headline)}[/]", soft_wrap=True)
     for advice in diagnosis.advice:
-        console.print(f"  → {advice}", soft_wrap=True)
+        console.print(f"  → {frame.shown(advice)}", soft_wrap=True)
     console.print()
     lines = [(name, frame.rate_text(rate)) for name, rate in diagnosis.rates.items()]
     console.print(frame.rows(frame.table("", f"#over {diagnosis.watched_s:.1f} s"), lines))

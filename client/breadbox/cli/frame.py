@@ -8,9 +8,12 @@ from typing import Any, TypeVar
 
 import click
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 import breadbox
+from breadbox.cli.terminal import printable
 from breadbox.options import Tls
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -153,10 +156,15 @@ def table(*columns: str, title: str | None = None) -> Table:
     return made
 
 
+def shown(text: object) -> str:
+    """What others chose, for a console that reads markup: it shows as it is, and does nothing."""
+    return escape(printable(str(text)))
+
+
 def rows(made: Table, lines: Iterable[Iterable[object]]) -> Table:
-    """Fill a table."""
+    """Fill a table; cells show as they are, markup in them too."""
     for line in lines:
-        made.add_row(*(str(cell) for cell in line))
+        made.add_row(*(Text(printable(str(cell))) for cell in line))
     return made
 
 

@@ -16,6 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import breadbox
+from breadbox.cli.terminal import printable
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as of a process that SIGINT ended."""
@@ -116,7 +117,7 @@ class LazyGroup(click.Group):
 
 
 def _fail(text: str, code: int) -> None:
-    click.echo(f"Error: {' '.join(text.split())}", err=True)
+    click.echo(f"Error: {printable(' '.join(text.split()))}", err=True)
     sys.exit(code)
 
 

@@ -49,9 +49,10 @@ def describe(description: BufferDescription, *, show_zeros: bool) -> Group:
 def headline(description: BufferDescription) -> str:
     """Name, session and version in one line."""
     if not description.session_id:
-        return f"[bold]{description.name}[/]  no session is current"
+        return f"[bold]{frame.shown(description.name)}[/]  no session is current"
     return (
-        f"[bold]{description.name}[/]  session {description.session_id}, "
+        f"[bold]{frame.shown(description.name)}[/]  "
+        f"session {frame.shown(description.session_id)}, "
         f"model version {description.model_version}"
     )
 
@@ -59,13 +60,13 @@ def headline(description: BufferDescription) -> str:
 def waiting_text(description: BufferDescription) -> str:
     """What a fetch waits for, as a sentence; empty when it would not."""
     reason = description.state.waiting_reason
-    return f"A fetch would wait: {reason}." if reason else ""
+    return f"A fetch would wait: {frame.shown(reason)}." if reason else ""
 
 
 def outage_text(description: BufferDescription) -> str:
     """What does not answer the server, as a sentence; empty when everything does."""
     outage = description.state.outage
-    return f"[red]OUTAGE[/]: {outage}." if outage else ""
+    return f"[red]OUTAGE[/]: {frame.shown(outage)}." if outage else ""
 
 
 def _gauges(description: BufferDescription) -> Table:

@@ -8,7 +8,6 @@ from datetime import datetime
 import click
 from rich.console import Group
 from rich.live import Live
-from rich.markup import escape
 
 import breadbox
 from breadbox.cli import frame
@@ -63,14 +62,18 @@ def render(sample: Sample, server: str, moment: str) -> Group:
     """A sample as text."""
     outages = [buffer.state.outage for buffer in sample.buffers.values()]
     problem = sample.problem or next(filter(None, outages), "")
-    state = f"[red]{escape(problem)}[/]" if problem else f"{len(sample.buffers)} buffers"
+    state = f"[red]{frame.shown(problem)}[/]" if problem else f"{len(sample.buffers)} buffers"
     reasons = [
-        f"{name}: a fetch waits, {description.state.waiting_reason}"
+        frame.shown(f"{name}: a fetch waits, {description.state.waiting_reason}")
         for name, description in sample.buffers.items()
         if description.state.waiting_reason
     ]
     return Group(
-        f"[bold]breadbox top[/]  {server}  {moment}  {state}", "", _table(sample), "", *reasons
+        f"[bold]breadbox top[/]  {frame.shown(server)}  {moment}  {state}",
+        "",
+        _table(sample),
+        "",
+        *reasons,
     )
 
 

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from breadbox.cli import frame
+from breadbox.cli.terminal import printable
 from breadbox_learner.offline.dataset import Dataset
 from breadbox_learner.offline.errors import OfflineDataError, UnsupportedDatasetError
 from breadbox_learner.offline.minari_dataset import MINARI_SCHEME, write_minari
@@ -140,9 +141,9 @@ def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
             "they say zeros; the --step-count of the recording would keep its states"
         )
     for finding in dataset.report.findings[:_FINDINGS_SHOWN]:
-        click.echo(f"  {finding}")
+        click.echo(f"  {printable(str(finding))}")
     if dataset.report.counts:
-        click.echo(dataset.report.summary())
+        click.echo(printable(dataset.report.summary()))
 
 
 @click.command("export")
