@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from breadbox.errors import PayloadMissingError, StoreError
 from breadbox.stores.base import Confirmation, PayloadCustodian
+from breadbox.types import PayloadReference
 from breadbox_server.appends import AppendQueue
 from breadbox_server.clock import Clock, TimerHandle
 from breadbox_server.convert import payload_reference
@@ -469,6 +470,25 @@ class Driver:
             return 0
         with self._metrics.store_trip("present"):
             missing = await self._custodian.missing(looked_at)
+        return await self._drop_lost(buffer, missing)
+
+    async def confirm_again(self, buffer: BufferName, payloads: Iterable[Payload]) -> int:
+        """Make payloads of a buffer stay, and give up what refers to those that the store lacks.
+
+        Returns:
+            How many were lost.
+
+        Raises:
+            StoreUnavailableError: The store cannot be reached.
+            BufferNotFoundError: The buffer was deleted meanwhile.
+        """
+        references = [payload_reference(payload) for payload in payloads]
+        with self._metrics.store_trip("confirm"):
+            answers = await self._custodian.confirm(references)
+        missing = [each for each, is_there in zip(references, answers, strict=True) if not is_there]
+        return await self._drop_lost(buffer, missing)
+
+    async def _drop_lost(self, buffer: BufferName, missing: list[PayloadReference]) -> int:
         # Released and deleted while we asked is not lost.
         lost = tuple(
             [

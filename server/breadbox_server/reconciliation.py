@@ -117,6 +117,7 @@ class Reconciler:
             for buffer in self._driver.names()
             for each in self._driver.payloads(buffer)
         }
+        await self._keep(known - kept)
         self._orphans = (
             self._believable(kept - known, len(kept)) if self._deletes_orphans else set()
         )
@@ -126,6 +127,21 @@ class Reconciler:
         self._incarnation = incarnation
         if self._orphans:
             log.info("%d payloads in the store are of no buffer", len(self._orphans))
+
+    async def _keep(self, payload_ids: set[PayloadId]) -> None:
+        """Confirm what the books know and the store does not say that it keeps.
+
+        A store that came back as it was a while ago may have it as it was before it was confirmed:
+        there, and about to expire.
+        """
+        if not payload_ids:
+            return
+        for buffer in self._driver.names():
+            payloads = [
+                each for each in self._driver.payloads(buffer) if each.payload_id in payload_ids
+            ]
+            for start in range(0, len(payloads), LOOK_BATCH):
+                await self._driver.confirm_again(buffer, payloads[start : start + LOOK_BATCH])
 
     def _believable(self, orphans: set[PayloadId], kept_count: int) -> set[PayloadId]:
         """Those to delete: not so many that the books are rather wrong than the store."""

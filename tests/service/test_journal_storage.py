@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -33,6 +34,8 @@ from breadbox_server.journal.storage import (
     JournalTakenError,
     JournalUnavailableError,
 )
+from simulation.faults import Fates, FaultPlan
+from simulation.storage import SimulatedArchive, SimulatedJournal, SimulatedWriter
 from support.eventually import eventually, eventually_sync
 from support.journals import SqliteJournal, claim_of
 from support.redis_server import RedisServer
@@ -107,11 +110,36 @@ def redis_place(stack: ExitStack) -> Place:
     )
 
 
-@pytest.fixture(params=["sqlite", "sqlite-sync", "redis"])
+def simulated_place() -> Place:
+    """What simulations run on must keep the contract that they find faults against."""
+    journal = SimulatedJournal(monotonic)
+    archive = SimulatedArchive(journal)
+    claim = claim_of(archive)
+    fates = Fates(0, FaultPlan(delay_s=1e-6, slow_probability=0.0, journal_error_probability=0.0))
+
+    def write_owner(other: Claim) -> None:
+        journal.contents.owner = other
+
+    def write_as_another(sequence: int) -> None:
+        journal.contents.turns[sequence] = (b"turn %d" % sequence, 1)
+
+    return Place(
+        archive,
+        lambda: SimulatedWriter(journal, claim, fates, 1),
+        lambda sequence: journal.contents.turns.pop(sequence),
+        lambda: SimulatedArchive(journal),
+        write_owner,
+        write_as_another,
+    )
+
+
+@pytest.fixture(params=["sqlite", "sqlite-sync", "redis", "simulated"])
 def place(request, tmp_path):
     with ExitStack() as stack:
         if request.param == "redis":
             yield redis_place(stack)
+        elif request.param == "simulated":
+            yield simulated_place()
         else:
             yield sqlite_place(stack, tmp_path, sync=request.param.endswith("sync"))
 

@@ -88,6 +88,23 @@ async def test_what_is_let_go_while_the_store_is_listed_is_neither_lost_nor_left
     assert (None, set()) == (lost, reconciler._orphans)
 
 
+async def test_a_payload_that_came_back_unannounced_is_confirmed_again_and_a_missing_one_goes():
+    custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
+    driver, reconciler = compared(custodian, clock, metrics)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(driver.run())
+        await driver.apply(StartSession(BUFFER, RUN))
+        first, second = fragment(custodian, 0), fragment(custodian, 1)
+        await driver.append(BUFFER, [first, second])
+        # As a store has them that came back from a copy made before they were confirmed.
+        custodian.kept.clear()
+        custodian.unannounced = {first.payload.payload_id}
+        await reconciler.reconcile()
+        running.cancel()
+    assert ({first.payload.payload_id}, set()) == (custodian.kept, custodian.unannounced)
+    assert [first.payload] == list(driver.payloads(BUFFER))
+
+
 class SlowlyConfirmed(FakeCustodian):
     """A store that has confirmed before its answer is heard of."""
 

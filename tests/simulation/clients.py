@@ -11,7 +11,10 @@ from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.errors import (
     DomainError,
+    FetchExceedsCapacityError,
+    InvalidArgumentError,
     LeaseNotFoundError,
+    SessionNotCurrentError,
     WaitersFullError,
 )
 from breadbox_server.core.events import FetchGranted
@@ -28,10 +31,17 @@ from breadbox_server.core.inputs import (
 )
 from breadbox_server.driver import Driver
 from simulation.faults import Fates
-from simulation.server import ServerDownError, SimulatedServer, live_leases
+from simulation.server import Deployment, ServerDownError, SimulatedServer, live_leases
+from simulation.storage import SimulatedStore
 
 CALL_S = 3.0
 """Deadline of a call, beyond what it may wait on purpose."""
+
+
+CANCEL_S = 1.0
+"""How long a call that nobody waits for any more may go on in the server."""
+NOTICED_S = 20.0
+"""Seconds after which nothing is granted any more that the store lost."""
 
 
 class UnreachableError(Exception):
@@ -47,6 +57,19 @@ class Lease:
     is_consumed: bool = False
     is_over: bool = False
     """Its client began to end it, or has ended it."""
+    is_forgotten: bool = False
+    """Journal and server came back as they were before it was granted."""
+
+
+@dataclass(slots=True)
+class LedgerCopy:
+    """What clients had been told when a copy of the journal was made."""
+
+    admitted: dict[tuple[str, str, int], None]
+    leases: dict[str, tuple[bool, float]]
+    """Whether each was consumed, and when it expired."""
+    version: tuple[str, int]
+    ended_sessions: set[str]
 
 
 @dataclass
@@ -62,19 +85,57 @@ class Ledger:
     """The last session and version that was acknowledged."""
     ended_sessions: set[str] = field(default_factory=set)
     grant_count: int = 0
+    lineage: int = 0
+    """Goes up when a server is started on a journal that is younger than what it had told."""
+    admitted_lost_count: int = 0
+    """Fragments that were acknowledged, and that journal and server lost in that way."""
 
-    def note_grant(self, grant: FetchGranted, store_has: Callable[[str], bool], now: float) -> None:
-        """Note a grant that arrived, first or repeated."""
+    def copy(self) -> LedgerCopy:
+        """What a copy of the journal that is made now must contain."""
+        leases = {name: (each.is_consumed, each.expires_at) for name, each in self.leases.items()}
+        return LedgerCopy(dict(self.admitted), leases, self.version, set(self.ended_sessions))
+
+    def rewind(self, copy: LedgerCopy) -> None:
+        """Forget, and count, what a journal that came back from a copy cannot contain."""
+        self.lineage += 1
+        self.admitted_lost_count += len(self.admitted) - len(copy.admitted)
+        self.admitted = dict(copy.admitted)
+        self.version, self.ended_sessions = copy.version, set(copy.ended_sessions)
+        for name, lease in self.leases.items():
+            if name in copy.leases:
+                lease.is_consumed, lease.expires_at = copy.leases[name]
+            else:
+                lease.is_forgotten = True
+        for payload_id, uses in self.uses.items():
+            self.uses[payload_id] = [lease for lease in uses if not lease.is_forgotten]
+
+    def note_grant(
+        self, grant: FetchGranted, store: SimulatedStore, known: tuple[str, int], now: float
+    ) -> None:
+        """Note a grant that arrived, first or repeated.
+
+        Args:
+            grant: It.
+            store: Where the payloads are.
+            known: Session and version that were acknowledged before it was first asked for.
+            now: Seconds.
+        """
         if grant.expires_at <= now:
             return
+        session, version = known
+        assert grant.session_id >= session, "of a session that had ended"  # In order of names.
         for granted in grant.fragments:
             assert 0 <= granted.staleness <= self.config.staleness_max, "granted a stale chunk"
             assert granted.use_count <= self.config.uses_max, "used too often, and knows it"
-            assert granted.fragment.session_id == grant.session_id, "of another session"
-            payload_id = granted.fragment.payload.payload_id
-            assert store_has(payload_id), f"granted {payload_id}, which is not there"
-        known = self.leases.get(grant.lease_id)
-        if known is not None:
+            fragment = granted.fragment
+            assert fragment.session_id == grant.session_id, "of another session"
+            is_fresh = version - fragment.model_version_min <= self.config.staleness_max
+            assert session != fragment.session_id or is_fresh, "granted what had become stale"
+            payload_id = fragment.payload.payload_id
+            assert store.is_accounted_for(payload_id), f"granted {payload_id}, which is not there"
+            lost_at = store.lost.get(payload_id, now)
+            assert now <= lost_at + NOTICED_S, f"still granted, and lost for long: {payload_id}"
+        if grant.lease_id in self.leases:
             return
         self.grant_count += 1
         payload_ids = tuple(granted.fragment.payload.payload_id for granted in grant.fragments)
@@ -110,16 +171,16 @@ class Ledger:
                 assert answer == expected, f"{worker_id}/{index} was acknowledged and is gone"
         alive = set(live_leases(buffers))
         for lease_id, lease in self.leases.items():
-            if not lease.is_over and lease.expires_at > now:
+            if not (lease.is_over or lease.is_forgotten) and lease.expires_at > now:
                 assert lease_id in alive, f"lease {lease_id} was acknowledged and is gone"
 
 
 class Client:
     """Somebody at the other end of a bad network."""
 
-    def __init__(self, name: str, server: SimulatedServer, fates: Fates, ledger: Ledger) -> None:
+    def __init__(self, name: str, deployment: Deployment, fates: Fates, ledger: Ledger) -> None:
         self.name = name
-        self.server = server
+        self.deployment = deployment
         self.fates = fates
         self.ledger = ledger
         self.rng = fates.rng(name)
@@ -127,6 +188,8 @@ class Client:
         self.is_partitioned = False
         self.is_stopping = False
         self._background: set[asyncio.Task[None]] = set()
+        self._at: SimulatedServer | None = None
+        """The server that it talks to."""
 
     @property
     def now(self) -> float:
@@ -159,13 +222,16 @@ class Client:
         if self.fates.happens(self.network, self.fates.plan.duplicate_probability):
             self._spawn(self._deliver_stray(work, request_id))
         await self._travel(deadline_at)
+        lineage = self.ledger.lineage
         try:
-            task = self.server.call(work, request_id)
+            server = self._route()
+            task = server.call(work, request_id)
         except ServerDownError:
             raise UnreachableError from None
         await asyncio.wait({task}, timeout=max(0.0, deadline_at - self.now))
         if not task.done():
-            self._spawn(self._cancel_later(task))
+            self._at = None
+            self._spawn(self._cancel_later(task, server))
             raise UnreachableError
         if task.cancelled():
             raise UnreachableError
@@ -174,9 +240,22 @@ class Client:
         if error is not None and not isinstance(error, expected):
             raise error
         await self._travel(deadline_at)
-        if isinstance(error, StoreUnavailableError):
+        if isinstance(error, StoreUnavailableError) or lineage != self.ledger.lineage:
             raise UnreachableError
         return task.result()
+
+    def _route(self) -> SimulatedServer:
+        """The server that was reached before, or any other that seems to be there.
+
+        Raises:
+            ServerDownError: There is none.
+        """
+        serving = self.deployment.serving
+        if self._at not in serving:
+            if not serving:
+                raise ServerDownError
+            self._at = self.network.choice(serving)
+        return self._at
 
     async def insist(self, work: Callable[[Driver], Awaitable[Any]], wait_s: float = 0.0) -> Any:
         """Repeat a call until it is answered.
@@ -209,16 +288,22 @@ class Client:
         """Deliver a second copy of a request, whose answer nobody reads."""
         await asyncio.sleep(self.fates.delay_s(self.network) * 20)
         try:
-            task = self.server.call(work, request_id)
+            task = self._route().call(work, request_id)
         except ServerDownError:
             return
         await asyncio.wait({task})
         if not task.cancelled():
             task.exception()  # Whatever it is, nobody reads it.
 
-    async def _cancel_later(self, task: asyncio.Task[Any]) -> None:
+    async def _cancel_later(self, task: asyncio.Task[Any], server: SimulatedServer) -> None:
         await asyncio.sleep(self.fates.delay_s(self.network))
         task.cancel()
+        await asyncio.wait({task}, timeout=CANCEL_S)
+        process = server.process
+        could_end = not process.is_stopped and self.now - process.woken_at >= CANCEL_S
+        if could_end and not task.done():
+            violation = AssertionError("a call goes on that nobody waits for any more")
+            self.fates.violations.append(violation)
 
     async def write(self) -> Payload:
         """Write a payload, as often as it takes."""
@@ -229,7 +314,7 @@ class Client:
                 await self.pause(0.1)
                 continue
             payload_id = f"{self.rng.getrandbits(128):032x}"
-            self.server.store.put(payload_id)
+            self.deployment.store.put(payload_id)
             return Payload(payload_id, self.rng.randrange(1, 20))
 
     def _spawn(self, work: Any) -> None:
@@ -254,6 +339,8 @@ class Trainer(Client):
     def __init__(self, *arguments: Any, session_count: int) -> None:
         super().__init__("trainer", *arguments)
         self._session_count = session_count
+        self._lineage = 0
+        """Of the ledger, when its session was last known to be there."""
 
     async def run(self) -> None:
         for number in range(self._session_count):
@@ -272,12 +359,20 @@ class Trainer(Client):
     async def _publish(self, session: str, version: int) -> None:
         """Publish a version, with weights or without; write them again if they are gone."""
         has_weights = self.rng.random() < 0.5
+        lineage = self._lineage
         while True:
             weights = await self.write() if has_weights else None
             publish = PublishModel(DEFAULT_BUFFER, session, version, weights)
             try:
                 await self.insist(lambda driver, p=publish: driver.publish(p))
             except PayloadMissingError:
+                continue
+            except SessionNotCurrentError:
+                if lineage == self.ledger.lineage:
+                    raise
+                self._lineage = lineage = self.ledger.lineage
+                start = StartSession(DEFAULT_BUFFER, session)
+                await self.insist(lambda driver, s=start: driver.apply(s))
                 continue
             return
 
@@ -322,9 +417,14 @@ class Worker(Client):
                 model_version_max=version,
                 payload=payload,
             )
-            [answer] = await self.insist(
-                lambda driver, f=fragment: driver.append(DEFAULT_BUFFER, [f])
-            )
+            try:
+                [answer] = await self.insist(
+                    lambda driver, f=fragment: driver.append(DEFAULT_BUFFER, [f])
+                )
+            except InvalidArgumentError:
+                # Of a version that a journal which came back does not know.
+                assert self.ledger.lineage, "refused what nothing is wrong with"
+                return
             if answer is None:
                 payload = await self.write()
             elif not answer.outcome.asks_to_wait:
@@ -369,12 +469,14 @@ class Learner(Client):
         if rng.random() < 0.1:
             return  # Killed: the lease expires by itself.
         mode = rng.choice([ReleaseMode.CONSUMED, ReleaseMode.CONSUMED, ReleaseMode.RETURNED])
+        if any(payload_id in self.deployment.store.lost for payload_id in lease.payload_ids):
+            mode = ReleaseMode.RETURNED  # It could not be read.
         if lease.expires_at <= self.now:
             return
         release = ReleaseLease(DEFAULT_BUFFER, grant.lease_id, mode)
         lease.is_over = True
         if await self._end(lease, lambda driver: driver.release(release)):
-            lease.is_consumed = mode is ReleaseMode.CONSUMED
+            lease.is_consumed = release.mode is ReleaseMode.CONSUMED
 
     @staticmethod
     async def _renew(driver: Driver, renew: RenewLease, lease: Lease) -> None:
@@ -399,6 +501,7 @@ class Learner(Client):
 
         longest_s = rng.choice([5 * self.fates.plan.delay_s, wait_s + 0.3])
         patience_s = rng.uniform(0.0, longest_s) if rng.random() < 0.4 else None
+        known, lineage = self.ledger.version, self.ledger.lineage
         for _ in range(5):
             try:
                 outcome = await self.call(
@@ -409,11 +512,13 @@ class Learner(Client):
                     return None  # Killed while it waited.
                 await asyncio.sleep(0.1)
                 continue
-            except (LeaseNotFoundError, WaitersFullError):
+            except (FetchExceedsCapacityError, LeaseNotFoundError, WaitersFullError):
                 return None
             if not isinstance(outcome, FetchGranted):
                 return None
-            self.ledger.note_grant(outcome, self.server.store.is_accounted_for, self.now)
+            if lineage != self.ledger.lineage:
+                known = ("", -1)  # Of what is acknowledged no more.
+            self.ledger.note_grant(outcome, self.deployment.store, known, self.now)
             return outcome
         return None
 
@@ -422,6 +527,7 @@ class Learner(Client):
         try:
             await self.insist(work)
         except LeaseNotFoundError:
-            assert self.now >= lease.expires_at, "a lease ended before its time"
+            is_due = lease.is_forgotten or self.now >= lease.expires_at
+            assert is_due, "a lease ended before its time"
             return False
         return True

@@ -1,32 +1,41 @@
-"""The real driver, append queue, deletions, turns, journal codec, recovery and reconciler, on the
-simulated store and journal; and how it is killed."""
+"""The real driver, append queue, deletions, turns, journal codec, claims, recovery, reconciler and
+jobs, on the simulated store and journal; how a server is stopped, killed, and replaced."""
+
+from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from breadbox.errors import StoreError
-from breadbox.stores.base import Custody
+from breadbox.stores.base import StoreTakenError
+from breadbox_server.books import _claim
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.events import FetchGranted
 from breadbox_server.core.ids import LeaseId
 from breadbox_server.core.inputs import DropPayloads
 from breadbox_server.driver import Driver, DriverLimits
+from breadbox_server.errors import StartError
+from breadbox_server.jobs import Jobs
+from breadbox_server.journal.claims import Claim, Holder
 from breadbox_server.journal.compactor import compact
-from breadbox_server.journal.recovery import begin, recover
+from breadbox_server.journal.recovery import Recovered, begin, recover
+from breadbox_server.journal.storage import JournalTakenError
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.metrics import Metrics
 from breadbox_server.reconciliation import Reconciler
-from simulation.faults import Fates
-from simulation.loop import SimulatedClock
+from simulation.faults import Fates, World
+from simulation.loop import Process, SimulatedClock
 from simulation.storage import (
     UNANNOUNCED_S,
     SimulatedArchive,
     SimulatedCustodian,
+    SimulatedJournal,
     SimulatedStore,
     SimulatedWriter,
 )
@@ -43,6 +52,12 @@ class Variant:
     """How the server is put together; the planted bugs override parts of this."""
 
     name = "real"
+    world = World.WEATHER
+    """In which it shows what is wrong with it."""
+    journal_type: type[SimulatedJournal] = SimulatedJournal
+    store_type: type[SimulatedStore] = SimulatedStore
+    claims_first = True
+    """Whether a server claims its journal before it reads it."""
 
     def make_journal(self, writer: SimulatedWriter, sequence: int, chain: int) -> TurnJournal:
         return TurnJournal(writer, sequence, chain)
@@ -51,41 +66,114 @@ class Variant:
         return Driver(buffers, **parts)
 
 
-class SimulatedServer:
-    """One server that is started and killed, again and again."""
+@dataclass(frozen=True, slots=True)
+class SimulatedHolder(Holder):
+    """A process that claims, as others see it."""
+
+    server: SimulatedServer | None = field(default=None, compare=False)
+
+    def is_dead(self) -> bool:
+        return self.server is not None and self.server.is_seen_dead
+
+
+class Deployment:
+    """Journal and store, and the servers on them: one, but while one replaces another."""
 
     def __init__(self, config: BufferConfig, fates: Fates, variant: Variant) -> None:
-        self._config = config
-        self._fates = fates
-        self._variant = variant
-        self.store = SimulatedStore(fates)
-        self.archive = SimulatedArchive()
-        self.driver: Driver | None = None
-        """None while it is down."""
-        self.buffers: BufferSet | None = None
-        self.life = 0
+        self.config = config
+        self.fates = fates
+        self.variant = variant
+        self.store = variant.store_type(fates)
+        self.journal = variant.journal_type()
+        self.servers: list[SimulatedServer] = []
+        """Those that were started, and have not ended."""
+        self.lives = 0
         self.handed_out: set[LeaseId] = set()
-        """Leases that were told to somebody, and those that lived when it was started."""
-        self._custodian: SimulatedCustodian | None = None
+        """Leases that were told to somebody, and those that lived when a server was started."""
+        self.on_claim: Callable[[], None] = lambda: None
+        """Called right after a server claimed the journal, before it reads it."""
+        self.on_take: Callable[[], None] = lambda: None
+        """Called once the store will delete nothing any more for an earlier server."""
+        self.on_serve: Callable[[SimulatedServer], None] = lambda _: None
+        """Called in the step in which a server begins to serve."""
+
+    @property
+    def serving(self) -> list[SimulatedServer]:
+        """Servers that calls reach, as far as anybody can tell from outside."""
+        return [server for server in self.servers if server.driver is not None]
+
+    @property
+    def server(self) -> SimulatedServer:
+        """The only one."""
+        (server,) = self.servers
+        return server
+
+    def start(self, *, takes_over: bool = False) -> SimulatedServer:
+        """Start a server; it serves a while later, or ends."""
+        self.lives += 1
+        server = SimulatedServer(self, self.lives, takes_over=takes_over)
+        self.servers.append(server)
+        return server
+
+    async def kill(self, server: SimulatedServer) -> None:
+        self.servers.remove(server)
+        await server.kill()
+
+    def recovered_twin(self) -> BufferSet:
+        """Build what a server started now would have."""
+        archive = SimulatedArchive(self.journal)
+        return recover(archive, lambda state: BufferSet.restore(state, random.Random(0))).buffers
+
+
+class SimulatedServer:
+    """One life of a server."""
+
+    def __init__(self, deployment: Deployment, life: int, *, takes_over: bool) -> None:
+        self._deployment = deployment
+        self._fates = deployment.fates
+        self._rng = self._fates.rng(f"server {life}")
+        self._takes_over = takes_over
+        self.name = f"server {life}"
+        self.driver: Driver | None = None
+        """None while it does not serve."""
+        self.buffers: BufferSet | None = None
+        self.claim: Claim | None = None
+        """What it claimed at its start."""
+        self.is_killed = False
+        self.is_seen_dead = False
+        """Whether another one, on the same machine, sees that it is dead."""
+        self._archive = SimulatedArchive(deployment.journal, self._holder())
+        self._custodian = SimulatedCustodian(deployment.store, self._fates, life)
         self._writer: SimulatedWriter | None = None
-        self._tasks: list[asyncio.Task[Any]] = []
         self._calls: dict[asyncio.Task[Any], str] = {}
         """With the request that each is about; empty where it is about none."""
+        self.process = Process()
+        self._life = life
+        self.main = self.process.start(self._run())
 
-    async def start(self) -> None:
+    def _holder(self) -> SimulatedHolder:
+        return SimulatedHolder(self.name, server=self)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another one has claimed the journal since, as the simulation knows."""
+        newest = self._deployment.journal.newest_claim
+        return self.claim is not None and newest is not None and newest.holder != self.claim.holder
+
+    async def _run(self) -> None:
         """Recover from the journal, compare with the store, and serve."""
-        self.life += 1
-        rng = self._fates.rng(f"server {self.life}")
-        if self.archive.is_begun() and rng.random() < 0.5:
-            compact(self.archive)
-        loop = asyncio.get_running_loop()
-        self._writer = SimulatedWriter(self.archive, self._fates, self.life)
-        buffers, sequence, chain = self._recover(rng)
+        deployment = self._deployment
+        if self._archive.is_begun() and self._rng.random() < 0.5:
+            compact(SimulatedArchive(deployment.journal))
+        found = await self._open_journal()
+        buffers = found.buffers
         self._watch_drops(buffers)
-        self._custodian = SimulatedCustodian(self.store, self._fates, self.life)
-        clock = SimulatedClock(loop)
-        journal = self._variant.make_journal(self._writer, sequence, chain)
-        driver = self._variant.make_driver(
+        clock = SimulatedClock(asyncio.get_running_loop())
+        assert self._writer is not None
+        journal = deployment.variant.make_journal(self._writer, found.sequence, found.chain)
+        await self._take_store(journal)
+        deployment.on_take()
+        driver = deployment.variant.make_driver(
             buffers,
             custodian=self._custodian,
             clock=clock,
@@ -100,76 +188,120 @@ class SimulatedServer:
             metrics=METRICS,
             orphan_s=UNANNOUNCED_S,
             deletes_orphans=True,
+            let_go=found.let_go,
         )
-        self._tasks = [loop.create_task(driver.run())]
-        driver.pump()
-        await self._open_books(reconciler, journal.custody)
-        self._tasks.append(loop.create_task(reconciler.run()))
-        self.buffers = buffers
-        self.handed_out |= set(live_leases(buffers))
-        self.driver = driver
+        try:
+            async with Jobs(self._end) as jobs:
+                jobs.start(driver.run(self._end))
+                await self._open_books(driver, reconciler)
+                jobs.start(reconciler.run())
+                self.buffers = buffers
+                deployment.handed_out |= set(live_leases(buffers))
+                self.driver = driver
+                deployment.on_serve(self)
+                await asyncio.Event().wait()
+        finally:
+            self._end()
+            driver.drain()
+            for call in list(self._calls):
+                call.cancel()
+
+    async def _open_journal(self) -> Recovered:
+        """Claim the journal and read it: two trips, between which the world goes on."""
+        if self._deployment.variant.claims_first:
+            await self._claim_journal()
+            await asyncio.sleep(self._fates.delay_s(self._rng))
+            return self._recover()
+        found = self._recover()
+        await asyncio.sleep(self._fates.delay_s(self._rng))
+        await self._claim_journal()
+        return found
+
+    async def _claim_journal(self) -> None:
+        deployment = self._deployment
+        self.claim = await _claim(self._archive, takes_over=self._takes_over)
+        deployment.on_claim()
+        self._writer = SimulatedWriter(deployment.journal, self.claim, self._fates, self._life)
 
     def _watch_drops(self, buffers: BufferSet) -> None:
         """See to it that only what the store really lost is given up as lost."""
         apply = buffers.apply
 
         def checked_apply(input: Any, *, now: float) -> Any:
-            if isinstance(input, DropPayloads):
-                there = set(input.payload_ids) - self.store.lost
+            if isinstance(input, DropPayloads) and not self.is_replaced:
+                there = set(input.payload_ids) - self._deployment.store.lost.keys()
                 known = [each for each in there if buffers.refers_to(input.buffer, each)]
                 assert not known, f"given up as lost, and not lost: {sorted(known)}"
             return apply(input, now=now)
 
         buffers.apply = checked_apply  # type: ignore[method-assign]
 
-    async def _open_books(self, reconciler: Reconciler, custody: Custody) -> None:
-        """Take the store and compare it with the books, as often as it takes."""
-        assert self._custodian is not None
+    async def _take_store(self, journal: TurnJournal) -> None:
+        """Take the store, as often as it takes.
+
+        Raises:
+            StoreTakenError: Another server has taken over meanwhile.
+        """
         while True:
             try:
-                await self._custodian.take(custody)
-                return await reconciler.reconcile()
+                return await self._custodian.take(journal.custody)
+            except StoreTakenError:
+                raise
             except StoreError:
                 await asyncio.sleep(0.1)
 
-    def _recover(self, rng: random.Random) -> tuple[BufferSet, int, int]:
+    async def _open_books(self, driver: Driver, reconciler: Reconciler) -> None:
+        """Compare the books with the store before anybody is served, as often as it takes."""
+        driver.pump()
+        while True:
+            try:
+                await reconciler.begin()
+                break
+            except StoreError:
+                await asyncio.sleep(0.1)
+        await driver.settled()
+
+    def _recover(self) -> Recovered:
+        rng = self._rng
         now = asyncio.get_running_loop().time()
-        if not self.archive.is_begun():
-            fresh = BufferSet(rng, self._config, is_recording=True)
-            begun = begin(self.archive, fresh, now)
-            return fresh, begun.sequence, begun.chain
+        if not self._archive.is_begun():
+            fresh = BufferSet(rng, self._deployment.config, is_recording=True)
+            return begin(self._archive, fresh, now)
         found = recover(
-            self.archive, lambda state: BufferSet.restore(state, rng, is_recording=True)
+            self._archive, lambda state: BufferSet.restore(state, rng, is_recording=True)
         )
         assert found.now <= now, "the journal comes from the future"
-        return found.buffers, found.sequence, found.chain
+        return found
 
-    def recovered_twin(self) -> BufferSet:
-        """Build what a server started now would have."""
-        return recover(
-            self.archive, lambda state: BufferSet.restore(state, random.Random(0))
-        ).buffers
+    def _end(self, _: BaseException | None = None) -> None:
+        """Do not serve any more; a part has failed."""
+        self.driver = self.buffers = None
 
     async def kill(self) -> None:
-        """End it as SIGKILL does: nothing that it does from now on reaches anything."""
-        assert self._writer is not None
-        assert self._custodian is not None
-        self._writer.is_dead = self._custodian.is_dead = True
-        self.driver = self.buffers = None
-        tasks = [*self._calls, *self._tasks]
+        """End it as SIGKILL does: what it does from now on reaches nothing."""
+        self.is_killed = True
+        self.is_seen_dead = self._rng.random() < 0.5
+        self._custodian.link.is_cut = True
+        if self._writer is not None:
+            self._writer.link.is_cut = True
+        self._end()
+        self.process.wake()
+        tasks = [*self._calls, self.main]
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        self._tasks.clear()
+        await asyncio.wait(tasks)
         self._calls.clear()
 
-    def check_alive(self) -> None:
-        """Find out whether a part of the server has failed, which is a bug."""
-        for task in self._tasks:
-            if task.done() and not task.cancelled():
-                task.result()
-                raise AssertionError("a part of the server has ended")
+    def failure(self) -> BaseException | None:
+        """What it ended with; None: it lives."""
+        if not self.main.done():
+            return None
+        error: BaseException = asyncio.CancelledError()
+        if not self.main.cancelled():
+            error = self.main.exception() or AssertionError("a server has ended by itself")
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        return error
 
     def call(
         self, work: Callable[[Driver], Awaitable[Any]], request_id: str = ""
@@ -185,7 +317,7 @@ class SimulatedServer:
         """
         if self.driver is None:
             raise ServerDownError
-        task = asyncio.get_running_loop().create_task(_as_task(work(self.driver)))
+        task = self.process.start(_as_task(work, self.driver))
         self._calls[task] = request_id
         task.add_done_callback(self._end_call)
         return task
@@ -194,19 +326,20 @@ class SimulatedServer:
         self._calls.pop(task, None)
         has_result = not task.cancelled() and task.exception() is None
         if has_result and isinstance(task.result(), FetchGranted):
-            self.handed_out.add(task.result().lease_id)
+            self._deployment.handed_out.add(task.result().lease_id)
 
     def check_leases(self) -> None:
         """See to it that no lease lives that nobody was told of, or is about to be.
 
         Of several ranks some may never come: their leases wait for them, and expire.
         """
-        if self.driver is None or self.buffers is None or self.driver.turns.lag_s:
+        is_busy = self.driver is None or self.buffers is None or self.driver.turns.lag_s
+        if is_busy or self.process.is_stopped or self.is_replaced:
             return
         asking = set(self._calls.values())
         for grant in self.buffers._buffers[DEFAULT_BUFFER]._state.leases.live_grants():
             [lease, *others] = grant.leases
-            is_known = lease.lease_id in self.handed_out or grant.request_id in asking
+            is_known = lease.lease_id in self._deployment.handed_out or grant.request_id in asking
             assert others or is_known, f"nobody was told of lease {lease.lease_id}, and it lives on"
 
     async def finish_calls(self) -> None:
@@ -215,8 +348,13 @@ class SimulatedServer:
             await asyncio.wait(self._calls)
 
 
-async def _as_task(work: Awaitable[Any]) -> Any:
-    return await work
+def is_replacement(error: BaseException) -> bool:
+    """Whether a server ended with this since it found another one on its journal."""
+    return isinstance(error, JournalTakenError | StoreTakenError | StartError)
+
+
+async def _as_task(work: Callable[[Driver], Awaitable[Any]], driver: Driver) -> Any:
+    return await work(driver)
 
 
 def live_leases(buffers: BufferSet) -> list[LeaseId]:

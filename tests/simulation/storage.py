@@ -1,23 +1,51 @@
-"""The store and the journal: what outlives a killed server."""
+"""The store and the journal: what outlives a killed server.
+
+Both are modelled as what they hold and the scripts that change it. A script is one method here,
+and looks first whether whoever calls it still may, as the real ones do.
+"""
+
+from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from breadbox.errors import StoreUnavailableError
 from breadbox.stores.base import Custody, StoreUsage
 from breadbox.types import PayloadReference
-from breadbox_server.journal.claims import Claim, Holder
+from breadbox_server.journal.claims import ALIVE_S, STARTING_S, Claim, Holder
 from breadbox_server.journal.storage import (
     BEGINNING,
+    JournalDamagedError,
+    JournalHeldError,
     JournalLostError,
     JournalTakenError,
     JournalUnavailableError,
 )
-from simulation.faults import Fates
+from simulation.faults import Fates, Link
 from support.custody import KnownJournals
 
 UNANNOUNCED_S = 20.0
 """Life of a payload that nobody confirms."""
+SAVED_S = 12.0
+"""A payload that came back as it was before it was confirmed, and lives for so long, is saved."""
+
+
+@dataclass(slots=True)
+class StoreContents:
+    """What a payload store holds."""
+
+    expires_at: dict[str, float] = field(default_factory=dict)
+    """Of the unannounced."""
+    confirmed: set[str] = field(default_factory=set)
+    epochs: dict[str, int] = field(default_factory=dict)
+    """Latest of the journals that left word."""
+
+    def copy(self) -> StoreContents:
+        return StoreContents(dict(self.expires_at), set(self.confirmed), dict(self.epochs))
 
 
 class SimulatedStore:
@@ -25,42 +53,101 @@ class SimulatedStore:
 
     def __init__(self, fates: Fates) -> None:
         self._rng = fates.rng("store")
-        self._expires_at: dict[str, float] = {}
-        """Of the unannounced."""
-        self.confirmed: set[str] = set()
+        self._contents = StoreContents()
         self.journals = KnownJournals()
-        self.lost: set[str] = set()
-        """What it forgot by itself."""
+        self.lost: dict[str, float] = {}
+        """What it forgot by itself, and when."""
+        self.deleted: list[str] = []
+        """What it was told to delete, in order."""
         self.starts = 1
+        self._newest_epoch = 0
+        """Of whoever took the store; known to the simulation alone."""
+
+    @property
+    def confirmed(self) -> set[str]:
+        return self._contents.confirmed
+
+    @property
+    def is_announcing(self) -> bool:
+        """Whether a payload was written, and has not been confirmed yet."""
+        return bool(self._contents.expires_at)
 
     def put(self, payload_id: str) -> None:
-        self._expires_at[payload_id] = asyncio.get_running_loop().time() + UNANNOUNCED_S
+        now = asyncio.get_running_loop().time()
+        self._contents.expires_at[payload_id] = now + UNANNOUNCED_S
 
     def has(self, payload_id: str) -> bool:
         now = asyncio.get_running_loop().time()
-        return payload_id in self.confirmed or self._expires_at.get(payload_id, now) > now
+        held = self._contents
+        return payload_id in held.confirmed or held.expires_at.get(payload_id, now) > now
 
     def is_accounted_for(self, payload_id: str) -> bool:
         """Whether a payload is there, or was lost by the store itself."""
         return self.has(payload_id) or payload_id in self.lost
 
-    def confirm(self, payload_id: str) -> bool:
-        if not self.has(payload_id):
-            return False
-        self._expires_at.pop(payload_id, None)
-        self.confirmed.add(payload_id)
-        return True
-
-    def delete(self, payload_id: str) -> None:
-        self._expires_at.pop(payload_id, None)
-        self.confirmed.discard(payload_id)
-
     def lose_some(self, count: int) -> None:
         """Forget payloads: in a restart, which can be told, or just so."""
         self.starts += self._rng.random() < 0.5
-        for payload_id in self._rng.sample(sorted(self.confirmed), min(count, len(self.confirmed))):
+        chosen = self._rng.sample(sorted(self.confirmed), min(count, len(self.confirmed)))
+        for payload_id in chosen:
             self.confirmed.discard(payload_id)
-            self.lost.add(payload_id)
+        self.note_lost(chosen)
+
+    def note_lost(self, payload_ids: Iterable[str]) -> None:
+        """Take note that payloads are gone that nobody who may deleted."""
+        now = asyncio.get_running_loop().time()
+        for payload_id in payload_ids:
+            self.lost.setdefault(payload_id, now)
+
+    def copy(self) -> StoreContents:
+        """What a copy made now holds."""
+        contents = self._contents.copy()
+        contents.epochs = dict(self.journals.epochs)
+        return contents
+
+    def restore(self, copy: StoreContents) -> None:
+        """Come back from a copy, in a restart."""
+        before = self._contents
+        self._contents = copy.copy()
+        self.journals.epochs = dict(copy.epochs)
+        self.starts += 1
+        # What is only unannounced again is lost, unless there is time to confirm it once more.
+        saved_until = asyncio.get_running_loop().time() + SAVED_S
+        saved = {each for each, expires_at in copy.expires_at.items() if expires_at > saved_until}
+        self.note_lost({*before.confirmed, *before.expires_at} - copy.confirmed - saved)
+
+    # --- scripts -----------------------------------------------------------------------------
+
+    def take(self, custody: Custody | None) -> None:
+        self.check(custody)
+        if custody is not None:
+            self._newest_epoch = max(self._newest_epoch, custody.epoch)
+
+    def check(self, custody: Custody | None, *, is_alone: bool = False) -> None:
+        """Refuse what is not this custody's to do."""
+        self.journals.check(custody, is_alone=is_alone)
+
+    def confirm(self, custody: Custody | None, payload_ids: Sequence[str]) -> list[bool]:
+        self.check(custody)
+        answers = [self.has(payload_id) for payload_id in payload_ids]
+        for payload_id, is_there in zip(payload_ids, answers, strict=True):
+            if is_there:
+                self.lost.pop(payload_id, None)
+                self._contents.expires_at.pop(payload_id, None)
+                self.confirmed.add(payload_id)
+        return answers
+
+    def delete(
+        self, custody: Custody | None, payload_ids: Sequence[str], *, is_alone: bool
+    ) -> None:
+        self.check(custody, is_alone=is_alone)
+        epoch = self._newest_epoch if custody is None else custody.epoch
+        for payload_id in payload_ids:
+            is_there = self._contents.expires_at.pop(payload_id, None) is not None
+            is_there = payload_id in self.confirmed or is_there
+            self.confirmed.discard(payload_id)
+            self.deleted.append(payload_id)
+            assert not is_there or epoch >= self._newest_epoch, "a replaced server deleted payloads"
 
 
 class SimulatedCustodian:
@@ -68,35 +155,28 @@ class SimulatedCustodian:
 
     def __init__(self, store: SimulatedStore, fates: Fates, life: int) -> None:
         self._store = store
-        self._fates = fates
-        self._rng = fates.rng(f"custodian {life}")
+        probability = fates.plan.store_error_probability
+        name = f"custodian {life}"
+        self.link = Link(fates, "store", name, probability, StoreUnavailableError)
         self._custody: Custody | None = None
-        self.is_dead = False
-        """The process that it belongs to was killed: no call of it reaches anything."""
 
-    async def _trip(self) -> None:
-        await self._fates.store_trip(self._rng)
-        if self.is_dead:
-            await asyncio.Event().wait()
+    def _sent(self) -> Custody | None:
+        """The custody as it is when a command is sent."""
+        return None if self._custody is None else replace(self._custody)
 
     async def take(self, custody: Custody) -> None:
-        await self._trip()
         self._custody = custody
-        self._store.journals.check(custody)
+        await self.link.ask(partial(self._store.take, self._sent()))
 
     async def forget_other_journals(self) -> None:
-        await self._trip()
-        self._store.journals.forget_others(self._custody)
+        await self.link.ask(partial(self._store.journals.forget_others, self._sent()))
 
     async def ping(self) -> None:
-        await self._trip()
+        await self.link.ask(lambda: None)
 
     async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
-        await self._trip()
-        self._store.journals.check(self._custody)
-        answers = [self._store.confirm(reference.payload_id) for reference in references]
-        await self._trip()
-        return answers
+        ids = [reference.payload_id for reference in references]
+        return await self.link.ask(partial(self._store.confirm, self._sent(), ids))
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
         await self._delete([reference.payload_id for reference in references], is_alone=False)
@@ -105,15 +185,13 @@ class SimulatedCustodian:
         await self._delete(list(payload_ids), is_alone=True)
 
     async def _delete(self, ids: Sequence[str], *, is_alone: bool) -> None:
-        await self._trip()
-        self._store.journals.check(self._custody, is_alone=is_alone)
-        for payload_id in ids:
-            self._store.delete(payload_id)
-        await self._trip()
+        delete = partial(self._store.delete, self._sent(), ids, is_alone=is_alone)
+        await self.link.ask(delete)
 
     async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
-        await self._trip()
-        return [self._store.has(reference.payload_id) for reference in references]
+        return await self.link.ask(
+            lambda: [self._store.has(reference.payload_id) for reference in references]
+        )
 
     async def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
         there = await self.present(references)
@@ -121,22 +199,21 @@ class SimulatedCustodian:
 
     async def confirmed(self) -> AsyncIterator[str]:
         """List in two portions, between which the world goes on."""
-        await self._trip()
-        ids = sorted(self._store.confirmed)
+        ids = await self.link.ask(lambda: sorted(self._store.confirmed))
         for payload_id in ids[: len(ids) // 2]:
             yield payload_id
-        await self._trip()
-        for payload_id in ids[len(ids) // 2 :]:
-            if payload_id in self._store.confirmed:
+        later = ids[len(ids) // 2 :]
+        there = await self.link.ask(lambda: set(later) & self._store.confirmed)
+        for payload_id in later:
+            if payload_id in there:
                 yield payload_id
 
     async def sweep_unannounced(self) -> int:
-        await self._trip()
+        await self.link.ask(lambda: None)
         return 0
 
     async def incarnation(self) -> str:
-        await self._trip()
-        return str(self._store.starts)
+        return await self.link.ask(lambda: str(self._store.starts))
 
     async def concerns(self) -> tuple[str, ...]:
         return ()
@@ -148,52 +225,208 @@ class SimulatedCustodian:
         pass
 
 
+@dataclass(slots=True)
+class JournalContents:
+    """What the place of a journal holds."""
+
+    owner: Claim | None = None
+    """Of the server that may write."""
+    alive: tuple[Holder, float] | None = None
+    """Its sign of life, and until when that counts."""
+    snapshot: tuple[int, bytes] | None = None
+    turns: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    """Data and epoch by sequence, in order; the newest stays in any case."""
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def copy(self) -> JournalContents:
+        return replace(self, turns=dict(self.turns), notes=dict(self.notes))
+
+
+class SimulatedJournal:
+    """A place for a journal, and its scripts.
+
+    Args:
+        now: Seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        self._now = now or (lambda: asyncio.get_running_loop().time())
+        self.contents = JournalContents()
+        self.newest_claim: Claim | None = None
+        """Of all that were ever made; known to the simulation alone."""
+        self.is_younger = False
+        """Whether what was written since a copy was made is gone, and nobody wrote since it came
+        back; known to the simulation alone."""
+
+    @property
+    def newest(self) -> int | None:
+        """Sequence of the newest turn."""
+        return next(reversed(self.contents.turns), None)
+
+    def restore(self, copy: JournalContents) -> None:
+        """Come back from a copy."""
+        self.is_younger = True
+        self.contents = copy.copy()
+
+    # --- scripts -----------------------------------------------------------------------------
+
+    def claim(self, holder: Holder, displaced: str) -> Claim:
+        held, now = self.contents, self._now()
+        alive = held.alive
+        if alive is not None and alive[1] > now and alive[0].token not in (displaced, holder.token):
+            raise JournalHeldError(alive[0], alive[1] - now)
+        owner = held.owner
+        claim = Claim(
+            "simulated" if owner is None else owner.journal,
+            self._epoch_after(0 if owner is None else owner.epoch),
+            holder,
+        )
+        held.owner = self.newest_claim = claim
+        held.alive = (holder, now + STARTING_S)
+        return claim
+
+    def _epoch_after(self, epoch: int) -> int:
+        """Beyond the last one, also of a journal that came back without it: clocks go on."""
+        return max(round(self._now() * 1000), epoch + 1)
+
+    def claim_again(self, claim: Claim) -> Claim:
+        held = self.contents
+        owner = held.owner
+        epoch = 0 if owner is None else owner.epoch
+        if owner is not None and epoch >= claim.epoch and owner.holder != claim.holder:
+            raise JournalTakenError("another server took the simulated journal")
+        again = claim.raised(self._epoch_after(max(epoch, claim.epoch)))
+        held.owner = self.newest_claim = again
+        held.alive = (claim.holder, self._now() + ALIVE_S)
+        return again
+
+    def check_ours(self, claim: Claim | None) -> None:
+        """Begins scripts that write."""
+        owner = self.contents.owner
+        if owner == claim:
+            return
+        if owner is not None and (claim is None or owner.epoch >= claim.epoch):
+            raise JournalTakenError("another server writes the simulated journal")
+        raise JournalLostError("the simulated journal is older than it was")
+
+    def append(self, claim: Claim, sequence: int, data: bytes) -> None:
+        self.check_ours(claim)
+        turns = self.contents.turns
+        newest = self.newest
+        if newest is None:
+            raise JournalLostError("the simulated journal is empty")
+        if newest == sequence:
+            if turns[sequence] != (data, claim.epoch):
+                raise JournalLostError("the simulated journal has another turn")
+        elif newest != sequence - 1:
+            raise JournalLostError("the simulated journal lacks turns")
+        else:
+            turns[sequence] = (data, claim.epoch)
+        self.is_younger = False  # Whoever wrote this knows all that came before.
+
+    def renew(self, claim: Claim, sequence: int) -> None:
+        self.check_ours(claim)
+        held = self.contents
+        if held.snapshot is None or self.newest is None or self.newest < sequence:
+            raise JournalLostError("the simulated journal lacks turns")
+        if next(iter(held.turns)) > held.snapshot[0] + 1:
+            raise JournalLostError("the simulated journal lacks turns behind its snapshot")
+        held.alive = (claim.holder, self._now() + ALIVE_S)
+        self.is_younger = False  # Nothing that its writer knows was lost.
+
+    def begin(self, claim: Claim | None, sequence: int, data: bytes) -> None:
+        """Make a snapshot all there is."""
+        self.check_ours(claim)
+        self.contents.snapshot = (sequence, data)
+        self.contents.turns = {sequence: (b"", 0 if claim is None else claim.epoch)}
+        self.is_younger = False
+
+    def write_snapshot(self, claim: Claim | None, sequence: int, data: bytes) -> None:
+        self.check_ours(claim)
+        old = self.contents.snapshot
+        if old is None or old[0] <= sequence:
+            self.contents.snapshot = (sequence, data)
+
+    def note(self, claim: Claim | None, name: str, text: str) -> None:
+        self.check_ours(claim)
+        self.contents.notes[name] = text
+
+    def trim(self, claim: Claim, up_to: int) -> None:
+        self.check_ours(claim)
+        held = self.contents
+        up_to = min(up_to, 0 if held.snapshot is None else held.snapshot[0])
+        for old in [number for number in held.turns if number <= up_to and number != self.newest]:
+            del held.turns[old]
+
+    def release(self, claim: Claim) -> None:
+        if self.contents.owner == claim:
+            self.contents.alive = None
+
+
 class SimulatedArchive:
-    """Implements `JournalArchive`: records that outlive the server."""
+    """Implements `JournalArchive`.
+
+    Args:
+        journal: Where it is.
+        holder: Who claims with it; None: whoever says so.
+    """
 
     shown = "the simulated journal"
 
-    def __init__(self) -> None:
-        self.snapshot: tuple[int, bytes] | None = None
-        self.records: dict[int, bytes] = {}
-        self.owner: Claim | None = None
-        """Of the server that may write."""
+    def __init__(self, journal: SimulatedJournal, holder: Holder | None = None) -> None:
+        self._journal = journal
+        self._holder = holder
+        self._owner: Claim | None = None
+        """Who had the journal when it was claimed, or first read."""
+        self._has_seen_owner = False
+
+    def _seen_owner(self) -> Claim | None:
+        if not self._has_seen_owner:
+            self._owner, self._has_seen_owner = self._journal.contents.owner, True
+        return self._owner
 
     def identity(self) -> str:
-        return "simulated"
+        owner = self._journal.contents.owner
+        return "" if owner is None else owner.journal
 
     def claim(self, holder: Holder, displaced: str = "") -> Claim:
-        epoch = 0 if self.owner is None else self.owner.epoch
-        self.owner = Claim("simulated", epoch + 1, holder)
-        return self.owner
+        claim = self._journal.claim(self._holder or holder, displaced)
+        self._owner, self._has_seen_owner = claim, True
+        return claim
 
     def is_begun(self) -> bool:
-        return self.snapshot is not None
+        return self._journal.contents.snapshot is not None or self._journal.newest is not None
 
     def begin(self, data: bytes) -> None:
-        self.snapshot = (BEGINNING, data)
+        self._journal.begin(self._seen_owner(), BEGINNING, data)
 
     def read_snapshot(self) -> tuple[int, bytes]:
-        assert self.snapshot is not None
-        return self.snapshot
+        self._seen_owner()
+        if self._journal.contents.snapshot is None:
+            raise JournalDamagedError(f"{self.shown} has no snapshot; delete it to start empty")
+        return self._journal.contents.snapshot
 
     def read_turns(self, after: int) -> Iterator[tuple[int, bytes]]:
-        sequence = after + 1
-        while sequence in self.records:
-            yield sequence, self.records[sequence]
-            sequence += 1
-        assert not any(later > sequence for later in self.records), "a gap in the journal"
+        expected = after + 1
+        for sequence, (data, _) in self._journal.contents.turns.items():
+            if sequence < expected:
+                continue
+            if sequence != expected:
+                raise JournalDamagedError(
+                    f"{self.shown} lacks turns {expected} to {sequence - 1}; "
+                    "delete it to start empty"
+                )
+            yield sequence, data
+            expected += 1
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
-        self.snapshot = (sequence, data)
-        for old in [number for number in self.records if number <= sequence]:
-            del self.records[old]
+        self._journal.write_snapshot(self._seen_owner(), sequence, data)
 
     def read_note(self, name: str) -> str:
-        return ""
+        return self._journal.contents.notes.get(name, "")
 
     def write_note(self, name: str, text: str) -> None:
-        pass
+        self._journal.note(self._seen_owner(), name, text)
 
     def close(self) -> None:
         pass
@@ -202,53 +435,33 @@ class SimulatedArchive:
 class SimulatedWriter:
     """Implements `JournalWriter` for one life of the server."""
 
-    def __init__(self, archive: SimulatedArchive, fates: Fates, life: int) -> None:
-        self._archive = archive
-        self._fates = fates
-        self._rng = fates.rng(f"writer {life}")
-        self.is_dead = False
-        self.claim = archive.claim(Holder(str(life)))
-
-    async def renew(self, sequence: int) -> None:
-        await asyncio.sleep(self._fates.delay_s(self._rng))
-        if self.is_dead:
-            await asyncio.Event().wait()
-        self._check_owner()
+    def __init__(self, journal: SimulatedJournal, claim: Claim, fates: Fates, life: int) -> None:
+        self._journal = journal
+        self.claim = claim
+        probability = fates.plan.journal_error_probability
+        name = f"writer {life}"
+        self.link = Link(fates, "journal", name, probability, JournalUnavailableError)
 
     def has_room(self) -> bool:
         return True
 
+    async def _ask(self, script: Callable[..., Any], *arguments: Any) -> Any:
+        return await self.link.ask(partial(script, self.claim, *arguments))
+
+    async def renew(self, sequence: int) -> None:
+        await self._ask(self._journal.renew, sequence)
+
     async def append(self, sequence: int, data: bytes) -> None:
-        await asyncio.sleep(self._fates.delay_s(self._rng))
-        if self.is_dead:
-            await asyncio.Event().wait()
-        self._check_owner()
-        if self._fails():
-            raise JournalUnavailableError("the simulated journal is away")
-        self._archive.records[sequence] = data
-        await asyncio.sleep(self._fates.delay_s(self._rng))
-        if self.is_dead:
-            await asyncio.Event().wait()
-        if self._fails():
-            raise JournalUnavailableError("the simulated journal's answer was lost")
+        await self._ask(self._journal.append, sequence, data)
 
     async def begin_again(self, sequence: int, snapshot: bytes) -> None:
-        self._check_owner()
-        self._archive.records.clear()
-        self._archive.snapshot = (sequence, snapshot)
+        self.claim = await self._ask(self._journal.claim_again)
+        await self._ask(self._journal.begin, sequence, snapshot)
 
     async def trim(self, up_to: int) -> bool:
+        with suppress(JournalLostError, JournalTakenError):
+            await self._ask(self._journal.trim, up_to)
         return False
 
     async def close(self) -> None:
-        pass
-
-    def _fails(self) -> bool:
-        return self._fates.happens(self._rng, self._fates.plan.journal_error_probability)
-
-    def _check_owner(self) -> None:
-        owner = self._archive.owner
-        if owner is not None and owner.epoch > self.claim.epoch:
-            raise JournalTakenError("another server writes the simulated journal")
-        if owner != self.claim:
-            raise JournalLostError("the simulated journal is older than it was")
+        await self._ask(self._journal.release)

@@ -1,15 +1,22 @@
-"""Planted bugs: each is a server that is wrong in one way that a restart or a cancel brings out."""
+"""Planted bugs: each is a server, a journal or a store that is wrong in one way, which a restart, a
+cancel, a second server or a copy that comes back brings out."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from breadbox.stores.base import Custody
+from breadbox.types import PayloadReference
 from breadbox_server.core.buffers import BufferSet
+from breadbox_server.core.ids import BufferName
 from breadbox_server.core.inputs import ReleaseLease
 from breadbox_server.driver import Driver
+from breadbox_server.journal.claims import Claim
+from breadbox_server.journal.storage import JournalLostError, JournalTakenError
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.turns import Turns
+from simulation.faults import World
 from simulation.server import Variant
-from simulation.storage import SimulatedWriter
+from simulation.storage import SimulatedJournal, SimulatedStore, SimulatedWriter
 
 
 class _ForgetfulJournal(TurnJournal):
@@ -60,6 +67,93 @@ class KeepsUndelivered(Variant):
         return _GreedyDriver(buffers, **parts)
 
 
+class _TrustingJournal(SimulatedJournal):
+    def append(self, claim: Claim, sequence: int, data: bytes) -> None:
+        self.check_ours(claim)
+        if self.newest != sequence:
+            super().append(claim, sequence, data)
+
+
+class RecoversBeforeClaiming(Variant):
+    """A server reads its journal, then claims it; and a turn of the same number is a repeat."""
+
+    name = "recovers-before-claiming"
+    world = World.RIVALS
+    journal_type = _TrustingJournal
+    claims_first = False
+
+
+class _OpenJournal(SimulatedJournal):
+    def check_ours(self, claim: Claim | None) -> None:
+        """Anybody may write."""
+
+    def append(self, claim: Claim, sequence: int, data: bytes) -> None:
+        self.contents.turns.setdefault(sequence, (data, claim.epoch))
+
+
+class DoesNotFenceJournal(Variant):
+    """Whoever has claimed a journal goes on writing it, beside those who claimed it later."""
+
+    name = "does-not-fence-journal"
+    world = World.RIVALS
+    journal_type = _OpenJournal
+
+
+class _OpenStore(SimulatedStore):
+    def check(self, custody: Custody | None, *, is_alone: bool = False) -> None:
+        """Anybody may delete."""
+
+
+class DoesNotFenceDeletions(Variant):
+    """A server that was replaced goes on confirming and deleting."""
+
+    name = "does-not-fence-deletions"
+    world = World.RIVALS
+    store_type = _OpenStore
+
+
+class _TrustingDriver(Driver):
+    async def _drop_lost(self, buffer: BufferName, missing: list[PayloadReference]) -> int:
+        return 0
+
+
+class HandsOutMissingPayloads(Variant):
+    """What the store lost is granted all the same."""
+
+    name = "hands-out-missing-payloads"
+    world = World.YOUNGER
+
+    def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
+        return _TrustingDriver(buffers, **parts)
+
+
+class _JealousJournal(SimulatedJournal):
+    def check_ours(self, claim: Claim | None) -> None:
+        try:
+            super().check_ours(claim)
+        except JournalLostError as error:
+            raise JournalTakenError("another server writes the simulated journal") from error
+
+
+class TakesOlderForTaken(Variant):
+    """A journal that came back with an older owner counts as another server's."""
+
+    name = "takes-older-for-taken"
+    world = World.YOUNGER
+    journal_type = _JealousJournal
+
+
 VARIANTS: dict[str, type[Variant]] = {
-    kind.name: kind for kind in (Variant, SkipsAnEntry, AcknowledgesEarly, KeepsUndelivered)
+    kind.name: kind
+    for kind in (
+        Variant,
+        SkipsAnEntry,
+        AcknowledgesEarly,
+        KeepsUndelivered,
+        RecoversBeforeClaiming,
+        DoesNotFenceJournal,
+        DoesNotFenceDeletions,
+        HandsOutMissingPayloads,
+        TakesOlderForTaken,
+    )
 }
