@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from breadbox.cli import logs
+from breadbox.cli.modules import import_from_here
 from breadbox_learner.options import setting_options
 from breadbox_learner.settings import LearnSettings, SettingsError, read_settings
 
@@ -76,6 +77,7 @@ def learn(
 
     try:
         settings = read_settings(config, overrides)
+        import_from_here()
         from breadbox_learner.app import dry_run_text, run
 
         if dry_run:

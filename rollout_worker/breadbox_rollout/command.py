@@ -1,7 +1,6 @@
 """What the commands share: options that are environment variables too, a file, one-line errors."""
 
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,13 +65,6 @@ def _take_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
         ctx.default_map = read_config(path, known)
     except ReplayBufferError as error:
         raise Unusable(str(error)) from error
-
-
-def import_from_here() -> None:
-    """Let `module:factory` name a module of the current folder, as `python -m` would."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
 
 
 @contextmanager

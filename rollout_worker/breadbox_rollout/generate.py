@@ -13,11 +13,11 @@ from rich.progress import Progress, TextColumn
 
 import breadbox
 from breadbox.cli import logs
+from breadbox.cli.modules import import_from_here
 from breadbox.errors import InvalidRequestError
 from breadbox_rollout.command import (
     OneLineCommand,
     config_option,
-    import_from_here,
     option,
     stop_on_signals,
 )

@@ -14,6 +14,7 @@ import torch
 import breadbox
 from breadbox import heartbeat
 from breadbox.cli import logs
+from breadbox.cli.modules import import_from_here
 from breadbox.errors import (
     InvalidRequestError,
     NotSupportedError,
@@ -29,7 +30,6 @@ from breadbox_rollout.agents import AgentsEntry, agents_entries
 from breadbox_rollout.command import (
     OneLineCommand,
     config_option,
-    import_from_here,
     option,
     stop_on_signals,
 )

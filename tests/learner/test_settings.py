@@ -1,6 +1,8 @@
 """Settings of `breadbox learn`: from file, environment and flags; what is wrong is one line."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,25 @@ def test_wrong_settings_are_one_line_and_exit_status_2(
     result = dry_run(*arguments)
     assert (2, "", 1) == (result.exit_code, result.stdout, len(result.stderr.splitlines()))
     assert message in result.stderr
+
+
+def test_environment_and_policy_may_be_of_a_module_in_the_current_folder(tmp_path: Path) -> None:
+    """As for rollout workers; the command is run as a script, whose path lacks that folder."""
+    (tmp_path / "of_ones_own.py").write_text(
+        "import gymnasium\n"
+        "from breadbox.policies import make_policy\n"
+        "def make():\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+        "def make_small(observations, actions):\n"
+        "    return make_policy('mlp', observations, actions, hidden_sizes=[4])\n"
+    )
+    script = Path(sys.executable).parent / "breadbox"
+    done = subprocess.run(
+        [script, "learn", "--dry-run", "--env", "of_ones_own:make",
+         "--policy", "of_ones_own:make_small"],
+        cwd=tmp_path, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (0, "") == (done.returncode, done.stderr)
 
 
 def test_flags_win_over_environment_and_environment_over_the_file(tmp_path: Path) -> None:
