@@ -58,7 +58,8 @@ class Inference:
         greedy: Take the likeliest actions instead of drawing them.
 
     Raises:
-        InvalidRequestError: The policy cannot act greedily, and shall.
+        InvalidRequestError: The policy cannot act greedily, and shall; or its initial state is a
+            tree without tensors.
     """
 
     def __init__(
@@ -78,8 +79,20 @@ class Inference:
         self._generator = torch.Generator(device).manual_seed(seed)
         # Policies of one's own that never act greedily need not know of it.
         self._choice = {"greedy": True} if greedy else {}
+        self._initial_state = self._split_initial_state()
+
+    def _split_initial_state(self) -> State:
         initial = self.policy.initial_state(1)
-        self._initial_state = None if initial is None else self.policy.split_state(initial)[0]
+        if initial is None:
+            return None
+        parts = self.policy.split_state(initial)
+        if not parts:
+            raise InvalidRequestError(
+                "policy",
+                f"has {initial!r} as its initial state, in which no tensor is: "
+                "return None for a policy without memory",
+            )
+        return parts[0]
 
     @property
     def is_recurrent(self) -> bool:

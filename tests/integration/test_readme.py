@@ -1,6 +1,8 @@
 """The code in README.md and docs/rollout.md, run as a reader would, against a running server."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -105,6 +107,30 @@ def test_the_worker_of_ones_own_has_every_fragment_admitted(
     assert np.array_equal(batch.first[:, 1:], (batch.terminated | batch.truncated)[:, :-1])
     for fragment in fragments:
         check_last_observations(fragment)
+
+
+def test_the_policy_of_ones_own_acts_and_learns(tmp_path: Path) -> None:
+    (policy,) = [block for block in python_blocks(ROLLOUT) if "PolicyModule" in block]
+    (tmp_path / "my_policy.py").write_text(policy)
+    common = ["--env", "CartPole-v1", "--policy", "my_policy:make"]
+    with start_server(store=f"file://{tmp_path / 'store'}") as server:
+        command = [sys.executable, "-P", "-m", "breadbox.cli.main"]
+        worker = subprocess.Popen(
+            [*command, "rollout", "--server", server.address, "--num-envs", "2", *common],
+            cwd=tmp_path,
+        )
+        try:
+            learner = subprocess.run(
+                [*command, "learn", "--server", server.address, "--fragments-per-batch", "4",
+                 "--updates-max", "2", *common],
+                cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120.0,
+            )  # fmt: skip
+            worker.terminate()
+            assert 0 == worker.wait(60.0)
+        finally:
+            worker.kill()
+            worker.wait()
+    assert 0 == learner.returncode, learner.stderr
 
 
 def check_last_observations(fragment: Fragment) -> None:

@@ -88,6 +88,15 @@ def test_a_policy_without_memory_needs_no_states() -> None:
     assert not inference_of("mlp").is_recurrent
 
 
+@pytest.mark.parametrize("state", [(), {}, [], ((), {"a": None})])
+def test_a_state_without_tensors_is_refused_with_the_remedy(state: object) -> None:
+    """Its batch size cannot be told; the first of no parts was an IndexError."""
+    policy = make_policy("mlp", VECTOR, spaces.Discrete(4))
+    policy.initial_state = lambda batch_size: state  # type: ignore[method-assign]
+    with pytest.raises(InvalidRequestError, match="return None for a policy without memory"):
+        Inference(policy, CPU)
+
+
 def test_bfloat16_computes_coarsely_and_answers_in_float32() -> None:
     exact = inference_of()
     coarse = inference_of(bfloat16=True)

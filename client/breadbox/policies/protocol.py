@@ -22,30 +22,36 @@ State = Any
 
 @dataclass(frozen=True, slots=True)
 class ActResult:
-    """What a policy did with one observation of each of B environments."""
+    """What a policy did with one observation of each of B environments.
+
+    Attributes:
+        action: Leaves [B, ...]; as the environment takes them, but unclipped.
+        log_prob: float32[B]; of `action`, summed over its parts.
+        value: float32[B]; in reward units.
+        state: The recurrent state after this step; None for a policy without memory.
+    """
 
     action: Tree
-    """Leaves [B, ...]; as the environment takes them, but unclipped."""
     log_prob: Tensor
-    """float32[B]; of `action`, summed over its parts."""
     value: Tensor
-    """float32[B]; in reward units."""
     state: State
-    """The recurrent state after this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a policy thinks of recorded actions; everything carries gradients."""
+    """What a policy thinks of recorded actions; everything carries gradients.
+
+    Attributes:
+        log_prob: float32[B, T].
+        entropy: float32[B, T]; in nats, summed over the parts of an action.
+        value: float32[B, T]; in reward units.
+        state: The recurrent state after step T - 1; None for a policy without memory.
+    """
 
     log_prob: Tensor
-    """float32[B, T]."""
     entropy: Tensor
-    """float32[B, T]; in nats, summed over the parts of an action."""
     value: Tensor
-    """float32[B, T]; in reward units."""
     state: State
-    """The recurrent state after step T - 1."""
 
 
 class Policy(Protocol):
@@ -56,7 +62,10 @@ class Policy(Protocol):
     """
 
     def initial_state(self, batch_size: int) -> State:
-        """Return the state of *batch_size* environments at the start of an episode."""
+        """Return the state of *batch_size* environments at the start of an episode.
+
+        A tree of tensors with leading axis B, or None for a policy without memory.
+        """
 
     def act(
         self,
@@ -97,7 +106,10 @@ class Policy(Protocol):
 
 
 class PolicyModule(nn.Module, ABC):
-    """A `Policy` that is a torch module; states may be any tree of tensors."""
+    """A `Policy` that is a torch module; states may be any tree of tensors.
+
+    `help` of `breadbox.policies.Policy` says what each method takes and returns.
+    """
 
     @abstractmethod
     def initial_state(self, batch_size: int) -> State:
