@@ -43,7 +43,12 @@ from breadbox.async_loader import AsyncFragmentLoader, run_ahead
 from breadbox.batches import Batch, Stack
 from breadbox.errors import ClosedError, ReplayBufferError
 from breadbox.fragment import Fragment
-from breadbox.lease import FRAGMENTS_PER_READ, RENEW_AT, UNREADABLE_ERRORS
+from breadbox.lease import (
+    FRAGMENTS_PER_READ,
+    RENEW_AT,
+    UNREADABLE_ERRORS,
+    RenewalFailures,
+)
 from breadbox.loader import LoaderKeywords, LoaderOptions
 from breadbox.operations import (
     Attempted,
@@ -723,6 +728,7 @@ class Lease:
 
     async def _renew_in_time(self) -> None:
         delay_s = self.grant.remaining_s * RENEW_AT
+        failures = RenewalFailures()
         while True:
             await asyncio.sleep(delay_s)
             try:
@@ -732,9 +738,10 @@ class Lease:
                 _log.warning("lease %s is not renewed any more: %s", self.lease_id, error)
                 return
             except ReplayBufferError as error:
-                _log.warning("lease %s could not be renewed: %s", self.lease_id, error)
+                failures.tell(self.lease_id, error)
                 delay_s = 1.0
             else:
+                failures.end()
                 delay_s = remaining_s * RENEW_AT
 
     async def _stop_renewing(self) -> None:

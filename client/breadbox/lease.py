@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 FRAGMENTS_PER_READ = 8
 """Fragments that `fragments()` loads, and holds, at a time."""
+WARN_EVERY_S = 30.0
 RENEW_AT = 1 / 3
 """A lease is renewed when this part of it has passed: two renewals may fail before it expires."""
 RENEWAL_END_S = 0.3
@@ -166,6 +167,30 @@ class LeaseKeeper:
             return None
 
 
+class RenewalFailures:
+    """Says that a lease cannot be renewed at once, and then every `WARN_EVERY_S`.
+
+    Renewals are tried every second, for as long as a server is away.
+
+    Args:
+        clock: Seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next_at = float("-inf")
+
+    def tell(self, lease_id: str, error: Exception) -> None:
+        """Note one that failed."""
+        if (now := self._clock()) >= self._next_at:
+            self._next_at = now + WARN_EVERY_S
+            _log.warning("lease %s could not be renewed: %s", lease_id, error)
+
+    def end(self) -> None:
+        """Note one that succeeded: the next failure is news."""
+        self._next_at = float("-inf")
+
+
 class Lease:
     """A granted batch. Use it as a context manager: it is renewed in the background while open.
 
@@ -198,6 +223,7 @@ class Lease:
         self._client = client
         self._buffer = buffer
         self._keeper = keeper
+        self._failures = RenewalFailures()
         self._once = once
         self._renewing = threading.Lock()
         self._unreadable: list[str] = []
@@ -356,6 +382,7 @@ class Lease:
                 if self.released:
                     return None  # It was released meanwhile; that is no loss.
                 return self._not_renewed(error)
+            self._failures.end()
             return remaining_s * RENEW_AT
 
     def _not_renewed(self, error: errors.ReplayBufferError) -> float | None:
@@ -364,7 +391,7 @@ class Lease:
             self.expired = isinstance(error, errors.LeaseExpiredError)
             _log.warning("lease %s is not renewed any more: %s", self.lease_id, error)
             return None
-        _log.warning("lease %s could not be renewed: %s", self.lease_id, error)
+        self._failures.tell(self.lease_id, error)
         return 1.0
 
     def _check_open(self) -> None:

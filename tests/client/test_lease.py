@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 
 import breadbox
 from breadbox import aio, batches, errors, loader, operations, payload, stores, wire
-from breadbox.lease import DUE_COUNT_MIN, RENEWALS_MAX, Lease, LeaseKeeper
+from breadbox.lease import DUE_COUNT_MIN, RENEWALS_MAX, Lease, LeaseKeeper, RenewalFailures
 from breadbox.loader import LoaderKeywords, LoadOrder
 from breadbox.options import ClientOptions
 from breadbox.stores.base import PayloadStore
@@ -399,6 +399,27 @@ def test_a_renewal_that_found_nobody_is_tried_again_soon(
     lease = client.fetch(FRAGMENT_COUNT)
     assert 1.0 == lease.renew_quietly()
     assert not lease.expired
+
+
+def test_renewals_that_find_nobody_are_told_once(
+    client: breadbox.Client, fake: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = refuse(grpc.StatusCode.UNAVAILABLE)
+    fake.will("RenewLease", away, away, away, renewed(90.0), away, away)
+    lease = client.fetch(FRAGMENT_COUNT)
+    assert [1.0, 1.0, 1.0, 30.0, 1.0, 1.0] == [lease.renew_quietly() for _ in range(6)]
+    assert 2 == caplog.text.count("could not be renewed")
+
+
+def test_a_renewal_that_keeps_failing_is_told_every_half_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock()
+    failures = RenewalFailures(clock)
+    for _ in range(61):
+        failures.tell("l", errors.UnavailableError("nobody"))
+        clock.advance(1.0)
+    assert 3 == caplog.text.count("could not be renewed")
 
 
 def test_a_lease_found_gone_refuses_to_load(
