@@ -180,6 +180,9 @@ class GoneContext:
     def time_remaining(self) -> float | None:
         return self.left_s
 
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
     def code(self) -> grpc.StatusCode | None:
         return None
 
