@@ -3,6 +3,7 @@
 import contextlib
 import math
 import struct
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -200,6 +201,36 @@ def test_a_header_that_contradicts_itself_is_corrupt(name: str) -> None:
     decode_tree(payload)  # So that the layout is known: nothing is taken for it that is not.
     with pytest.raises(PayloadCorruptError):
         decode_tree(with_header(payload, CONTRADICTIONS[name]))
+
+
+def test_a_long_key_is_not_copied_for_every_node_below_it() -> None:
+    """Without an array no path is of use; 60,000 of 3 MiB would take minutes."""
+
+    def nest(header: payload_pb2.PayloadHeader) -> None:
+        del header.arrays[:]
+        header.body_size_bytes = 0
+        header.tree.dict.keys[:] = ["k" * (3 << 20)]
+        del header.tree.dict.values[:]
+        items = header.tree.dict.values.add().list.items
+        for _ in range(60_000):
+            items.add().none.SetInParent()
+
+    hostile = with_header(payload_of({"k": None}), nest)
+    started_at = time.process_time()
+    tree, _ = decode_tree(hostile)
+    took_s = time.process_time() - started_at
+    assert {"k" * (3 << 20): [None] * 60_000} == tree
+    # As long as for a short key, give or take; not some megabytes for each node.
+    short = with_header(payload_of({"k": None}), nest_short)
+    started_at = time.process_time()
+    decode_tree(short)
+    assert took_s < 20 * (time.process_time() - started_at) + 1.0
+
+
+def nest_short(header: payload_pb2.PayloadHeader) -> None:
+    items = header.tree.dict.values[0].list.items
+    for _ in range(60_000):
+        items.add().none.SetInParent()
 
 
 def test_a_tree_nested_beyond_reason_is_corrupt() -> None:

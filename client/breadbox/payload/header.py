@@ -39,6 +39,9 @@ from breadbox.v1 import payload_pb2
 BlockChecksums = Sequence[Sequence[int]]
 """Per array, the checksums of its blocks."""
 
+_PATH_TOO_LONG: Final = "." * (NAME_CHARACTERS_MAX + 1)
+"""Stands for every path that is longer than an array's name may be."""
+
 _TEMPLATES_MAX: Final = 16
 """Layouts that a reader remembers: more kinds of fragment than one learner mixes."""
 
@@ -331,6 +334,16 @@ def extent_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
     return math.prod(max(1, length) for length in shape) * dtype.itemsize
 
 
+def _path_below(path: str, key: str | int) -> str:
+    """Join a key to a path; one that no array can have is not made longer for each node below it.
+
+    Else a key of a megabyte would be copied for each of thousands of nodes.
+    """
+    if len(path) + len(str(key)) > NAME_CHARACTERS_MAX:
+        return _PATH_TOO_LONG
+    return join_path(path, key)
+
+
 def _structure_of(root: payload_pb2.TreeNode, names: Sequence[str]) -> Structure:
     """Build the structure; each array must be the next leaf, and named after its path."""
     node_count = 0
@@ -354,12 +367,14 @@ def _structure_of(root: payload_pb2.TreeNode, names: Sequence[str]) -> Structure
             if len(keys) != len(node.dict.values) or len(set(keys)) != len(keys):
                 raise PayloadCorruptError("a payload's tree has a dict with wrong keys")
             return {
-                key: visit(child, join_path(path, key), depth + 1)
+                key: visit(child, _path_below(path, key), depth + 1)
                 for key, child in zip(keys, node.dict.values, strict=True)
             }
         if kind in ("list", "tuple"):
             children = node.list.items if kind == "list" else node.tuple.items
-            items = [visit(each, join_path(path, i), depth + 1) for i, each in enumerate(children)]
+            items = [
+                visit(each, _path_below(path, i), depth + 1) for i, each in enumerate(children)
+            ]
             return items if kind == "list" else tuple(items)
         raise PayloadCorruptError("a payload's tree has a node of no known kind")
 
