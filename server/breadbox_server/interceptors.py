@@ -9,12 +9,13 @@ from time import perf_counter
 from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from breadbox_server import status
 from breadbox_server.authorization import Gate, bearer_token
 from breadbox_server.clients import ClientCensus, role_of_method
-from breadbox_server.core.errors import DomainError
+from breadbox_server.core.errors import DomainError, InvalidArgumentError
 from breadbox_server.errors import InternalError
 from breadbox_server.metrics import Metrics
 
@@ -27,6 +28,18 @@ REQUEST_ID_BYTES: Final = 8
 ANSWER_MARGIN_S: Final = 0.15
 """Kept free before a call's deadline, so that the reason for no answer still reaches the caller;
 less than what a wait that was asked for keeps free."""
+
+
+def _readable(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """A deserializer that gives None for what it cannot read: gRPC would log a traceback."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data) if deserialize is not None else data
+        except DecodeError:
+            return None
+
+    return read
 
 
 @dataclass(eq=False, slots=True)
@@ -108,7 +121,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return handler
         wrapped = grpc.unary_unary_rpc_method_handler(
             self._wrap(method, handler.unary_unary),  # type: ignore[arg-type]
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_readable(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
         # Methods that exist are few; names that do not exist never get here.
@@ -145,9 +158,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         left_s = context.time_remaining()
         if left_s is not None:
             left_s -= min(ANSWER_MARGIN_S, left_s / 4)
+        if request is None:
+            raise InvalidArgumentError("request", "is no message of this method")
         limit = asyncio.timeout(left_s)
-        call = _Running(method, context.invocation_metadata() or (), limit)
+        call = _Running(method, (), limit)
         if self._gate.asks_for_tokens:
+            call.metadata = context.invocation_metadata() or ()
             # Again: its message may have come long after its headers.
             self._gate.admit(method, call.metadata)
             self._running.add(call)
