@@ -313,6 +313,10 @@ class Client:
             except StoreUnavailableError:
                 await self.pause(0.1)
                 continue
+            disk = self.deployment.disk
+            if disk is not None and not (self.fates.is_healed or disk.has_room_for_payload()):
+                await self.pause(0.3)
+                continue
             payload_id = f"{self.rng.getrandbits(128):032x}"
             self.deployment.store.put(payload_id)
             return Payload(payload_id, self.rng.randrange(1, 20))

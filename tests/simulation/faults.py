@@ -37,6 +37,9 @@ class World(StrEnum):
     """Journal, payload store, or both come back as they were a while ago. A server that lives loses
     nothing but payloads, and soon grants none of those; one that was down has all that was
     acknowledged when the copy was made. What was lost so is counted."""
+    DISK = "disk"
+    """Payloads and journal share a disk that fills, also by a stranger. Whatever payloads took,
+    what makes room goes on; once the stranger has left, everything goes on."""
     SILENCE = "silence"
     """Journal and store take requests and do not answer, for seconds to a minute. Calls end by
     their deadlines, and once there are answers everything goes on."""

@@ -25,6 +25,7 @@ from breadbox_server.jobs import Jobs
 from breadbox_server.journal.claims import Claim, Holder
 from breadbox_server.journal.compactor import compact
 from breadbox_server.journal.recovery import Recovered, begin, recover
+from breadbox_server.journal.reserve import SHARE
 from breadbox_server.journal.storage import JournalTakenError
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.metrics import Metrics
@@ -32,9 +33,11 @@ from breadbox_server.reconciliation import Reconciler
 from simulation.faults import Fates, World
 from simulation.loop import Process, SimulatedClock
 from simulation.storage import (
+    DISK_BYTES,
     UNANNOUNCED_S,
     SimulatedArchive,
     SimulatedCustodian,
+    SimulatedDisk,
     SimulatedJournal,
     SimulatedStore,
     SimulatedWriter,
@@ -85,6 +88,8 @@ class Deployment:
         self.variant = variant
         self.store = variant.store_type(fates)
         self.journal = variant.journal_type()
+        has_disk = fates.plan.world is World.DISK
+        self.disk = SimulatedDisk(self.journal, self.store) if has_disk else None
         self.servers: list[SimulatedServer] = []
         """Those that were started, and have not ended."""
         self.lives = 0
@@ -195,6 +200,8 @@ class SimulatedServer:
                 jobs.start(driver.run(self._end))
                 await self._open_books(driver, reconciler)
                 jobs.start(reconciler.run())
+                if deployment.disk is not None:
+                    jobs.start(self._keep_short(deployment.disk))
                 self.buffers = buffers
                 deployment.handed_out |= set(live_leases(buffers))
                 self.driver = driver
@@ -205,6 +212,14 @@ class SimulatedServer:
             driver.drain()
             for call in list(self._calls):
                 call.cancel()
+
+    async def _keep_short(self, disk: SimulatedDisk) -> None:
+        """Compact the journal while its turns take more than their share of the disk."""
+        while True:
+            await asyncio.sleep(0.5)
+            assert self._writer is not None
+            if disk.journal.size_bytes > DISK_BYTES // SHARE:
+                self._writer.compact()
 
     async def _open_journal(self) -> Recovered:
         """Claim the journal and read it: two trips, between which the world goes on."""
@@ -221,7 +236,9 @@ class SimulatedServer:
         deployment = self._deployment
         self.claim = await _claim(self._archive, takes_over=self._takes_over)
         deployment.on_claim()
-        self._writer = SimulatedWriter(deployment.journal, self.claim, self._fates, self._life)
+        self._writer = SimulatedWriter(
+            deployment.journal, self.claim, self._fates, self._life, deployment.disk
+        )
 
     def _watch_drops(self, buffers: BufferSet) -> None:
         """See to it that only what the store really lost is given up as lost."""

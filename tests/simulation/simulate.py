@@ -3,7 +3,7 @@
 import asyncio
 import random
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from breadbox.errors import StoreError
 from breadbox_server.core.buffers import DEFAULT_BUFFER
@@ -15,10 +15,12 @@ from simulation.clients import Client, Learner, Ledger, Trainer, Worker
 from simulation.faults import Fates, FaultPlan, World
 from simulation.loop import SimulatedClock, run_simulated
 from simulation.server import METRICS, Deployment, SimulatedServer, Variant, is_replacement
-from simulation.storage import UNANNOUNCED_S, SimulatedCustodian
+from simulation.storage import DISK_BYTES, UNANNOUNCED_S, SimulatedCustodian
 
 QUIET_S = 3 * UNANNOUNCED_S
 """After this long without clients every lease, orphan and deletion has run its course."""
+FITTED_BYTES = 200
+"""Capacity of a buffer on the simulated disk: its payloads take less than half of it."""
 BUSY_LOOKS = 200
 """At a server, until it does what is looked for."""
 REPLACED_S = 20.0
@@ -98,6 +100,9 @@ class Simulation:
         self.fates = Fates(seed, draw_plan(self._rng, world))
         self._world_rng = self.fates.rng(world)
         config = draw_config(self._rng)
+        if world is World.DISK:
+            # As a server does at its start: half of the disk is more than buffers may promise.
+            config = replace(config, capacity_bytes=min(config.capacity_bytes, FITTED_BYTES))
         self.ledger = Ledger(config)
         self.deployment = Deployment(config, self.fates, variant)
         self.deployment.on_claim = self._note_claim
@@ -238,6 +243,7 @@ class Simulation:
         worlds = {
             World.RIVALS: self._replace,
             World.YOUNGER: self._restore,
+            World.DISK: self._fill_disk,
             World.SILENCE: self._fall_silent,
         }
         if plan.world in worlds:
@@ -339,6 +345,17 @@ class Simulation:
                 return
             await asyncio.sleep(0.1)
         raise AssertionError("a journal that came back was not begun again")
+
+    async def _fill_disk(self) -> None:
+        """Let a stranger take all the room there is, or nearly, again and again; then leave."""
+        rng, disk = self._world_rng, self.deployment.disk
+        assert disk is not None
+        left_bytes = rng.choice([0, 0, DISK_BYTES // 10])
+        for _ in range(rng.choice([1, 10, 40])):
+            disk.strangers_bytes += max(0, disk.free_bytes - left_bytes)
+            await asyncio.sleep(0.2)
+        disk.strangers_bytes = 0
+        await self._until_served()
 
     async def _fall_silent(self) -> None:
         """Let journal, store, or both take requests without answering."""

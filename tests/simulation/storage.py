@@ -11,15 +11,20 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from breadbox.errors import StoreUnavailableError
 from breadbox.stores.base import Custody, StoreUsage
+from breadbox.stores.disk_room import KEPT_SHARE
 from breadbox.types import PayloadReference
 from breadbox_server.journal.claims import ALIVE_S, STARTING_S, Claim, Holder
+from breadbox_server.journal.compactor import compact
+from breadbox_server.journal.reserve import PART_COUNT, SHARE, Reserve
 from breadbox_server.journal.storage import (
     BEGINNING,
     JournalDamagedError,
+    JournalFullError,
     JournalHeldError,
     JournalLostError,
     JournalTakenError,
@@ -30,6 +35,9 @@ from support.custody import KnownJournals
 
 UNANNOUNCED_S = 20.0
 """Life of a payload that nobody confirms."""
+DISK_BYTES = 100_000
+BLOCK_BYTES = 2_000
+PART_BYTES = DISK_BYTES // SHARE // PART_COUNT
 SAVED_S = 12.0
 """A payload that came back as it was before it was confirmed, and lives for so long, is saved."""
 
@@ -66,6 +74,13 @@ class SimulatedStore:
     @property
     def confirmed(self) -> set[str]:
         return self._contents.confirmed
+
+    @property
+    def payload_count(self) -> int:
+        """Payloads that take room; what has expired was swept."""
+        now = asyncio.get_running_loop().time()
+        alive = sum(expires_at > now for expires_at in self._contents.expires_at.values())
+        return alive + len(self.confirmed)
 
     @property
     def is_announcing(self) -> bool:
@@ -259,6 +274,13 @@ class SimulatedJournal:
         back; known to the simulation alone."""
 
     @property
+    def size_bytes(self) -> int:
+        """What snapshot and turns take."""
+        held = self.contents
+        turns_bytes = sum(len(data) for data, _ in held.turns.values())
+        return turns_bytes + (0 if held.snapshot is None else len(held.snapshot[1]))
+
+    @property
     def newest(self) -> int | None:
         """Sequence of the newest turn."""
         return next(reversed(self.contents.turns), None)
@@ -432,18 +454,89 @@ class SimulatedArchive:
         pass
 
 
-class SimulatedWriter:
-    """Implements `JournalWriter` for one life of the server."""
+class SimulatedDisk:
+    """One file system for journal and payloads, in bytes; and the reserve beside the journal.
 
-    def __init__(self, journal: SimulatedJournal, claim: Claim, fates: Fates, life: int) -> None:
+    Args:
+        journal: On it.
+        store: On it too; each payload takes one block.
+    """
+
+    def __init__(self, journal: SimulatedJournal, store: SimulatedStore) -> None:
+        self.journal = journal
+        self._store = store
+        self.parts: set[int] = set()
+        """Of the reserve, that are there."""
+        self.strangers_bytes = 0
+
+    @property
+    def free_bytes(self) -> int:
+        used = self.journal.size_bytes + self._store.payload_count * BLOCK_BYTES
+        return DISK_BYTES - used - len(self.parts) * PART_BYTES - self.strangers_bytes
+
+    def has_room_for_payload(self) -> bool:
+        """Whether a writer of payloads may take more: it leaves some room."""
+        return self.free_bytes - BLOCK_BYTES >= DISK_BYTES // KEPT_SHARE
+
+
+class SimulatedReserve(Reserve):
+    """The real rules for giving up and taking room again, on a simulated disk."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        super().__init__(Path(), clock=lambda: asyncio.get_running_loop().time())
+        self._disk = disk
+
+    def refill(self) -> int:
+        for number in range(PART_COUNT):
+            is_kept = self._disk.free_bytes - PART_BYTES >= DISK_BYTES // KEPT_SHARE // 2
+            if number not in self._disk.parts and is_kept:
+                self._disk.parts.add(number)
+        return self._count()
+
+    def _parts(self) -> list[Any]:
+        return [_Part(self._disk.parts, number) for number in sorted(self._disk.parts)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    parts: set[int]
+    number: int
+
+    def unlink(self) -> None:
+        self.parts.remove(self.number)
+
+
+class SimulatedWriter:
+    """Implements `JournalWriter` for one life of the server.
+
+    Args:
+        journal: What it writes.
+        claim: Under which.
+        fates: Draw delays and failures.
+        life: Of the server.
+        disk: That the journal is on; None: it has all the room it wants.
+    """
+
+    def __init__(
+        self,
+        journal: SimulatedJournal,
+        claim: Claim,
+        fates: Fates,
+        life: int,
+        disk: SimulatedDisk | None = None,
+    ) -> None:
         self._journal = journal
+        self._disk = disk
+        self._reserve = None if disk is None else SimulatedReserve(disk)
+        if self._reserve is not None:
+            self._reserve.refill()
         self.claim = claim
         probability = fates.plan.journal_error_probability
         name = f"writer {life}"
         self.link = Link(fates, "journal", name, probability, JournalUnavailableError)
 
     def has_room(self) -> bool:
-        return True
+        return self._reserve is None or self._reserve.has_room()
 
     async def _ask(self, script: Callable[..., Any], *arguments: Any) -> Any:
         return await self.link.ask(partial(script, self.claim, *arguments))
@@ -452,7 +545,37 @@ class SimulatedWriter:
         await self._ask(self._journal.renew, sequence)
 
     async def append(self, sequence: int, data: bytes) -> None:
-        await self._ask(self._journal.append, sequence, data)
+        await self._ask(self._append, sequence, data)
+
+    def _append(self, claim: Claim, sequence: int, data: bytes) -> None:
+        def write() -> None:
+            if self._disk is not None and self._disk.free_bytes < len(data):
+                raise JournalFullError("the simulated disk is full")
+            self._journal.append(claim, sequence, data)
+
+        if self._reserve is None:
+            write()
+        else:
+            self._reserve.with_room(write)
+
+    def compact(self) -> None:
+        """Write a snapshot as the compactor does, and trim: where there is room for it."""
+        disk, reserve = self._disk, self._reserve
+        assert disk is not None
+        assert reserve is not None
+
+        class Archive(SimulatedArchive):
+            def write_snapshot(self, sequence: int, data: bytes) -> None:
+                def write() -> None:
+                    if disk.free_bytes < len(data):
+                        raise JournalFullError("the simulated disk is full")
+                    super(Archive, self).write_snapshot(sequence, data)
+
+                reserve.with_room(write, is_snapshot=True)
+
+        with suppress(JournalFullError, JournalTakenError, JournalLostError):
+            found = compact(Archive(self._journal))
+            self._journal.trim(self.claim, found.sequence)
 
     async def begin_again(self, sequence: int, snapshot: bytes) -> None:
         self.claim = await self._ask(self._journal.claim_again)
