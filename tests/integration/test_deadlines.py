@@ -151,6 +151,7 @@ CALLS: dict[str, Row] = {
     "Lease.batches": lambda it: _drained(it.lease.batches(2, retries=2)),
     "Lease.batches.close": lambda it: _left_iterator(it.lease.batches(2)),
     "Lease.renew": lambda it: it.lease.renew(),
+    "Lease.unreadable": lambda it: it.lease.unreadable(),
     "Lease.release": lambda it: it.lease.release(ReleaseMode.RETURNED),
     "Lease.__exit__": lambda it: _left(it.lease),
     "Lease.__exit__ with an error": lambda it: _left(it.lease, ValueError("the body's own")),
