@@ -30,7 +30,9 @@ class DeletionQueue:
     up, so the queue never holds more than `limit` and what the buffers held at that moment.
 
     A payload that is on its way out must not be confirmed for somebody, nor one be sent on its way
-    out while it is being confirmed: it would be lost. Both sides tell each other here.
+    out while it is being confirmed: it would be lost. Both sides tell each other here. It is on its
+    way out from when that is decided, although it goes only once that is durable: until then nobody
+    else may delete it either, for a server that recovers the journal would still refer to it.
     """
 
     def __init__(self, custodian: PayloadCustodian, *, metrics: Metrics, limit: int) -> None:
@@ -53,18 +55,22 @@ class DeletionQueue:
     def __len__(self) -> int:
         return len(self._payloads)
 
+    def announce(self, payloads: Iterable[Payload]) -> None:
+        """Take note of payloads that will be put here once their end is durable."""
+        self._leaving.update([each.payload_id for each in payloads])
+
     def put(self, payloads: Iterable[Payload]) -> None:
-        """Queue payloads that nothing refers to any more."""
+        """Queue payloads that nothing refers to any more, which is durable."""
         payloads = list(payloads)
         self._payloads.extend(payloads)
-        self._leaving.update([each.payload_id for each in payloads])
+        self.announce(payloads)
         if self._payloads:
             self._empty.clear()
             self._wake.set()
             self._metrics.pending_deletions.set(len(self._payloads))
 
     def is_leaving(self, payload_id: PayloadId) -> bool:
-        """Whether a payload waits for its deletion, or is being deleted."""
+        """Whether a payload's end was decided, and it has not been deleted yet."""
         return payload_id in self._leaving
 
     @contextmanager
@@ -78,7 +84,7 @@ class DeletionQueue:
             self._confirming.difference_update(payload_ids)
 
     async def delete_orphans(self, payload_ids: Iterable[PayloadId]) -> int:
-        """Delete payloads that no book knows, but for those that are being confirmed right now.
+        """Delete payloads that no book knows, but for those being confirmed or leaving right now.
 
         Returns:
             How many were deleted.
@@ -86,7 +92,11 @@ class DeletionQueue:
         Raises:
             StoreUnavailableError: The store cannot be reached; some may be deleted.
         """
-        payload_ids = [each for each in payload_ids if each not in self._confirming]
+        payload_ids = [
+            each
+            for each in payload_ids
+            if each not in self._confirming and each not in self._leaving
+        ]
         self._leaving.update(payload_ids)
         try:
             with self._metrics.store_trip("delete"):
@@ -176,5 +186,6 @@ class UnownedPayloads:
     def _delete_oldest(self) -> None:
         payload_id = next(iter(self._payloads))
         _, buffer, payload = self._payloads.pop(payload_id)
-        if not self._is_referenced(buffer, payload_id):
+        is_leaving = self._deletions.is_leaving(payload_id)
+        if not is_leaving and not self._is_referenced(buffer, payload_id):
             self._deletions.put([payload])

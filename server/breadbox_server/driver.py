@@ -623,6 +623,7 @@ class Driver:
                     self._model_changes += type(event) is ModelChanged
                     self.turns.when_settled(partial(self._carry_out, event))
             if disposable:
+                self.deletions.announce(disposable)
                 self.turns.when_settled(partial(self.deletions.put, disposable))
         self._rearm_timer()
 
@@ -687,6 +688,8 @@ class Driver:
         sweep_at = self._clock.now() + SWEEP_PERIOD_S
         while True:
             self.refresh_gauges()
+            # What came due while the gauges looked is on its way out.
+            self.pump()
             self._unowned.delete_overdue(self._clock.now())
             await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
             if self._clock.now() >= sweep_at:

@@ -118,9 +118,9 @@ class Reconciler:
             for each in self._driver.payloads(buffer)
         }
         await self._keep(known - kept)
-        self._orphans = (
-            self._believable(kept - known, len(kept)) if self._deletes_orphans else set()
-        )
+        is_leaving = self._driver.deletions.is_leaving
+        orphans = {each for each in kept - known if not is_leaving(each)}
+        self._orphans = self._believable(orphans, len(kept)) if self._deletes_orphans else set()
         self._orphans_due_at = self._clock.now() + self._orphan_s
         self._is_compared = True
         # As it was before: what came back meanwhile is compared once more.
@@ -210,6 +210,8 @@ class Reconciler:
     async def _delete_orphans(self) -> None:
         if not self._orphans or self._clock.now() < self._orphans_due_at:
             return
+        # What came due while somebody only looked is on its way out, and no orphan.
+        self._driver.pump()
         names = self._driver.names()
         batch = list(islice(self._orphans, DELETE_BATCH))
         unknown = [

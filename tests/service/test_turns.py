@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breadbox.errors import StoreUnavailableError
+from breadbox.errors import PayloadMissingError, StoreUnavailableError
 from breadbox_server import turns
+from breadbox_server.convert import payload_reference
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.errors import BufferNotFoundError, DomainError
@@ -23,9 +24,11 @@ from breadbox_server.core.inputs import (
     Payload,
     PublishModel,
     StartSession,
+    UpdateBuffer,
 )
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.metrics import Metrics
+from breadbox_server.reconciliation import Reconciler
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
 from support.fake_journal import FakeJournal
@@ -85,6 +88,14 @@ def start_fetch(it, wait_s: float = 60.0) -> asyncio.Task:
 def hold(it) -> None:
     it.journal.may_write.clear()
     it.journal.writing.clear()
+
+
+def reconciler_of(it) -> Reconciler:
+    return Reconciler(
+        *(it.driver, it.custodian),
+        **{"clock": it.clock, "metrics": Metrics(CollectorRegistry())},
+        **{"orphan_s": 10.0, "deletes_orphans": True},
+    )
 
 
 async def turn_the_loop() -> None:
@@ -216,6 +227,108 @@ async def test_payloads_are_deleted_only_when_their_end_is_durable():
         it.journal.may_write.set()
         await ending
         await eventually(lambda: len(it.custodian.deleted) == 1)
+
+
+async def held_end(it) -> tuple[str, asyncio.Task]:
+    """A payload whose end is decided and not durable, and who waits for that."""
+    only = fragment(it, 0)
+    await it.driver.append(BUFFER, [only])
+    hold(it)
+    ending = it.group.create_task(it.driver.apply(EndSession(BUFFER, RUN)))
+    await it.journal.writing.wait()
+    return only.payload.payload_id, ending
+
+
+async def test_what_may_still_come_back_after_a_crash_is_no_orphan():
+    """Of a journal that is away for longer than an orphan is kept."""
+    async with journalled() as it:
+        payload_id, ending = await held_end(it)
+        reconciler = reconciler_of(it)
+        await reconciler.reconcile()
+        found = set(reconciler._orphans)
+        it.clock.advance(11.0)
+        await reconciler._delete_orphans()
+        deleted_early = list(it.custodian.deleted)
+        it.journal.may_write.set()
+        await ending
+        await eventually(lambda: it.custodian.deleted == [payload_id])
+    assert (set(), []) == (found, deleted_early)
+
+
+async def test_an_orphan_that_was_admitted_and_let_go_waits_until_that_is_durable():
+    async with journalled() as it:
+        only = fragment(it, 0)
+        payload_id = only.payload.payload_id
+        await it.custodian.confirm([payload_reference(only.payload)])
+        reconciler = reconciler_of(it)
+        await reconciler.reconcile()
+        found = set(reconciler._orphans)
+        await it.driver.append(BUFFER, [only])
+        hold(it)
+        ending = it.group.create_task(it.driver.apply(EndSession(BUFFER, RUN)))
+        await it.journal.writing.wait()
+        it.clock.advance(11.0)
+        await reconciler._delete_orphans()
+        deleted_early = list(it.custodian.deleted)
+        it.journal.may_write.set()
+        await ending
+        await eventually(lambda: it.custodian.deleted == [payload_id])
+    assert ({payload_id}, []) == (found, deleted_early)
+
+
+async def test_what_came_due_unseen_is_no_orphan():
+    """An open chunk is over, and a gauge that looks at the buffer notices it first."""
+    async with journalled() as it:
+        only = fragment(it, 0)
+        payload_id = only.payload.payload_id
+        await it.custodian.confirm([payload_reference(only.payload)])
+        reconciler = reconciler_of(it)
+        await reconciler.reconcile()
+        await it.driver.apply(UpdateBuffer(BUFFER, BufferConfig(fragments_per_chunk=2)))
+        await it.driver.append(BUFFER, [only])
+        hold(it)
+        it.clock.advance_late(BufferConfig().open_chunk_s + 1.0)
+        it.driver.describe(BUFFER)
+        is_referred_to = it.driver.refers_to(BUFFER, payload_id)
+        await reconciler._delete_orphans()
+        deleted_early = list(it.custodian.deleted)
+        it.journal.may_write.set()
+        await eventually(lambda: it.custodian.deleted == [payload_id])
+    assert (False, []) == (is_referred_to, deleted_early)
+
+
+async def test_an_unowned_payload_whose_end_is_not_durable_is_deleted_only_with_it():
+    async with journalled() as it:
+        weights = fragment(it, 0).payload
+        publish = PublishModel(BUFFER, RUN, 1, weights)
+        await it.driver.publish(publish)
+        it.driver._unowned.add(weights, BUFFER, it.clock.now())
+        hold(it)
+        ending = it.group.create_task(it.driver.apply(EndSession(BUFFER, RUN)))
+        await it.journal.writing.wait()
+        it.clock.advance(601.0)
+        it.driver._unowned.delete_overdue(it.clock.now())
+        await turn_the_loop()
+        deleted_early = list(it.custodian.deleted)
+        it.journal.may_write.set()
+        await ending
+        await it.driver.flush()
+        assert ([], [weights.payload_id]) == (deleted_early, it.custodian.deleted)
+
+
+async def test_a_payload_whose_end_is_not_durable_is_confirmed_for_nobody():
+    """It would be deleted under whoever got it."""
+    async with journalled() as it:
+        payload_id, ending = await held_end(it)
+        publish = PublishModel(BUFFER, SessionId("next"), 1, Payload(payload_id, 100))
+        starting = it.group.create_task(it.driver.apply(StartSession(BUFFER, SessionId("next"))))
+        asyncio.get_running_loop().call_later(0.05, it.journal.may_write.set)
+        with pytest.raises(PayloadMissingError):
+            await it.driver.publish(publish)
+        await ending
+        await starting
+        await it.driver.flush()
+        assert [payload_id] == it.custodian.deleted
 
 
 async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable():

@@ -40,6 +40,8 @@ CALL_S = 3.0
 
 CANCEL_S = 1.0
 """How long a call that nobody waits for any more may go on in the server."""
+STRAY_S_MAX = 60.0
+"""How late a second copy of a request may arrive: no connection keeps one for longer."""
 NOTICED_S = 20.0
 """Seconds after which nothing is granted any more that the store lost."""
 
@@ -286,7 +288,7 @@ class Client:
         self, work: Callable[[Driver], Awaitable[Any]], request_id: str
     ) -> None:
         """Deliver a second copy of a request, whose answer nobody reads."""
-        await asyncio.sleep(self.fates.delay_s(self.network) * 20)
+        await asyncio.sleep(min(STRAY_S_MAX, self.fates.delay_s(self.network) * 20))
         try:
             task = self._route().call(work, request_id)
         except ServerDownError:

@@ -34,6 +34,12 @@ def test_payloads_that_came_back_unannounced_are_kept(seed: int) -> None:
     assert outcome.failure == "", outcome.where
 
 
+def test_payloads_whose_end_a_silent_journal_never_took_are_not_deleted() -> None:
+    """Of a journal that is silent for longer than what no book knows is kept."""
+    outcome = simulate(319, world=World.SILENCE)
+    assert outcome.failure == "", outcome.where
+
+
 def test_simulations_do_something() -> None:
     outcomes = [simulate(seed) for seed in range(10)]
     assert sum(outcome.kills for outcome in outcomes) >= 10
