@@ -411,6 +411,43 @@ async def test_a_deleted_sqlite_journal_is_noticed(tmp_path):
     archive.close()
 
 
+READ_AND_CLOSE = """
+import sys
+from pathlib import Path
+from breadbox_server.journal.sqlite import SqliteArchive
+from breadbox_server.journal.storage import BEGINNING
+
+archive = SqliteArchive(Path(sys.argv[1]))
+print([sequence for sequence, _ in archive.read_turns(BEGINNING)])
+archive.close()
+"""
+
+
+def turns_seen_elsewhere(directory: Path) -> str:
+    """The turns that another process sees, such as the compactor; it closes the database then."""
+    command = [sys.executable, "-c", READ_AND_CLOSE, str(directory)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+async def test_turns_are_seen_by_other_processes_after_one_of_these_closed_the_journal(tmp_path):
+    """Two connections of one process, as a server has them: neither may give up the other's locks.
+
+    Else the other process takes itself for the last one, and deletes the write-ahead log into which
+    the server goes on writing.
+    """
+    journal = SqliteJournal(tmp_path)
+    journal.archive.begin(b"nothing")
+    writer = journal.open_writer(sync=False)
+    seen = []
+    for sequence in (FIRST, FIRST + 1, FIRST + 2):
+        await write(writer, sequence)
+        SqliteArchive(tmp_path).close()
+        seen.append(turns_seen_elsewhere(tmp_path))
+    await writer.close()
+    journal.close()
+    assert [str([*range(FIRST, FIRST + count)]) for count in (1, 2, 3)] == seen
+
+
 class HeldConnection:
     """A connection that is held up in the middle of a trim."""
 

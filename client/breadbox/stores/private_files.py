@@ -68,23 +68,39 @@ def open_private(path: str | Path, flags: int) -> int:
             raise _is_link(path) from error
         raise
     try:
-        _check_file(descriptor, path)
+        if _is_for_others(os.fstat(descriptor), path):
+            os.fchmod(descriptor, 0o600)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _check_file(descriptor: int, path: str | Path) -> None:
-    seen = os.fstat(descriptor)
+def check_private(path: str | Path) -> None:
+    """See that a file of a private directory is safe to use, as `open_private` does, by its name.
+
+    For files that something else in this process holds POSIX locks on: closing any descriptor of
+    such a file gives the locks up.
+
+    Raises:
+        UnsafePathError: As of `open_private`.
+        FileNotFoundError: It is not there.
+    """
+    if _is_for_others(os.lstat(path), path):
+        os.chmod(path, 0o600)
+
+
+def _is_for_others(seen: os.stat_result, path: str | Path) -> bool:
+    """Whether others may read a file that is safe otherwise."""
+    if stat.S_ISLNK(seen.st_mode):
+        raise _is_link(path)
     if not stat.S_ISREG(seen.st_mode):
         raise _refused("it is no file; delete it", path)
     if seen.st_uid != os.geteuid():
         raise _refused("it belongs to another user; name a directory of your own", path)
     if seen.st_nlink > 1:
         raise _is_link(path)
-    if seen.st_mode & _FOR_OTHERS:
-        os.fchmod(descriptor, 0o600)
+    return bool(seen.st_mode & _FOR_OTHERS)
 
 
 def opener(path: str, flags: int) -> int:

@@ -29,6 +29,7 @@ from uuid import UUID
 import xxhash
 
 from breadbox.stores.private_files import (
+    check_private,
     make_private_directory,
     new_opener,
     open_private,
@@ -454,12 +455,16 @@ def _connect(directory: Path, *, sync: bool) -> sqlite3.Connection:
 def _check_database(path: Path) -> None:
     """See that SQLite will follow no link, and that its files are this user's alone.
 
-    It gives the files beside the database the mode that the database has.
+    It gives the files beside the database the mode that the database has. They are looked at by
+    name: to close a descriptor of a database gives up every lock that other connections of this
+    process hold on it, and the next process that closes the database would take itself for the last
+    one, and delete the write-ahead log under those connections.
     """
-    os.close(open_private(path, os.O_RDWR | os.O_CREAT))
-    for suffix in ("-wal", "-shm", "-journal"):
+    with suppress(FileExistsError):
+        os.close(open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+    for suffix in ("", "-wal", "-shm", "-journal"):
         with suppress(FileNotFoundError):
-            os.close(open_private(f"{path}{suffix}", os.O_RDWR))
+            check_private(f"{path}{suffix}")
 
 
 def _write_file(path: Path, data: bytes) -> None:
