@@ -243,7 +243,9 @@ def test_an_episode_that_cannot_be_read_is_left_out_and_its_place_is_said(
     make, place, episode_count = REPORTED[name]
     path = make(tmp_path)
     options = ["--server", address, "--buffer", f"reported-{name.replace(' ', '-')}"]
-    assert 0 == run(["import", str(path), *options])
+    # What imports nothing at all is an error, besides.
+    status = 0 if episode_count else 2
+    assert status == run(["import", str(path), "--step-count", "2", *options])
     said = capsys.readouterr().out
     assert said.startswith(f"{episode_count} episodes with ")
     assert f"malformed ({path}, {place}" in said
