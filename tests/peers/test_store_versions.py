@@ -50,6 +50,14 @@ LIBRARIES = {
     "8.1.0": ("redis==8.1.0",),
 }
 """The oldest redis-py that pyproject.toml allows, and the newest, with what they import."""
+KNOWN_FAULTS = {
+    # Its pipeline ends in an AttributeError of its own when a slot's node is not known:
+    # docs/deploy.md says so.
+    "5.3.0": (
+        "--deselect=tests/stores/test_cluster.py"
+        "::test_payloads_are_written_confirmed_and_read_while_their_slots_move",
+    ),
+}
 
 DEBIAN_PACKAGES = (
     *("redis-server", "redis-tools", "libjemalloc2", "liblzf1", "liblua5.1-0"),
@@ -58,7 +66,7 @@ DEBIAN_PACKAGES = (
 """Redis 7.0 of Debian 12, with the libraries that it wants."""
 
 
-def run_store_tests(**changed: str) -> None:
+def run_store_tests(*options: str, **changed: str) -> None:
     done = subprocess.run(
         [
             sys.executable,
@@ -132,4 +140,4 @@ def test_stores_and_journal_work_with_another_redis_py(version: str, tmp_path: P
         check=True,
     )
     assert version == seen.stdout.strip()
-    run_store_tests(PYTHONPATH=paths["PYTHONPATH"])
+    run_store_tests(*KNOWN_FAULTS.get(version, ()), PYTHONPATH=paths["PYTHONPATH"])
