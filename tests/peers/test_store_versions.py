@@ -77,6 +77,7 @@ def run_store_tests(*options: str, **changed: str) -> None:
             "-p",
             "no:cacheprovider",
             *LEFT_SOCKETS,
+            *options,
             *TESTS,
         ],
         cwd=ROOT,
