@@ -41,15 +41,17 @@ def shared(tmp_path: Path) -> Iterator[Path]:
 
 
 def as_other_user(script: str, *arguments: object) -> None:
-    """Run Python as somebody else."""
+    """Run Python as somebody else.
+
+    It becomes the other user only once it runs: the interpreter may lie in a directory into which
+    nobody else may look.
+    """
     if os.geteuid() != 0:
         pytest.skip("only root can act as another user")
+    become = f"os.setgroups([]); os.setgid({OTHER_USER}); os.setuid({OTHER_USER}); os.umask(0)"
     subprocess.run(
-        [sys.executable, "-c", f"import os, sys; os.umask(0)\n{script}", *map(str, arguments)],
+        [sys.executable, "-c", f"import os, sys; {become}\n{script}", *map(str, arguments)],
         check=True,
-        user=OTHER_USER,
-        group=OTHER_USER,
-        extra_groups=[],
         cwd="/",
     )
 
