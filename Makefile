@@ -9,7 +9,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-core test-service test-integration test-containers test-peers \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
-  verify-spelling protos simulate bench bench-core bench-peers chaos endings learn-check up down clean
+  verify-spelling verify-limits limits protos simulate bench bench-core bench-peers chaos endings learn-check up down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -43,7 +43,7 @@ test-peers: $(VENV)/.ready  ## Other projects' own code on Breadbox; pip fetches
 test-gpu: $(VENV)/.ready  ## What needs a CUDA device
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
-verify: verify-format verify-lint verify-spelling verify-types verify-imports verify-protos test  ## Everything that must hold before a merge
+verify: verify-format verify-lint verify-spelling verify-types verify-imports verify-protos verify-limits test  ## Everything that must hold before a merge
 
 verify-format: $(VENV)/.ready
 	$(BIN)/ruff format --check .
@@ -68,6 +68,12 @@ verify-imports: $(VENV)/.ready
 
 verify-protos: $(VENV)/.ready
 	$(BIN)/python scripts/gen_protos.py --check
+
+verify-limits: $(VENV)/.ready
+	$(BIN)/python scripts/gen_limits.py --check
+
+limits: $(VENV)/.ready  ## Write the table of limits into SECURITY.md
+	$(BIN)/python scripts/gen_limits.py
 
 protos: $(VENV)/.ready  ## Write the stubs from protos/
 	$(BIN)/python scripts/gen_protos.py

@@ -27,6 +27,7 @@ from breadbox.stores.disk_room import MIB, DiskRoom
 from breadbox.stores.private_files import UnsafePathError, make_private_directory, opener
 from breadbox.stores.urls import parse_store_url
 from breadbox.v1 import replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
+from breadbox_server import limits
 from breadbox_server.authorization import Gate, Role
 from breadbox_server.books import Books, books_open
 from breadbox_server.clients import ClientCensus
@@ -55,30 +56,27 @@ STOP_S_MAX: Final = 2.0
 """Seconds beyond the grace in which gRPC has to cut off the calls that are left."""
 FLUSH_S_MAX: Final = 5.0
 """Seconds that the last deletions may take; what is left is deleted at the next start."""
-CALLS_MAX: Final = 32_768
-"""Calls in progress; above the sum of watchers and waiters that one server is meant to hold."""
 
-RESERVED_FILES: Final = 128
-"""Open files kept from connections: those to the store, the journal, readers of the metrics."""
+
+def _ms(span_s: float) -> int:
+    return round(span_s * 1000)
+
 
 SERVER_OPTIONS: Final = (
     # Two servers must not share a port unseen, which gRPC allows by default.
     ("grpc.so_reuseport", 0),
-    # 4096 fragments with the longest names are 1.5 MiB; more is a broken peer.
-    ("grpc.max_receive_message_length", 4 * 2**20),
+    ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
     # The prepared list of a fetch of 10^5 fragments is about 30 MiB.
     ("grpc.max_send_message_length", 64 * 2**20),
-    ("grpc.max_metadata_size", 16 * 2**10),
-    ("grpc.absolute_max_metadata_size", 64 * 2**10),
-    ("grpc.max_concurrent_streams", 4096),
-    # A peer that is cut off is found within 40 s, so that its waiters leave the queue.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    # Clients ping every 30 s while a fetch blocks; gRPC's default would hang up on them.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_metadata_size", limits.METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", limits.METADATA_BYTES_MAX),
+    ("grpc.max_concurrent_streams", limits.STREAMS_MAX),
+    ("grpc.keepalive_time_ms", _ms(limits.KEEPALIVE_S)),
+    ("grpc.keepalive_timeout_ms", _ms(limits.KEEPALIVE_ANSWER_S)),
+    # gRPC's default would hang up on clients that ping while a fetch blocks.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", _ms(limits.PING_INTERVAL_S_MIN)),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A connection that never completes its handshake is closed.
-    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.server_handshake_timeout_ms", _ms(limits.HANDSHAKE_S)),
 )
 
 
@@ -316,7 +314,7 @@ def _build_server(
             *SERVER_OPTIONS,
             ("grpc.max_allowed_incoming_connections", _connections_max(settings)),
         ),
-        maximum_concurrent_rpcs=CALLS_MAX,
+        maximum_concurrent_rpcs=limits.CALLS_MAX,
     )
     service = ReplayBufferService(
         driver,
@@ -347,7 +345,7 @@ def _connections_max(settings: Settings) -> int:
     if files_max == resource.RLIM_INFINITY:
         return settings.connections_max
     address_count = 1 if settings.local_socket is None else 2
-    room = max(1, (files_max - RESERVED_FILES) // address_count)
+    room = max(1, (files_max - limits.RESERVED_FILES) // address_count)
     if room < settings.connections_max:
         log.warning(
             "%d open files leave room for %d connections instead of %d (--connections-max); "

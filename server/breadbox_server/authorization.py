@@ -9,12 +9,11 @@ from enum import Enum
 from typing import Final, Protocol
 
 from breadbox_server.errors import PermissionDeniedError, UnauthenticatedError
+from breadbox_server.limits import TOKEN_LENGTH_MAX
 
 SERVICE: Final = "/breadbox.v1.ReplayBufferService/"
 HEALTH: Final = "/grpc.health.v1.Health/"
 REFLECTION: Final = ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",)
-TOKEN_LENGTH_MAX: Final = 512
-"""Characters; a longer one is refused without being looked at."""
 
 
 class Role(Enum):

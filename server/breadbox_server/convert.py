@@ -42,22 +42,13 @@ from breadbox_server.core.inputs import (
     ReleaseMode,
 )
 from breadbox_server.core.validation import check_fragment, check_int, check_payload
+from breadbox_server.limits import APPEND_FRAGMENTS_MAX, PIECES_MAX, UNREADABLE_MAX
 
 pb = replay_buffer_service_pb2
 
 _Member = TypeVar("_Member")
 
 DEFAULT_BUFFER_NAME: Final = "default"
-APPEND_FRAGMENTS_MAX: Final = 4096
-"""Fragments of one AppendFragments; bounds what one call can hold up."""
-EPISODES_MAX: Final = 4096
-"""Episodes of one ReportEpisodes."""
-TASK_SIZE_BYTES_MAX: Final = 64
-PIECES_MAX: Final = 8_192
-"""Pieces of one payload, and of all payloads of one call: 4 GiB as clients cut them unless told
-otherwise. Bounds the keys that one call can make the server and its store name."""
-UNREADABLE_MAX: Final = 4096
-"""Payloads that the end of one lease may name as unreadable."""
 IDS_SHARED_MAX: Final = 65_536
 """Ids of sessions and workers of which equal ones are one object."""
 _shared: Final = lru_cache(maxsize=IDS_SHARED_MAX)(str)

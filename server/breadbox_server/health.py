@@ -6,16 +6,15 @@ the server, whose status is changed without an `await`.
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from breadbox_server.limits import WATCHES_MAX
+
 Context = grpc.aio.ServicerContext[Any, Any]
 Status = health_pb2.HealthCheckResponse
-
-WATCHES_MAX: Final = 4096
-"""Watches at a time; the next is refused with RESOURCE_EXHAUSTED, and may call Check."""
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types

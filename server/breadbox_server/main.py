@@ -30,6 +30,7 @@ from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.samplers import SAMPLERS
 from breadbox_server.errors import StartError
 from breadbox_server.jobs import end_tasks
+from breadbox_server.limits import BUFFERS_MAX, CONNECTIONS_MAX
 from breadbox_server.settings import (
     Settings,
     default_store_url,
@@ -259,13 +260,13 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
 @_option(
     "--buffers-max",
     type=click.IntRange(1, 4096),
-    default=64,
+    default=BUFFERS_MAX,
     help="Named buffers there may be; one more is refused.",
 )
 @_option(
     "--connections-max",
     type=click.IntRange(1, 1_000_000),
-    default=16_384,
+    default=CONNECTIONS_MAX,
     help="Connections there may be on an address; one more is closed at once.",
 )
 @_option(

@@ -30,11 +30,9 @@ from breadbox_server.core.events import (
     WaitElapsed,
 )
 from breadbox_server.core.inputs import AdmissionOutcome
+from breadbox_server.limits import TASKS_MAX
 from breadbox_server.tallies import TallyHistogram
 from breadbox_server.waiting import WaitingFor
-
-TASKS_MAX: Final = 64
-"""Tasks with series of their own; the episodes of any further task count as task "other"."""
 
 # From a fetch that finds everything there (well under a millisecond) to the longest wait (5 min).
 WAIT_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)

@@ -30,6 +30,7 @@ from breadbox_server.core.inputs import (
 )
 from breadbox_server.core.validation import check_int, check_name
 from breadbox_server.driver import Driver
+from breadbox_server.limits import EPISODES_MAX, TASK_SIZE_BYTES_MAX
 from breadbox_server.metrics import Metrics
 
 pb = replay_buffer_service_pb2
@@ -294,7 +295,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         """Count finished episodes; either all of them or, if one is malformed, none."""
         async with self._driver.durable_refusals():
             self._driver.model(convert.buffer_name(request.buffer))
-        check_int("episodes", len(request.episodes), 1, convert.EPISODES_MAX)
+        check_int("episodes", len(request.episodes), 1, EPISODES_MAX)
         checked = [
             _checked_episode(episode, position) for position, episode in enumerate(request.episodes)
         ]
@@ -363,10 +364,8 @@ def _checked_episode(episode: pb.EpisodeReport, position: int) -> tuple[str, str
     task = episode.task or "default"
     check_name(f"{at}.worker_id", episode.worker_id)
     check_name(f"{at}.task", task)
-    if len(task.encode()) > convert.TASK_SIZE_BYTES_MAX:
-        raise InvalidArgumentError(
-            f"{at}.task", f"must be at most {convert.TASK_SIZE_BYTES_MAX} bytes"
-        )
+    if len(task.encode()) > TASK_SIZE_BYTES_MAX:
+        raise InvalidArgumentError(f"{at}.task", f"must be at most {TASK_SIZE_BYTES_MAX} bytes")
     check_int(f"{at}.step_count", episode.step_count, 0, 2**53)
     for field in ("return_sum", "discounted_return_sum"):
         # Also of NaN and infinity: a sum of all returns would never be a number again.

@@ -17,6 +17,7 @@ import yaml
 from breadbox.stores import has_secret, redact
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.errors import StartError
+from breadbox_server.limits import BUFFERS_MAX, CONNECTIONS_MAX
 from breadbox_server.transport import TlsFiles
 
 _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
@@ -60,9 +61,9 @@ class Settings:
     """HOST:PORT of the metrics; empty: none."""
     default_config: BufferConfig = field(default_factory=BufferConfig)
     """Limits of the buffer `default`, and of new buffers where nothing else is said."""
-    buffers_max: int = 64
+    buffers_max: int = BUFFERS_MAX
     """Buffers held at a time."""
-    connections_max: int = 16_384
+    connections_max: int = CONNECTIONS_MAX
     """Connections that `listen` takes at a time, and as many a `local_socket`; the next is closed
     at once. Fewer where the process may not open so many files."""
     unannounced_s: float = 600.0

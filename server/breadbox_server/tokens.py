@@ -25,11 +25,10 @@ import click
 
 from breadbox_server.authorization import Role
 from breadbox_server.errors import StartError
+from breadbox_server.limits import TOKENS_MAX
 
 log = logging.getLogger(__name__)
 
-TOKENS_MAX: Final = 256
-"""Each call compares its token with all of them, so that time tells nothing."""
 FILE_SIZE_BYTES_MAX: Final = 2**20
 RELOAD_PERIOD_S: Final = 1.0
 GRACE_S: Final = 300.0

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.app import RESERVED_FILES
+from breadbox_server.limits import RESERVED_FILES
 from support.eventually import eventually
 from support.served import CALL_S, Served, served
 

@@ -2,14 +2,19 @@
 
 import re
 
-from breadbox_server.core.config import FRAGMENT_INDEX_MAX, MODEL_VERSION_MAX, NAME_SIZE_BYTES_MAX
+from breadbox_server.core.config import (
+    BUFFER_NAME_LENGTH_MAX,
+    FRAGMENT_INDEX_MAX,
+    MODEL_VERSION_MAX,
+    NAME_SIZE_BYTES_MAX,
+)
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.inputs import Fragment, Payload
 
 PAYLOAD_SIZE_BYTES_MAX = 2**40
 STEP_COUNT_MAX = 2**31
 WORLD_SIZE_MAX = 65_536
-_BUFFER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_BUFFER_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{BUFFER_NAME_LENGTH_MAX - 1}}}")
 _PAYLOAD_ID = re.compile(r"[0-9a-f]{32}")
 
 

@@ -1,0 +1,250 @@
+"""Every bound on what callers can make the server do or keep: one table.
+
+The values stand here, or in the core where the core applies them; whoever applies one imports it.
+`scripts/gen_limits.py` writes the table into SECURITY.md, and a test holds it against the metrics
+and the options of `breadbox serve`.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from breadbox_server.core.config import BUFFER_NAME_LENGTH_MAX, NAME_SIZE_BYTES_MAX, BufferConfig
+from breadbox_server.core.intake import INDEX_JUMP_MAX
+from breadbox_server.core.state import QUARANTINED_MAX
+
+# What a connection may do --------------------------------------------------------------------
+
+CONNECTIONS_MAX: Final = 16_384
+"""Connections that an address takes at a time, unless told otherwise."""
+RESERVED_FILES: Final = 128
+"""Open files kept from connections: those to the store, the journal, readers of the metrics."""
+HANDSHAKE_S: Final = 10.0
+"""Seconds in which a connection has to become HTTP/2."""
+KEEPALIVE_S: Final = 30.0
+"""Seconds of silence after which a peer is asked for a sign of life."""
+KEEPALIVE_ANSWER_S: Final = 10.0
+"""Seconds in which it has to give one; so its waiters leave the queue within 40."""
+PING_INTERVAL_S_MIN: Final = 10.0
+"""Seconds between a client's own pings; ours ping every 30 while a fetch blocks."""
+STREAMS_MAX: Final = 4096
+"""Calls in progress of one connection."""
+METADATA_BYTES: Final = 16 * 2**10
+METADATA_BYTES_MAX: Final = 64 * 2**10
+"""Metadata of a call: above the first some calls are refused, above the second all."""
+
+# What calls may do ---------------------------------------------------------------------------
+
+CALLS_MAX: Final = 32_768
+"""Calls in progress; above the sum of watchers and waiters that one server is meant to hold."""
+WATCHES_MAX: Final = 4096
+"""Watches of the health service."""
+MESSAGE_BYTES_MAX: Final = 4 * 2**20
+"""A request: 4096 fragments with the longest names are 1.5 MiB; more is a broken peer."""
+TOKEN_LENGTH_MAX: Final = 512
+"""Characters of a token; a longer one is refused without being looked at."""
+TOKENS_MAX: Final = 256
+"""Tokens of the file; each call compares its own with all of them, so that time tells nothing."""
+BUFFERS_MAX: Final = 64
+"""Buffers, unless told otherwise."""
+
+# What one message may say --------------------------------------------------------------------
+
+APPEND_FRAGMENTS_MAX: Final = 4096
+"""Fragments of one AppendFragments; bounds what one call can hold up."""
+PIECES_MAX: Final = 8_192
+"""Pieces of one payload, and of all payloads of one call: 4 GiB as clients cut them unless told
+otherwise. Bounds the keys that one call can make the server and its store name."""
+EPISODES_MAX: Final = 4096
+"""Episodes of one ReportEpisodes."""
+TASK_SIZE_BYTES_MAX: Final = 64
+UNREADABLE_MAX: Final = 4096
+"""Payloads that the end of one lease may name as unreadable."""
+TASKS_MAX: Final = 64
+"""Tasks with series of their own; the episodes of any further task count as task "other"."""
+
+
+class Scope(Enum):
+    """What a limit bounds."""
+
+    MESSAGE = "a message"
+    CONNECTION = "a connection"
+    TOKEN = "a token"
+    BUFFER = "a buffer"
+    SERVER = "the server"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One bound: of what, how much, and what happens there."""
+
+    name: str
+    value: float
+    """The default, where an option sets it."""
+    unit: str
+    """Empty: a count of what the name says."""
+    scope: Scope
+    at_limit: str
+    """What whoever asks for more meets."""
+    metric: str = ""
+    """Series that shows how near it is, or how often it was met; as scraped."""
+    option: str = ""
+    """Of `breadbox serve`, which sets it."""
+
+    @property
+    def shown(self) -> str:
+        """Value and unit, for people."""
+        if self.unit == "bytes":
+            return _shown_bytes(self.value)
+        number = f"{int(self.value):,}" if self.value == int(self.value) else f"{self.value:g}"
+        return f"{number} {self.unit}".strip()
+
+
+def _shown_bytes(value: float) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= size:
+            return f"{value / size:g} {unit}"
+    return f"{value:g} bytes"
+
+
+_BUFFER: Final = BufferConfig()
+
+LIMITS: Final = (
+    Limit(
+        "connections to an address",
+        CONNECTIONS_MAX,
+        "",
+        Scope.SERVER,
+        f"closed at once; fewer where the process may not open so many files, less "
+        f"{RESERVED_FILES} for its own",
+        option="--connections-max",
+    ),
+    Limit("time to become HTTP/2", HANDSHAKE_S, "s", Scope.CONNECTION, "closed"),
+    Limit(
+        "silence of a peer, pings included",
+        KEEPALIVE_S + KEEPALIVE_ANSWER_S,
+        "s",
+        Scope.CONNECTION,
+        "closed",
+    ),
+    Limit(
+        "calls in progress on a connection",
+        STREAMS_MAX,
+        "",
+        Scope.CONNECTION,
+        "the next waits in its client",
+    ),
+    Limit("calls in progress", CALLS_MAX, "", Scope.SERVER, "RESOURCE_EXHAUSTED"),
+    Limit(
+        "metadata of a call",
+        METADATA_BYTES_MAX,
+        "bytes",
+        Scope.MESSAGE,
+        f"RESOURCE_EXHAUSTED; from {_shown_bytes(METADATA_BYTES)} on for more and more calls",
+    ),
+    Limit("request", MESSAGE_BYTES_MAX, "bytes", Scope.MESSAGE, "RESOURCE_EXHAUSTED"),
+    Limit(
+        "watches of the health service",
+        WATCHES_MAX,
+        "",
+        Scope.SERVER,
+        "RESOURCE_EXHAUSTED; Check goes on",
+    ),
+    Limit("token", TOKEN_LENGTH_MAX, "characters", Scope.TOKEN, "UNAUTHENTICATED"),
+    Limit("tokens in the file", TOKENS_MAX, "", Scope.SERVER, "the file is not used"),
+    Limit(
+        "name of a buffer",
+        BUFFER_NAME_LENGTH_MAX,
+        "characters",
+        Scope.MESSAGE,
+        "ARGUMENT_INVALID, as for all but letters, digits, `.`, `_` and `-`",
+    ),
+    Limit(
+        "name of a worker or session, id of a request or lease",
+        NAME_SIZE_BYTES_MAX,
+        "bytes",
+        Scope.MESSAGE,
+        "ARGUMENT_INVALID, as for separators and what is not printable",
+    ),
+    Limit("fragments of an append", APPEND_FRAGMENTS_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
+    Limit("pieces of the payloads of an append", PIECES_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
+    Limit(
+        "fragments that a worker may leave out at once",
+        INDEX_JUMP_MAX,
+        "",
+        Scope.MESSAGE,
+        "ARGUMENT_INVALID",
+    ),
+    Limit("episodes of a report", EPISODES_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
+    Limit("name of a task", TASK_SIZE_BYTES_MAX, "bytes", Scope.MESSAGE, "ARGUMENT_INVALID"),
+    Limit(
+        "tasks with series of their own",
+        TASKS_MAX,
+        "",
+        Scope.SERVER,
+        "episodes of others count as task `other`",
+        metric="breadbox_episodes_total",
+    ),
+    Limit(
+        "unreadable payloads named by a release",
+        UNREADABLE_MAX,
+        "",
+        Scope.MESSAGE,
+        "ARGUMENT_INVALID",
+    ),
+    Limit(
+        "quarantined fragments that are named",
+        QUARANTINED_MAX,
+        "",
+        Scope.BUFFER,
+        "the latest are; all are counted",
+        metric="breadbox_chunks_evicted_total",
+    ),
+    Limit("buffers", BUFFERS_MAX, "", Scope.SERVER, "BUFFERS_FULL", option="--buffers-max"),
+    Limit(
+        "chunks of a buffer",
+        _BUFFER.capacity_chunks,
+        "",
+        Scope.BUFFER,
+        "the oldest goes, or BUFFER_FULL: --full-policy",
+        metric="breadbox_chunks",
+        option="--capacity-chunks",
+    ),
+    Limit(
+        "payload bytes of a buffer",
+        _BUFFER.capacity_bytes,
+        "bytes",
+        Scope.BUFFER,
+        "the oldest without a lease goes, or BYTES_FULL: --full-policy",
+        metric="breadbox_payload_bytes",
+        option="--capacity-bytes",
+    ),
+    Limit(
+        "workers of a session",
+        _BUFFER.workers_max,
+        "",
+        Scope.BUFFER,
+        "WORKERS_FULL",
+        metric="breadbox_workers",
+        option="--workers-max",
+    ),
+    Limit(
+        "fetches that wait",
+        _BUFFER.waiters_max,
+        "",
+        Scope.BUFFER,
+        "WAITERS_FULL",
+        metric="breadbox_waiters",
+        option="--waiters-max",
+    ),
+    Limit(
+        "leases alive",
+        _BUFFER.leases_max,
+        "",
+        Scope.BUFFER,
+        "fetches wait",
+        metric="breadbox_leases",
+        option="--leases-max",
+    ),
+)
+"""All of them; of what has an option, the default."""
