@@ -37,7 +37,7 @@ def main() -> int:
         if outcome.failure:
             failures += 1
             sys.stdout.write(f"{outcome.line}\n")
-            sys.stdout.write(f"  replay: {replay_command(seed, variant.name)}\n")
+            sys.stdout.write(f"  replay: {replay_command(outcome, variant.name)}\n")
     rate = options.seeds / (process_time() - started_at) * 60
     sys.stdout.write(f"{options.seeds} seeds, {failures} failed, {rate:,.0f} seeds/CPU minute\n")
     return int(bool(failures))

@@ -43,7 +43,8 @@ CANCEL_S = 1.0
 STRAY_S_MAX = 60.0
 """How late a second copy of a request may arrive: no connection keeps one for longer."""
 NOTICED_S = 20.0
-"""Seconds after which nothing is granted any more that the store lost."""
+"""Seconds after which nothing is granted any more that the store lost, if store and journal answer
+all the while."""
 
 
 class UnreachableError(Exception):
@@ -112,7 +113,13 @@ class Ledger:
             self.uses[payload_id] = [lease for lease in uses if not lease.is_forgotten]
 
     def note_grant(
-        self, grant: FetchGranted, store: SimulatedStore, known: tuple[str, int], now: float
+        self,
+        grant: FetchGranted,
+        store: SimulatedStore,
+        known: tuple[str, int],
+        now: float,
+        *,
+        heard_since: float,
     ) -> None:
         """Note a grant that arrived, first or repeated.
 
@@ -121,6 +128,8 @@ class Ledger:
             store: Where the payloads are.
             known: Session and version that were acknowledged before it was first asked for.
             now: Seconds.
+            heard_since: Since when journal and store have answered: before that nobody could
+                notice what was lost, nor read anything.
         """
         if grant.expires_at <= now:
             return
@@ -136,7 +145,8 @@ class Ledger:
             payload_id = fragment.payload.payload_id
             assert store.is_accounted_for(payload_id), f"granted {payload_id}, which is not there"
             lost_at = store.lost.get(payload_id, now)
-            assert now <= lost_at + NOTICED_S, f"still granted, and lost for long: {payload_id}"
+            noticed_at = max(lost_at, heard_since) + NOTICED_S
+            assert now <= noticed_at, f"still granted, and lost for long: {payload_id}"
         if grant.lease_id in self.leases:
             return
         self.grant_count += 1
@@ -524,7 +534,9 @@ class Learner(Client):
                 return None
             if lineage != self.ledger.lineage:
                 known = ("", -1)  # Of what is acknowledged no more.
-            self.ledger.note_grant(outcome, self.deployment.store, known, self.now)
+            heard_since = self.fates.heard_since(self.now)
+            store = self.deployment.store
+            self.ledger.note_grant(outcome, store, known, self.now, heard_since=heard_since)
             return outcome
         return None
 

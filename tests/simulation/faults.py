@@ -78,10 +78,20 @@ class Fates:
         """Set at the end: from then on nothing goes wrong any more."""
         self.silent: set[str] = set()
         """What takes requests and does not answer: "journal", "store"."""
+        self._heard_since = 0.0
         self.restarts = {"journal": 0, "store": 0}
         """How often each has come back; what was on its way to it was lost with the connections."""
         self.violations: list[AssertionError] = []
         """What did not hold where nobody who simulates could hear of it."""
+
+    def end_silence(self, now: float) -> None:
+        """From now on everything answers."""
+        self.silent.clear()
+        self._heard_since = now
+
+    def heard_since(self, now: float) -> float:
+        """Since when everything has answered; now where something does not."""
+        return now if self.silent else self._heard_since
 
     def rng(self, name: str) -> random.Random:
         return random.Random(f"{self._seed}/{name}")

@@ -226,9 +226,11 @@ class Simulation:
             deleted = store.deleted[self._deleted_count :]
             store.note_lost([each for each in deleted if not store.has(each)])
         self._has_rewound = False
+        self.deployment.store.note_unsaved()
 
     def _check_start(self, server: SimulatedServer) -> None:
         assert server.buffers is not None
+        self.deployment.store.note_unsaved()
         if not server.is_replaced:
             self.ledger.check_books(server.buffers, self._now)
             server.buffers.check_invariants()
@@ -362,9 +364,7 @@ class Simulation:
         rng = self._world_rng
         self.fates.silent |= rng.choice([{"journal"}, {"store"}, {"journal", "store"}])
         await asyncio.sleep(rng.choice([1.0, 6.0, 6.0, 40.0]))
-        self.fates.silent.clear()
-        store = self.deployment.store
-        store.lost = dict.fromkeys(store.lost, self._now)  # Nobody could notice it before.
+        self.fates.end_silence(self._now)
         await self._until_served()
 
     async def _check_end(self) -> None:
@@ -433,9 +433,12 @@ def world_of(seed: int) -> World:
     return worlds[seed % len(worlds)]
 
 
-def replay_command(seed: int, variant_name: str = "real") -> str:
+def replay_command(outcome: Outcome, variant_name: str = "real") -> str:
     """Say how to run one seed again."""
-    return f"python tests/simulation --variant {variant_name} --seed {seed}"
+    return (
+        f"python tests/simulation --variant {variant_name} --world {outcome.world} "
+        f"--seed {outcome.seed}"
+    )
 
 
 def simulate(seed: int, variant: Variant | None = None, world: World | None = None) -> Outcome:

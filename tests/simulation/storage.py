@@ -39,7 +39,8 @@ DISK_BYTES = 100_000
 BLOCK_BYTES = 2_000
 PART_BYTES = DISK_BYTES // SHARE // PART_COUNT
 SAVED_S = 12.0
-"""A payload that came back as it was before it was confirmed, and lives for so long, is saved."""
+"""A payload that came back as it was before it was confirmed, and lives for so long while a server
+does, is saved."""
 
 
 @dataclass(slots=True)
@@ -68,6 +69,8 @@ class SimulatedStore:
         self.deleted: list[str] = []
         """What it was told to delete, in order."""
         self.starts = 1
+        self._returned: set[str] = set()
+        """What came back as it was before it was confirmed."""
         self._newest_epoch = 0
         """Of whoever took the store; known to the simulation alone."""
 
@@ -126,10 +129,21 @@ class SimulatedStore:
         self._contents = copy.copy()
         self.journals.epochs = dict(copy.epochs)
         self.starts += 1
-        # What is only unannounced again is lost, unless there is time to confirm it once more.
+        # Also what had been deleted meanwhile: a journal that came back, too, may know it.
+        had = {*before.confirmed, *before.expires_at, *copy.expires_at}
+        self._returned = set(copy.expires_at)
+        self.note_lost(had - copy.confirmed - self._returned)
+        self.note_unsaved()
+
+    def note_unsaved(self) -> None:
+        """Take note of what came back unannounced, and is about to expire before it is saved.
+
+        To be called when the store came back, and whenever a server starts: only one that lives
+        for so long can confirm it once more.
+        """
         saved_until = asyncio.get_running_loop().time() + SAVED_S
-        saved = {each for each, expires_at in copy.expires_at.items() if expires_at > saved_until}
-        self.note_lost({*before.confirmed, *before.expires_at} - copy.confirmed - saved)
+        left = {each: self._contents.expires_at.get(each, 0.0) for each in self._returned}
+        self.note_lost(each for each in left.keys() - self.confirmed if left[each] <= saved_until)
 
     # --- scripts -----------------------------------------------------------------------------
 
