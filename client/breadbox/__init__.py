@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from breadbox.errors import WaitElapsedError as WaitElapsedError
     from breadbox.fragment import Fragment as Fragment
     from breadbox.lease import Lease as Lease
+    from breadbox.local import local_server as local_server
     from breadbox.options import Tls as Tls
     from breadbox.types import AdmissionOutcome as AdmissionOutcome
     from breadbox.types import AppendResult as AppendResult
@@ -50,6 +51,7 @@ _HOMES = {
     "errors": ("ReplayBufferError", "WaitElapsedError"),
     "fragment": ("Fragment",),
     "lease": ("Lease",),
+    "local": ("local_server",),
     "options": ("Tls",),
     "types": (
         "AdmissionOutcome",

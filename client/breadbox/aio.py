@@ -31,7 +31,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast
 from uuid import uuid4
@@ -50,6 +50,7 @@ from breadbox.lease import (
     RenewalFailures,
 )
 from breadbox.loader import LoaderKeywords, LoaderOptions
+from breadbox.local import POLL_S, ServerOptions, own_server
 from breadbox.operations import (
     Attempted,
     Both,
@@ -160,6 +161,30 @@ def connect(
         return Client(checked, options)
 
     return Entering(made())
+
+
+@asynccontextmanager
+async def local_server(**options: Unpack[ServerOptions]) -> "AsyncIterator[Client]":
+    """Run a server of one's own, and give a client of the running loop.
+
+    ```python
+    async with breadbox.aio.local_server() as client:
+        await client.start_session("first-run")
+    ```
+
+    Args and Raises: as `breadbox.local_server`.
+    """
+    with own_server(options) as server:
+        try:
+            give_up_at = server.launch()
+            while not server.is_ready(give_up_at):  # noqa: ASYNC110 - it is in another process
+                await asyncio.sleep(POLL_S)
+            server.forget_files()
+            async with connect(server.address) as client:
+                yield client
+        finally:
+            # Its end may take seconds, in which the loop goes on.
+            await asyncio.to_thread(server.stop)
 
 
 def open_channel(address: str, options: ClientOptions) -> grpc.aio.Channel:

@@ -1,7 +1,14 @@
-"""What processes that a worker or a learner starts inherit from it."""
+"""What processes that we start inherit from us, and that they do not outlive us."""
 
 import os
+import signal
 import sys
+import threading
+import time
+from collections.abc import Mapping
+
+_PARENT = "BREADBOX_PARENT_PID"
+_LOOK_EVERY_S = 0.2
 
 
 def child_environment() -> dict[str, str]:
@@ -13,3 +20,27 @@ def child_environment() -> dict[str, str]:
     single = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {**dict.fromkeys(single, "1"), **os.environ, "PYTHONPATH": path}
+
+
+def owned_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a `breadbox` command that is to end when this process has ended."""
+    return {**environment, _PARENT: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """Where the environment names the process that started this one, end as on SIGTERM after it.
+
+    However that one ends: killed by SIGKILL, too, when it can tell nobody. Unlike the kernel's
+    own signal at a parent's death, this does not depend on which of its threads started us.
+    """
+    parent = os.environ.pop(_PARENT, "")  # What this one starts in turn has another parent.
+    if parent.isdecimal():
+        threading.Thread(
+            target=_end_after, args=(int(parent),), name="breadbox-parent", daemon=True
+        ).start()
+
+
+def _end_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY_S)
+    os.kill(os.getpid(), signal.SIGTERM)

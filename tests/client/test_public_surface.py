@@ -34,6 +34,7 @@ PUBLIC = [
     "aio",
     "connect",
     "errors",
+    "local_server",
 ]
 
 ERRORS = {

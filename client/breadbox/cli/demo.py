@@ -24,6 +24,7 @@ from breadbox.demo.progress import ProgressLog
 from breadbox.demo.report import write_report
 from breadbox.demo.screen import Screen
 from breadbox.errors import ReplayBufferError
+from breadbox.local import memory_folder
 from breadbox.paths import naming
 
 POLL_S = 0.25
@@ -61,11 +62,6 @@ def _child_environment() -> dict[str, str]:
     return {**kept, **settings}
 
 
-def _shared_memory_folder() -> str | None:
-    """Where the embedded store goes: memory if the system offers it, else the default."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
 @contextmanager
 def _stop_signals() -> Iterator[None]:
     """Turn Ctrl-C, SIGTERM and a closed terminal into `Interrupted`, once; then ignore them."""
@@ -100,7 +96,7 @@ class Demo:
 
     def run(self) -> int:
         """Train until the target, the time limit or an interrupt; the exit status."""
-        store = Path(tempfile.mkdtemp(prefix="breadbox-demo-", dir=_shared_memory_folder()))
+        store = Path(tempfile.mkdtemp(prefix="breadbox-demo-", dir=memory_folder()))
         processes = ProcessGroup(self._options.run_dir)
         status = 1
         try:

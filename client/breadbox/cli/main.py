@@ -16,6 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import breadbox
+from breadbox.children import end_with_parent
 from breadbox.cli.terminal import printable
 
 INTERRUPTED = 130
@@ -190,6 +191,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    end_with_parent()
     cli(prog_name="breadbox")
 
 

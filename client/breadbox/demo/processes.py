@@ -1,9 +1,5 @@
-"""Child processes that start together, are watched together, and never outlive their parent.
+"""Child processes that start together, are watched together, and never outlive their parent."""
 
-Not even one that is killed: on Linux the kernel then asks its children to end.
-"""
-
-import ctypes
 import signal
 import subprocess
 import sys
@@ -13,14 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def _end_with_parent() -> None:
-    """Have the kernel send SIGTERM to this process when the one that started it has died."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+from breadbox.children import owned_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +40,8 @@ class ProcessGroup:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=owned_environment(environment),
             start_new_session=True,
-            preexec_fn=_end_with_parent,
         )
         self._children[name] = (process, log)
 
