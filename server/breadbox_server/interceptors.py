@@ -9,14 +9,17 @@ from time import perf_counter
 from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
+from google.protobuf import descriptor_pool
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
+from breadbox.message_parts import require_few_parts
 from breadbox_server import status
 from breadbox_server.authorization import Gate, bearer_token
 from breadbox_server.clients import ClientCensus, role_of_method
 from breadbox_server.core.errors import DomainError, InvalidArgumentError
 from breadbox_server.errors import InternalError
+from breadbox_server.limits import PARTS_MAX
 from breadbox_server.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -30,16 +33,24 @@ ANSWER_MARGIN_S: Final = 0.15
 less than what a wait that was asked for keeps free."""
 
 
-def _readable(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """A deserializer that gives None for what it cannot read: gRPC would log a traceback."""
+def _readable(method: str, deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """A deserializer that gives an error for what is refused: gRPC would log a traceback."""
+    kind = descriptor_pool.Default().FindMethodByName(method[1:].replace("/", ".")).input_type
 
     def read(data: bytes) -> Any:
         try:
+            require_few_parts(data, kind, PARTS_MAX)
             return deserialize(data) if deserialize is not None else data
         except DecodeError:
-            return None
+            return InvalidArgumentError("request", "is no message of this method")
+        except ValueError as error:
+            return InvalidArgumentError("request", str(error))
 
     return read
+
+
+class _NotDoneError(Exception):
+    """The caller's time is almost up, and nothing else is the matter."""
 
 
 @dataclass(eq=False, slots=True)
@@ -121,7 +132,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return handler
         wrapped = grpc.unary_unary_rpc_method_handler(
             self._wrap(method, handler.unary_unary),  # type: ignore[arg-type]
-            request_deserializer=_readable(handler.request_deserializer),
+            request_deserializer=_readable(method, handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
         # Methods that exist are few; names that do not exist never get here.
@@ -158,8 +169,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         left_s = context.time_remaining()
         if left_s is not None:
             left_s -= min(ANSWER_MARGIN_S, left_s / 4)
-        if request is None:
-            raise InvalidArgumentError("request", "is no message of this method")
+        if isinstance(request, InvalidArgumentError):
+            raise request
         limit = asyncio.timeout(left_s)
         call = _Running(method, (), limit)
         if self._gate.asks_for_tokens:
@@ -175,14 +186,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 raise
             if call.refusal is not None:
                 raise call.refusal from None
-            outage = self._outage()
-            if outage is None:
-                await _end(
-                    context.abort(
-                        grpc.StatusCode.DEADLINE_EXCEEDED, "the server was not done in time"
-                    )
-                )
-            raise outage from None
+            raise self._outage() or _NotDoneError from None
         finally:
             self._running.discard(call)
 
@@ -208,6 +212,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except grpc.aio.AbortError:
                 code = context.code() or grpc.StatusCode.UNKNOWN
                 raise
+            except _NotDoneError:
+                code = grpc.StatusCode.DEADLINE_EXCEEDED
+                await _end(context.abort(code, "the server was not done in time"))
             except status.TELLABLE as error:
                 code = status.code_of(error)
                 await _end(context.abort_with_status(rpc_status.to_status(status.to_status(error))))
@@ -217,6 +224,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 log.exception("%s failed; told as request id %s", method, told.request_id)
                 await _end(context.abort_with_status(rpc_status.to_status(status.to_status(told))))
             finally:
+                # gRPC keeps the error that ended a call beside its context: a cycle, which would
+                # keep the request as well until somebody looks for cycles.
+                del request, context
                 elapsed_s = perf_counter() - started
                 seconds.observe(elapsed_s)
                 counter = answered.get(code)
@@ -239,6 +249,9 @@ async def _end(aborting: Awaitable[NoReturn]) -> NoReturn:
     """
     try:
         await aborting
+    except grpc.aio.AbortError as told:
+        told.__context__ = None  # It leads to the request as well.
+        raise
     except grpc.aio.InternalError as error:
         log.debug("nobody could be told how a call ended: %s", error)
         raise asyncio.CancelledError from None

@@ -50,6 +50,8 @@ BUFFERS_MAX: Final = 64
 
 # What one message may say --------------------------------------------------------------------
 
+PARTS_MAX: Final = 8_192
+"""Fields and items of a request: an empty item of two bytes takes a hundred once it is parsed."""
 APPEND_FRAGMENTS_MAX: Final = 4096
 """Fragments of one AppendFragments; bounds what one call can hold up."""
 PIECES_MAX: Final = 8_192
@@ -166,6 +168,7 @@ LIMITS: Final = (
         Scope.MESSAGE,
         "ARGUMENT_INVALID, as for separators and what is not printable",
     ),
+    Limit("fields and items of a request", PARTS_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
     Limit("fragments of an append", APPEND_FRAGMENTS_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
     Limit("pieces of the payloads of an append", PIECES_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
     Limit(

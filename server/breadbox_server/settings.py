@@ -67,8 +67,9 @@ class Settings:
     """Connections that `listen` takes at a time, and as many a `local_socket`; the next is closed
     at once. Fewer where the process may not open so many files."""
     unannounced_s: float = 600.0
-    poison_after: int = 2
     """Seconds that a payload lives before it is announced."""
+    poison_after: int = 2
+    """Leases in which a chunk is told of as unreadable before it is granted no more."""
     piece_size_bytes: int = 0
     """Advice to writers; 0: as the store thinks best."""
     drain_grace_s: float = 5.0

@@ -18,6 +18,8 @@ from breadbox.stores.base import PayloadStore
 from breadbox.types import BufferState, PayloadReference
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox_server.authorization import SERVICE
+from breadbox_server.limits import MESSAGE_BYTES_MAX
 from support.load import CALL_S, SESSION, fragments_of
 from support.redis_server import RedisServer
 from support.served import info_of, reason_of
@@ -140,6 +142,23 @@ def test_payloads_that_claim_a_great_many_pieces_are_refused_before_one_is_named
         ]
         assert "ARGUMENT_INVALID" == target.refusal(*lies)
     assert target.peak_bytes() - before < 16 * MIB
+
+
+@pytest.mark.parametrize(
+    "item", [b"\x12\x00", b"\x12\x02\x3a\x00", b"\x08\x01"], ids=["empty", "nested", "unknown"]
+)
+def test_messages_of_a_great_many_parts_cost_little_more_than_their_bytes(
+    target: Target, item: bytes
+) -> None:
+    append = target.channel.unary_unary(SERVICE + "AppendFragments")
+    message = item * ((MESSAGE_BYTES_MAX - 100) // len(item))
+    before = target.peak_bytes()
+    for _ in range(8):
+        with pytest.raises(grpc.RpcError) as refused:
+            append(message, timeout=CALL_S)
+        assert "ARGUMENT_INVALID" == reason_of(refused.value)
+    assert target.peak_bytes() - before < 64 * MIB
+    assert [ADMITTED] == target.append(target.write(10), worker=f"after {item.hex()}")
 
 
 def test_many_callers_that_claim_as_many_pieces_as_may_be_take_turns(target: Target) -> None:

@@ -1,5 +1,7 @@
 """Bytes that are no message are refused as any other bad input, and fill no log."""
 
+import asyncio
+import gc
 import logging
 
 import grpc
@@ -27,3 +29,23 @@ async def test_bytes_that_are_no_message_are_refused_without_a_traceback(
 
     assert {"ARGUMENT_INVALID"} == reasons
     assert [] == [record for record in caplog.records if record.exc_info]
+
+
+async def test_a_refused_request_is_let_go_at_once() -> None:
+    def requests() -> int:
+        return sum(isinstance(each, pb.AppendFragmentsRequest) for each in gc.get_objects())
+
+    async with served() as world:
+        append = world.channel.unary_unary(SERVICE + "AppendFragments")
+        gc.collect()
+        before = requests()
+        gc.disable()
+        try:
+            for _ in range(3):
+                with pytest.raises(grpc.RpcError):
+                    await append(b"\x12\x00" * 5000, timeout=CALL_S)
+            await asyncio.sleep(0)
+            kept_count = requests() - before
+        finally:
+            gc.enable()
+    assert 0 == kept_count
