@@ -14,10 +14,10 @@ with breadbox.connect("localhost:50051") as client:
 command line that only prints its help does not pay for gRPC and numpy.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # That of `typing` would cost more than all of this module.
 if TYPE_CHECKING:
+    from typing import Any
+
     from breadbox import aio as aio
     from breadbox import errors as errors
     from breadbox.appender import Appender as Appender
@@ -74,7 +74,9 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = ["aio", "errors", *sorted(_HOME_OF)]  # noqa: PLE0604 - all are strings
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    from importlib import import_module
+
     if name in ("aio", "errors"):
         return import_module(f"breadbox.{name}")
     if name not in _HOME_OF:

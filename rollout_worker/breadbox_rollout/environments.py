@@ -11,6 +11,7 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from breadbox.errors import InvalidRequestError
+from breadbox.extras import how_to_install
 
 Environment = gymnasium.Env[Any, Any]
 
@@ -121,7 +122,7 @@ def check_frames(spec: EnvSpec) -> None:
         raise InvalidRequestError(
             "env",
             f"{spec.name!r} draws its frames with pygame, which is not installed: "
-            'pip install ".[classic-control]" in a checkout of Breadbox, or record without frames',
+            f"{how_to_install('classic-control')}, or record without frames",
         )
 
 

@@ -26,11 +26,13 @@ from breadbox.cli.buffers import SizeBytes
 from breadbox.cli.frame import FittedTable
 from breadbox.cli.main import COMMANDS, cli
 from breadbox.cli.top import Sample, render
+from breadbox.extras import how_to_install
 from breadbox.paths import naming
 from breadbox.v1 import buffer_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.wire import buffer_from_wire
 from support.fake_service import FakeService, refuse, serving
+from support.hidden_modules import hiding
 
 BUFFER = buffer_pb2.Buffer(
     name="default",
@@ -170,7 +172,7 @@ def test_a_command_whose_extra_is_missing_says_what_to_install(
     monkeypatch.setitem(COMMANDS, "learn", ("no_such_module.main:learn", "learner", ""))
     line = one_line(run("learn"))
     assert "no_such_module" in line
-    assert 'pip install ".[learner]"' in line
+    assert line.endswith(how_to_install("learner"))
 
 
 @pytest.mark.parametrize(
@@ -185,18 +187,9 @@ def test_what_is_missed_only_later_is_one_line_too(
     arguments: tuple[str, ...], missing: str, extra: str, tmp_path: Path
 ) -> None:
     """In a process of its own, in which the module cannot be found."""
-    hide = (
-        "import sys\n"
-        "class Hidden:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name.split('.')[0] == {missing!r}:\n"
-        "            raise ModuleNotFoundError(name, name=name)\n"
-        "sys.meta_path.insert(0, Hidden())\n"
-        "from breadbox.cli.main import main\n"
-        "main()\n"
-    )
+    program = hiding([missing]) + "from breadbox.cli.main import main\nmain()\n"
     done = subprocess.run(
-        [sys.executable, "-c", hide, *arguments],
+        [sys.executable, "-c", program, *arguments],
         cwd=tmp_path,
         env=CLEAN,
         capture_output=True,
@@ -205,7 +198,7 @@ def test_what_is_missed_only_later_is_one_line_too(
     )
     assert (2, "") == (done.returncode, done.stdout)
     (line,) = done.stderr.splitlines()
-    assert f'pip install ".[{extra}]"' in line
+    assert line.endswith(how_to_install(extra))
     assert [] == [*tmp_path.iterdir()]
 
 

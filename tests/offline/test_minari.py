@@ -4,6 +4,7 @@ one line and leaves nothing behind.
 Method: the real package minari, with its datasets in a temporary folder.
 """
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from breadbox.extras import how_to_install
 from breadbox_learner.offline.dataset import Dataset
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.errors import (
@@ -160,7 +162,7 @@ def test_an_unknown_environment_is_named(minari: ModuleType) -> None:
 
 def test_without_minari_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "minari", None)
-    remedy = r'minari:toys/mixed-v0: needs .*pip install "\.\[minari\]"'
+    remedy = f"minari:toys/mixed-v0: needs .*{re.escape(how_to_install('minari'))}"
     with pytest.raises(UnsupportedDatasetError, match=remedy):
         write_minari(toys(1), NAME)
     with pytest.raises(UnsupportedDatasetError, match=remedy):

@@ -170,10 +170,11 @@ def load_command(name: str) -> click.Command:
 
 
 def _needs_extra(name: str, extra: str, error: ModuleNotFoundError) -> Unusable:
-    wanted = f".[{extra}]" if extra else "."
+    from breadbox.extras import how_to_install
+
     return Unusable(
         f"'breadbox {name}' needs the module {error.name!r}, which is not installed: "
-        f'pip install "{wanted}" in a checkout of Breadbox'
+        + how_to_install(extra)
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from breadbox.extras import how_to_install
 from breadbox_learner.offline import trees
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.errors import (
@@ -123,7 +124,7 @@ def _import_minari(path: str) -> ModuleType:
 
 def _missing_package(path: str) -> UnsupportedDatasetError:
     return UnsupportedDatasetError(
-        'needs the packages minari and h5py: pip install ".[minari]" in a checkout of Breadbox',
+        f"needs the packages minari and h5py: {how_to_install('minari')}",
         file=path,
     )
 

@@ -1,0 +1,127 @@
+"""`pip install breadbox` is the light client: what works with it, and what says what it lacks."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import Distribution
+from pathlib import Path
+
+import pytest
+
+import breadbox
+from breadbox.cli.main import COMMANDS
+from breadbox.extras import how_to_install
+from breadbox.testing import start_server
+from support.hidden_modules import hiding, modules_beyond
+
+HEAVY = {"torch", "yaml", "pydantic", "gymnasium", "av", "PIL", "grpc_status", "prometheus_client"}
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("BREADBOX_")}
+AS_COMMAND = "from breadbox.cli.main import main\nmain()\n"
+IN_THE_BASE = {name for name, (_, extra, _) in COMMANDS.items() if not extra}
+OF_ONES_OWN = """
+import numpy as np
+import breadbox
+
+T = 4
+flags = np.zeros(T, np.bool_)
+sent = np.arange(T * 2000, dtype=np.float32).reshape(T, 2000)
+with breadbox.connect(sys.argv[1], codecs=sys.argv[2]) as client:
+    client.start_session("s")
+    client.append(breadbox.Fragment(
+        worker_id="w", fragment_index=0, session_id="s", model_version_min=0, model_version_max=0,
+        obs=sent, action=np.zeros(T, np.int64), reward=np.ones(T, np.float32), terminated=flags,
+        truncated=flags, first=flags, episode_id=np.zeros(T, np.int64), next_obs=sent[-1],
+    ))
+    with client.fetch(fragment_count=1, max_wait_s=30) as lease:
+        (batch,) = lease.batches(batch_size=1)
+        assert np.array_equal(sent, batch.obs[0])
+    client.publish("s", 1, {"weight": sent})
+    model = client.watch_model()
+    assert np.array_equal(sent, client.load_weights(model.weights)["weight"])
+print(sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def run(program: str, *arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=cwd,
+        env=CLEAN,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_base_brings_nothing_that_only_servers_workers_or_learners_need() -> None:
+    assert HEAVY <= modules_beyond()
+
+
+def test_the_module_itself_imports_no_other(tmp_path: Path) -> None:
+    """What takes time is imported when the first name that needs it is used."""
+    program = f"import sys; sys.path.insert(0, {str(Path(breadbox.__file__).parents[1])!r})\n"
+    program += "before = set(sys.modules)\nimport breadbox\nprint({*sys.modules} - before)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "{'breadbox'}" == done.stdout.strip()
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_producer_and_a_learner_of_ones_own_need_the_base_alone(
+    tmp_path: Path, codec: str
+) -> None:
+    with start_server(store=f"file://{tmp_path / 'store'}") as server:
+        program = hiding(modules_beyond()) + OF_ONES_OWN
+        done = run(program, server.address, codec, cwd=tmp_path)
+    assert 0 == done.returncode, done.stderr
+    assert not HEAVY & set(json.loads(done.stdout.replace("'", '"')))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_in_a_base_install_a_command_works_or_names_its_extra_in_one_line(
+    command: str, tmp_path: Path
+) -> None:
+    done = run(hiding(modules_beyond()) + AS_COMMAND, command, "--help", cwd=tmp_path)
+    if command in IN_THE_BASE or done.returncode == 0:
+        assert (0, "") == (done.returncode, done.stderr)
+        return
+    assert (2, "") == (done.returncode, done.stdout)
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(how_to_install(COMMANDS[command][1]))
+
+
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - IN_THE_BASE))
+def test_a_command_works_with_the_extra_that_it_names(command: str, tmp_path: Path) -> None:
+    hidden = modules_beyond(*COMMANDS[command][1].split(","))
+    done = run(hiding(hidden) + AS_COMMAND, command, "--help", cwd=tmp_path)
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("noted", "expected"),
+    [
+        (None, 'pip install "breadbox[server]"'),
+        (
+            {"url": "file:///home/me/breadbox", "dir_info": {"editable": True}},
+            'pip install -e "/home/me/breadbox[server]"',
+        ),
+        (
+            {"url": "file:///tmp/breadbox-0.1.0-py3-none-any.whl", "archive_info": {}},
+            'pip install "breadbox[server] @ file:///tmp/breadbox-0.1.0-py3-none-any.whl"',
+        ),
+    ],
+    ids=["index", "checkout", "wheel"],
+)
+def test_an_extra_comes_from_where_the_rest_came_from(
+    noted: object, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            assert "direct_url.json" == name
+            return None if noted is None else json.dumps(noted)
+
+    monkeypatch.setattr(Distribution, "from_name", lambda _: Installed())
+    assert expected == how_to_install("server")
