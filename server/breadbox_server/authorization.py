@@ -1,19 +1,24 @@
-"""Who may call what: one table from methods to roles, and the gate in front of every call.
+"""Who may call what on which buffer: one table of methods, and the gate in front of every call.
 
 The table is total: `tests/service/test_authorization.py` holds that every method of the service is
 in it, and a method that is not would be refused to everybody once tokens are asked for.
 """
 
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+from breadbox_server.convert import DEFAULT_BUFFER_NAME
 from breadbox_server.errors import PermissionDeniedError, UnauthenticatedError
 from breadbox_server.limits import TOKEN_LENGTH_MAX
 
 SERVICE: Final = "/breadbox.v1.ReplayBufferService/"
 HEALTH: Final = "/grpc.health.v1.Health/"
 REFLECTION: Final = ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",)
+NAME_SHOWN_MAX: Final = 64
+"""Characters of a refused name that its error repeats."""
 
 
 class Role(Enum):
@@ -27,30 +32,124 @@ class Role(Enum):
     """An operator, or a tool that does both: everything."""
 
 
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """How much the callers with one token may take of the server together; None: no bound."""
+
+    workers_max: int | None = None
+    """Workers that may have appended under the token and be remembered; at least 1."""
+    bytes_held_max: int | None = None
+    """Bytes of payloads that were appended under the token and that a buffer refers to."""
+    appends_per_s_max: float | None = None
+    """Fragments appended per second, on average over a few seconds; above 0."""
+
+
+NO_QUOTAS: Final = Quotas()
+EVERYTHING: Final = ("*",)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls, and what of the server is theirs."""
+
+    name: str
+    """Of the token, at most 64 of A-Z a-z 0-9 . _ -; empty: no token was asked for."""
+    role: Role
+    buffers: tuple[str, ...] = EVERYTHING
+    """Patterns of the buffers that it may name and see; see `matches`."""
+    workers: tuple[str, ...] | None = None
+    """Patterns of the workers that it may append as; None: all."""
+    quotas: Quotas = NO_QUOTAS
+
+    def may_use(self, buffer: str) -> bool:
+        """Whether it may name this buffer, be there one of this name or not."""
+        return matches(self.buffers, buffer)
+
+    def may_append_as(self, worker: str) -> bool:
+        """Whether it may append under this worker's name."""
+        return self.workers is None or matches(self.workers, worker)
+
+
+ANONYMOUS: Final = Caller("", Role.ADMIN)
+"""Everybody, where no tokens are asked for."""
+
+_CALLER: Final[ContextVar[Caller]] = ContextVar("caller")
+
+
+def current_caller() -> Caller:
+    """Who made the call that is being answered.
+
+    Raises:
+        LookupError: No call is being answered here.
+    """
+    return _CALLER.get()
+
+
+def calls_as(caller: Caller) -> None:
+    """From here on `current_caller` gives this one, in this task and in those that it starts."""
+    _CALLER.set(caller)
+
+
+def matches(patterns: Iterable[str], name: str) -> bool:
+    """Whether a name fits one of the patterns, in which `*` stands for any run of characters.
+
+    Everything else stands for itself. Takes time in proportion to the name's length.
+    """
+    return any(_matches(pattern, name) for pattern in patterns)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    first, *rest = pattern.split("*")
+    if not rest:
+        return name == pattern
+    *between, last = rest
+    if not name.startswith(first):
+        return False
+    at = len(first)
+    for part in between:
+        found = name.find(part, at)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return len(name) - at >= len(last) and name.endswith(last)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may make a call, and which fields of its request say what it is about."""
+
+    roles: frozenset[Role]
+    buffer: str = ""
+    """The field that names the buffer, empty standing for the default one; none: it names none."""
+    workers: str = ""
+    """The repeated field whose messages name a `worker_id`; none: it names none."""
+
+
 _ALL: Final = frozenset(Role)
 _PRODUCERS: Final = frozenset({Role.PRODUCER, Role.ADMIN})
 _LEARNERS: Final = frozenset({Role.LEARNER, Role.ADMIN})
 _ADMINS: Final = frozenset({Role.ADMIN})
 
-ROLES_OF_METHOD: Final[Mapping[str, frozenset[Role]]] = {
-    SERVICE + "StartSession": _LEARNERS,
-    SERVICE + "EndSession": _LEARNERS,
-    SERVICE + "PublishModel": _LEARNERS,
-    SERVICE + "WatchModel": _ALL,
-    SERVICE + "AppendFragments": _PRODUCERS,
-    SERVICE + "FetchFragments": _LEARNERS,
-    SERVICE + "GetPreparedFragments": _LEARNERS,
-    SERVICE + "RenewLease": _LEARNERS,
-    SERVICE + "ReleaseLease": _LEARNERS,
-    SERVICE + "CreateBuffer": _ADMINS,
-    SERVICE + "UpdateBuffer": _ADMINS,
-    SERVICE + "DeleteBuffer": _ADMINS,
-    SERVICE + "ListBuffers": _ALL,
-    SERVICE + "GetBuffer": _ALL,
+RULES: Final[Mapping[str, Rule]] = {
+    SERVICE + "StartSession": Rule(_LEARNERS, "buffer"),
+    SERVICE + "EndSession": Rule(_LEARNERS, "buffer"),
+    SERVICE + "PublishModel": Rule(_LEARNERS, "buffer"),
+    SERVICE + "WatchModel": Rule(_ALL, "buffer"),
+    SERVICE + "AppendFragments": Rule(_PRODUCERS, "buffer", "fragments"),
+    SERVICE + "FetchFragments": Rule(_LEARNERS, "buffer"),
+    SERVICE + "GetPreparedFragments": Rule(_LEARNERS, "buffer"),
+    SERVICE + "RenewLease": Rule(_LEARNERS, "buffer"),
+    SERVICE + "ReleaseLease": Rule(_LEARNERS, "buffer"),
+    SERVICE + "CreateBuffer": Rule(_ADMINS, "name"),
+    SERVICE + "UpdateBuffer": Rule(_ADMINS, "name"),
+    SERVICE + "DeleteBuffer": Rule(_ADMINS, "name"),
+    # Shows those that the caller may use.
+    SERVICE + "ListBuffers": Rule(_ALL),
+    SERVICE + "GetBuffer": Rule(_ALL, "name"),
     # The answer holds the store's credentials.
-    SERVICE + "GetStoreConfig": _ALL,
-    SERVICE + "ReportEpisodes": _PRODUCERS,
-    **dict.fromkeys(REFLECTION, _ALL),
+    SERVICE + "GetStoreConfig": Rule(_ALL),
+    SERVICE + "ReportEpisodes": Rule(_PRODUCERS, "buffer", "episodes"),
+    **dict.fromkeys(REFLECTION, Rule(_ALL)),
 }
 PUBLIC_METHODS: Final = frozenset({HEALTH + "Check", HEALTH + "Watch", HEALTH + "List"})
 """Open without a token: a load balancer's or a container's probe has none, and learns one bit."""
@@ -59,8 +158,8 @@ PUBLIC_METHODS: Final = frozenset({HEALTH + "Check", HEALTH + "Watch", HEALTH + 
 class Tokens(Protocol):
     """Where tokens are known."""
 
-    def role_of(self, token: str) -> Role | None:
-        """The role of a token, or None where it is not known. Takes the same time for both."""
+    def caller_of(self, token: str) -> Caller | None:
+        """Whose a token is, or None where it is not known. Takes the same time for both."""
 
 
 class Gate:
@@ -78,25 +177,66 @@ class Gate:
         """Whether anybody is asked for a token."""
         return self._tokens is not None
 
-    def admit(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+    def admit(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
         """Let a call pass, or refuse it.
 
         Args:
             method: Full path, such as "/breadbox.v1.ReplayBufferService/GetBuffer".
             metadata: What the caller sent along.
 
+        Returns:
+            Who calls; `ANONYMOUS` where nobody is asked.
+
         Raises:
             UnauthenticatedError: There is no token, more than one, or one that is not known.
             PermissionDeniedError: The token's role may not make this call.
         """
         if self._tokens is None or method in PUBLIC_METHODS:
-            return
+            return ANONYMOUS
         token = bearer_token(metadata)
-        role = self._tokens.role_of(token) if token else None
-        if role is None:
+        caller = self._tokens.caller_of(token) if token else None
+        if caller is None:
             raise UnauthenticatedError
-        if role not in ROLES_OF_METHOD.get(method, frozenset()):
-            raise PermissionDeniedError(role.value, method.rpartition("/")[2])
+        rule = RULES.get(method)
+        if rule is None or caller.role not in rule.roles:
+            called = method.rpartition("/")[2]
+            raise PermissionDeniedError(f"role {caller.role.value!r}", f"call {called}")
+        return caller
+
+
+def check_request(caller: Caller, method: str, request: Any) -> None:
+    """Refuse a request about a buffer or a worker that is not the caller's.
+
+    Whether there is such a buffer makes no difference.
+
+    Args:
+        caller: Whom the gate admitted to the method.
+        method: Full path.
+        request: The message.
+
+    Raises:
+        PermissionDeniedError: The token is not for that buffer or that worker.
+    """
+    rule = RULES.get(method)
+    if rule is None:
+        return
+    if rule.buffer and caller.buffers is not EVERYTHING:
+        buffer = getattr(request, rule.buffer) or DEFAULT_BUFFER_NAME
+        if not caller.may_use(buffer):
+            raise _not_for(caller, "buffer", caller.buffers, buffer)
+    if rule.workers and caller.workers is not None:
+        for worker in {each.worker_id for each in getattr(request, rule.workers)}:
+            if not caller.may_append_as(worker):
+                raise _not_for(caller, "worker", caller.workers, worker)
+
+
+def _not_for(
+    caller: Caller, kind: str, patterns: Iterable[str], named: str
+) -> PermissionDeniedError:
+    return PermissionDeniedError(
+        f"token {caller.name!r}",
+        f"use {kind} {named[:NAME_SHOWN_MAX]!r}; it is for {', '.join(patterns)}",
+    )
 
 
 def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:

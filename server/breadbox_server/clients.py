@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from breadbox_server.authorization import ROLES_OF_METHOD, Role
+from breadbox_server.authorization import RULES, Role
 
 WINDOW_S: Final = 60.0
 PEERS_MAX: Final = 65_536
@@ -12,8 +12,11 @@ PEERS_MAX: Final = 65_536
 
 def role_of_method(method: str) -> Role | None:
     """What a caller of a method is here for; None where several roles call it."""
-    roles = ROLES_OF_METHOD.get(method, frozenset()) - {Role.ADMIN}
-    if len(roles) > 1 or method not in ROLES_OF_METHOD:
+    rule = RULES.get(method)
+    if rule is None:
+        return None
+    roles = rule.roles - {Role.ADMIN}
+    if len(roles) > 1:
         return None
     return next(iter(roles), Role.ADMIN)
 

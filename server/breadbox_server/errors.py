@@ -55,14 +55,21 @@ class UnauthenticatedError(DomainError):
 
 
 class PermissionDeniedError(DomainError):
-    """The caller's role may not make this call."""
+    """The caller's token is not for this call, for its buffer, or for its worker.
+
+    It is raised before anything is looked up, so it tells nobody what there is.
+
+    Args:
+        who: Such as "role 'producer'".
+        what: What it may not do, as the end of a sentence.
+    """
 
     reason = "PERMISSION_DENIED"
 
-    def __init__(self, role: str, method: str) -> None:
-        super().__init__(f"role {role!r} may not call {method}")
-        self.role = role
-        self.method = method
+    def __init__(self, who: str, what: str) -> None:
+        super().__init__(f"{who} may not {what}")
+        self.who = who
+        self.what = what
 
 
 class InternalError(DomainError):

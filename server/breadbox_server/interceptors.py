@@ -15,7 +15,7 @@ from grpc_status import rpc_status
 
 from breadbox.message_parts import require_few_parts
 from breadbox_server import status
-from breadbox_server.authorization import Gate, bearer_token
+from breadbox_server.authorization import Caller, Gate, bearer_token, calls_as, check_request
 from breadbox_server.clients import ClientCensus, role_of_method
 from breadbox_server.core.errors import DomainError, InvalidArgumentError
 from breadbox_server.errors import InternalError
@@ -58,6 +58,7 @@ class _Running:
     """A call in progress."""
 
     method: str
+    request: Any
     metadata: Iterable[tuple[str, str | bytes]]
     limit: asyncio.Timeout
     refusal: DomainError | None = None
@@ -99,19 +100,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def recheck(self) -> None:
         """End the calls in progress that would not be let in any more; others' tokens changed."""
-        verdicts: dict[tuple[str, str], DomainError | None] = {}
+        callers: dict[tuple[str, str], Caller | DomainError] = {}
         for call in tuple(self._running):
             key = (call.method, bearer_token(call.metadata))
-            if key not in verdicts:
-                verdicts[key] = self._verdict(call)
-            call.refuse(verdicts[key])
+            if key not in callers:
+                callers[key] = self._caller_of(call)
+            call.refuse(_verdict(call, callers[key]))
 
-    def _verdict(self, call: "_Running") -> DomainError | None:
+    def _caller_of(self, call: _Running) -> Caller | DomainError:
         try:
-            self._gate.admit(call.method, call.metadata)
+            return self._gate.admit(call.method, call.metadata)
         except DomainError as error:
             return error
-        return None
 
     async def intercept_service(
         self,
@@ -125,7 +125,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         try:
-            self._gate.admit(method, handler_call_details.invocation_metadata or ())
+            calls_as(self._gate.admit(method, handler_call_details.invocation_metadata or ()))
         except DomainError as error:
             return self._refusal(method, handler, error)
         if known is not None or handler.unary_unary is None:
@@ -172,11 +172,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(request, InvalidArgumentError):
             raise request
         limit = asyncio.timeout(left_s)
-        call = _Running(method, (), limit)
+        call = _Running(method, request, (), limit)
         if self._gate.asks_for_tokens:
             call.metadata = context.invocation_metadata() or ()
             # Again: its message may have come long after its headers.
-            self._gate.admit(method, call.metadata)
+            caller = self._gate.admit(method, call.metadata)
+            check_request(caller, method, request)
+            calls_as(caller)
             self._running.add(call)
         try:
             async with limit:
@@ -237,6 +239,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     log.debug("%s %s %.1f ms", method, code.name, elapsed_s * 1e3)
 
         return call
+
+
+def _verdict(call: _Running, caller: Caller | DomainError) -> DomainError | None:
+    """Why a call in progress would not be let in any more; None: it would."""
+    if isinstance(caller, DomainError):
+        return caller
+    try:
+        check_request(caller, call.method, call.request)
+    except DomainError as error:
+        return error
+    return None
 
 
 async def _end(aborting: Awaitable[NoReturn]) -> NoReturn:

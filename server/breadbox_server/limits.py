@@ -45,6 +45,8 @@ TOKEN_LENGTH_MAX: Final = 512
 """Characters of a token; a longer one is refused without being looked at."""
 TOKENS_MAX: Final = 256
 """Tokens of the file; each call compares its own with all of them, so that time tells nothing."""
+PATTERNS_MAX: Final = 16
+"""Patterns of buffers, and of workers, that a token may have: each call is held against them."""
 BUFFERS_MAX: Final = 64
 """Buffers, unless told otherwise."""
 
@@ -154,6 +156,9 @@ LIMITS: Final = (
     ),
     Limit("token", TOKEN_LENGTH_MAX, "characters", Scope.TOKEN, "UNAUTHENTICATED"),
     Limit("tokens in the file", TOKENS_MAX, "", Scope.SERVER, "the file is not used"),
+    Limit(
+        "patterns of buffers, and of workers", PATTERNS_MAX, "", Scope.TOKEN, "the file is not used"
+    ),
     Limit(
         "name of a buffer",
         BUFFER_NAME_LENGTH_MAX,

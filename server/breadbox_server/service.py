@@ -13,6 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from breadbox.v1 import buffer_pb2, replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server import convert
+from breadbox_server.authorization import current_caller
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import BufferDescription
 from breadbox_server.core.errors import InvalidArgumentError
@@ -258,8 +259,9 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     async def ListBuffers(
         self, request: pb.ListBuffersRequest, context: Context
     ) -> pb.ListBuffersResponse:
-        """Show all buffers."""
-        buffers = [self._buffer(name) for name in self._driver.names()]
+        """Show all buffers that the caller may use."""
+        caller = current_caller()
+        buffers = [self._buffer(name) for name in self._driver.names() if caller.may_use(name)]
         await self._driver.settled_or_away()
         self._tell_problems(buffers)
         return pb.ListBuffersResponse(buffers=buffers)

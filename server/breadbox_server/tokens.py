@@ -1,6 +1,7 @@
 """Bearer tokens: a file of their hashes, read again when it changes.
 
-A line is `ROLE NAME sha256:HEX`; `#` begins a comment. `breadbox token` makes a token and its line.
+A line is `ROLE NAME sha256:HEX`, and what bounds the token: `buffers=`, `workers=` and quotas, each
+`KEY=VALUE`. `#` begins a comment. `breadbox token` makes a token and its line.
 Taking a line out revokes its token, and a file without any lets nobody in. One that is gone or
 cannot be read or understood says nothing, so what it said last holds for `GRACE_S` more; then
 nobody is let in.
@@ -9,23 +10,28 @@ away; that would not hold for a password that a person chose.
 """
 
 import asyncio
+import fcntl
 import hashlib
 import hmac
 import logging
+import os
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from breadbox_server.authorization import Role
+from breadbox.stores.private_files import new_opener
+from breadbox_server.authorization import Caller, Quotas, Role
 from breadbox_server.errors import StartError
-from breadbox_server.limits import TOKENS_MAX
+from breadbox_server.limits import PATTERNS_MAX, TOKENS_MAX
+from breadbox_server.settings import parse_size_bytes
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +44,19 @@ PREFIX: Final = "bbx_"
 """Begins every token, so that scanners of logs and repositories can find one that leaked."""
 _LINE: Final = re.compile(
     r"(?P<role>\S+)[ \t]+(?P<name>[A-Za-z0-9._-]{1,64})[ \t]+sha256:(?P<digest>[0-9a-f]{64})"
+    r"(?P<bounds>(?:[ \t]+[a-z_]+=[!-~]*)*)"
 )
+_FORM: Final = "`ROLE NAME sha256:HEX [KEY=VALUE ...]`"
+_BUFFER_PATTERN: Final = re.compile(r"[A-Za-z0-9._*-]{1,64}")
+_WORKER_PATTERN: Final = re.compile(r'[!"$-+\--~]{1,128}')
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
     """One token that is known; the token itself is not."""
 
-    role: Role
-    name: str
-    """For people, and for taking it out of the file again."""
+    caller: Caller
+    """Who has it. The name is for people, and for taking it out of the file again."""
     digest: bytes = field(repr=False)
     """SHA-256 of the token."""
 
@@ -71,22 +80,87 @@ def parse(text: str) -> tuple[TokenEntry, ...]:
             continue
         match = _LINE.fullmatch(content)
         if match is None:
-            raise ValueError(f"line {number} is not `ROLE NAME sha256:HEX`")
+            raise ValueError(f"line {number} is not {_FORM}")
         try:
             role = Role(match["role"])
         except ValueError:
             roles = ", ".join(role.value for role in Role)
             raise ValueError(f"line {number} names no role; there are {roles}") from None
-        entries.append(TokenEntry(role, match["name"], bytes.fromhex(match["digest"])))
+        try:
+            caller = _bounded(Caller(match["name"], role), match["bounds"].split())
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+        entries.append(TokenEntry(caller, bytes.fromhex(match["digest"])))
     if len(entries) > TOKENS_MAX:
         raise ValueError(f"it holds {len(entries)} tokens; the limit is {TOKENS_MAX}")
     for what, values in (
-        ("name", [entry.name for entry in entries]),
+        ("name", [entry.caller.name for entry in entries]),
         ("token", [entry.digest.hex() for entry in entries]),
     ):
         if len(set(values)) < len(values):
             raise ValueError(f"a {what} stands in it twice")
     return tuple(entries)
+
+
+def _bounded(caller: Caller, bounds: Sequence[str]) -> Caller:
+    """The caller of a token within what its line says.
+
+    Raises:
+        ValueError: A bound is malformed, unknown or stands twice.
+    """
+    given: dict[str, Any] = {}
+    for bound in bounds:
+        key, _, text = bound.partition("=")
+        read = _BOUNDS.get(key)
+        if read is None:
+            raise ValueError(f"it has a bound that is none; there are {', '.join(_BOUNDS)}")
+        if key in given:
+            raise ValueError(f"{key} stands in it twice")
+        given[key] = read(key, text)
+    patterns = {key: given.pop(key) for key in ("buffers", "workers") if key in given}
+    return replace(caller, **patterns, quotas=Quotas(**given))
+
+
+def _patterns(form: re.Pattern[str], of: str, key: str, text: str) -> tuple[str, ...]:
+    patterns = tuple(text.split(","))
+    if len(patterns) > PATTERNS_MAX or not all(map(form.fullmatch, patterns)):
+        raise ValueError(
+            f"{key} must be 1 to {PATTERNS_MAX} patterns with commas between them, each of {of}, "
+            "where * stands for any run of characters"
+        )
+    return patterns
+
+
+def _whole(key: str, text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) < 1:
+        raise ValueError(f"{key} must be a whole number of at least 1")
+    return int(text)
+
+
+def _size(key: str, text: str) -> int:
+    try:
+        size_bytes = parse_size_bytes(text)
+    except ValueError:
+        size_bytes = 0
+    if size_bytes < 1:
+        raise ValueError(f"{key} must be a size such as 8GiB, 500MB or 1048576")
+    return size_bytes
+
+
+def _rate(key: str, text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) or float(text) <= 0:
+        raise ValueError(f"{key} must be a number above 0, such as 200 or 0.5")
+    return float(text)
+
+
+_BOUNDS: Final[Mapping[str, Callable[[str, str], Any]]] = {
+    "buffers": partial(_patterns, _BUFFER_PATTERN, "A-Z a-z 0-9 . _ - *"),
+    "workers": partial(_patterns, _WORKER_PATTERN, "printable ASCII without space, comma and #"),
+    "workers_max": _whole,
+    "bytes_held_max": _size,
+    "appends_per_s_max": _rate,
+}
+"""What may stand behind the hash, and how it is read."""
 
 
 class TokenFile:
@@ -122,18 +196,18 @@ class TokenFile:
         if not self._entries:
             raise _cannot_start(path, "it holds no token, so nobody could call")
 
-    def role_of(self, token: str) -> Role | None:
-        """The role of a token; looks at every entry, whichever matches."""
+    def caller_of(self, token: str) -> Caller | None:
+        """Who has a token; looks at every entry, whichever matches."""
         digest = digest_of(token)
-        found: Role | None = None
+        found: Caller | None = None
         for entry in self._entries:
             if hmac.compare_digest(entry.digest, digest):
-                found = entry.role
+                found = entry.caller
         return found
 
     def counts(self) -> dict[str, int]:
         """Tokens by role."""
-        counted = Counter(entry.role.value for entry in self._entries)
+        counted = Counter(entry.caller.role.value for entry in self._entries)
         return {role.value: counted[role.value] for role in Role}
 
     @property
@@ -235,28 +309,134 @@ def new_token() -> str:
     return PREFIX + secrets.token_urlsafe(32)
 
 
-@click.command()
+_EXAMPLES: Final = """\b
+Examples:
+  breadbox token --role admin --name me --file tokens
+  breadbox token --role producer --name team-a --buffer 'team-a-*' --worker 'a-*' --file tokens
+  breadbox token --role producer --name guest --buffer guest --workers-max 8 \\
+      --bytes-held-max 2GiB --appends-per-s-max 200 --file tokens
+"""
+
+
+@click.command(epilog=_EXAMPLES)
 @click.option(
     "--role",
     required=True,
     type=click.Choice([role.value for role in Role]),
     help="What it may do.",
 )
-@click.option("--name", required=True, help="For people: whose it is, or what for.")
-def token(role: str, name: str) -> None:
+@click.option("--name", required=True, help="For people and metrics: whose it is, or what for.")
+@click.option(
+    "--buffer",
+    "buffers",
+    multiple=True,
+    metavar="PATTERN",
+    help="Buffers that it may name and see; * stands for any run of characters. Repeat it for "
+    "more. Not given: all.",
+)
+@click.option(
+    "--worker",
+    "workers",
+    multiple=True,
+    metavar="PATTERN",
+    help="Workers that it may append as; repeat it for more. Not given: all.",
+)
+@click.option("--workers-max", metavar="COUNT", help="Workers that may append under it.")
+@click.option("--bytes-held-max", metavar="SIZE", help="Bytes appended under it that are held.")
+@click.option(
+    "--appends-per-s-max",
+    metavar="RATE",
+    help="Fragments appended under it per second, on average over a few seconds.",
+)
+@click.option(
+    "--file",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Add the line to this token file, which is made where there is none; a server that reads "
+    "it knows the token within a second.",
+)
+def token(
+    role: str,
+    name: str,
+    buffers: Sequence[str],
+    workers: Sequence[str],
+    path: Path | None,
+    **quotas: str | None,
+) -> None:
     """Make a bearer token.
 
     The token goes to standard output, for whoever shall use it (BREADBOX_TOKEN). Its line for the
-    server's token file (breadbox serve --tokens) goes to standard error; it gives the token away to
-    nobody.
+    server's token file (breadbox serve --tokens) goes to standard error, or with --file into that
+    file; it gives the token away to nobody.
     """
     made = new_token()
+    given = {"buffers": ",".join(buffers), "workers": ",".join(workers), **quotas}
     line = f"{role} {name} sha256:{digest_of(made).hex()}"
+    for key, text in given.items():
+        if text:
+            try:
+                _BOUNDS[key](key, text)
+            except ValueError as error:
+                option = key.removesuffix("s") if key in ("buffers", "workers") else key
+                raise click.BadParameter(
+                    str(error).removeprefix(f"{key} "),
+                    param_hint=f"--{option.replace('_', '-')}",
+                ) from error
+            line += f" {key}={text}"
     try:
         parse(line)
     except ValueError as error:
         raise click.BadParameter(
             "must be 1 to 64 characters of A-Z a-z 0-9 . _ -", param_hint="--name"
         ) from error
+    if path is None:
+        click.echo(made)
+        click.echo(line, err=True)
+        return
+    try:
+        add_line(path, line)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{path} stays as it is: {_reason(error)}") from error
     click.echo(made)
-    click.echo(line, err=True)
+
+
+def add_line(path: Path, line: str) -> None:
+    """Add a line to a token file in one step; make the file, for its owner alone, if there is none.
+
+    Raises:
+        OSError: The file cannot be read or replaced.
+        ValueError: It would not be a token file any more, say for a name that stands in it.
+    """
+    path = path.resolve()
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Until it is closed: of two that add a line at once the second waits.
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        _add_line(path, line)
+    finally:
+        os.close(directory)
+
+
+def _add_line(path: Path, line: str) -> None:
+    try:
+        old, seen = path.read_bytes().decode("ascii"), path.stat()
+    except FileNotFoundError:
+        old, seen = "", None
+    except UnicodeDecodeError:
+        raise ValueError("it is not plain text") from None
+    text = "\n".join([*old.splitlines(), line, ""])
+    parse(text)
+    half = path.with_name(f".{path.name}.half")
+    with open(half, "w", opener=new_opener) as file:
+        try:
+            if seen is not None:
+                if (seen.st_uid, seen.st_gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(file.fileno(), seen.st_uid, seen.st_gid)
+                os.fchmod(file.fileno(), seen.st_mode & 0o777)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            half.replace(path)
+        except BaseException:
+            half.unlink(missing_ok=True)
+            raise

@@ -1,6 +1,6 @@
 """Whoever lost a token, on a real server: nothing of it outlives the line that is taken out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import grpc
@@ -42,7 +42,15 @@ class Revocable:
         return bool(code is grpc.StatusCode.OK)
 
     def take_out(self, role: Role) -> None:
-        lines = [line for line in self.path.read_text().splitlines() if role.value not in line]
+        self._change(line for line in self.path.read_text().splitlines() if role.value not in line)
+
+    def bind(self, role: Role, bound: str) -> None:
+        self._change(
+            f"{line} {bound}" if role.value in line else line
+            for line in self.path.read_text().splitlines()
+        )
+
+    def _change(self, lines: Iterable[str]) -> None:
         half = self.path.with_suffix(".half")
         half.write_text("\n".join(lines) + "\n")
         half.replace(self.path)
@@ -96,6 +104,22 @@ def test_a_call_that_waits_ends_when_its_token_is_taken_out(
     assert isinstance(error, grpc.RpcError)
     assert "UNAUTHENTICATED" == reason_of(error)
     assert not world.is_let_in(Role.LEARNER)
+    assert not kept.done()
+    kept.cancel()
+
+
+@pytest.mark.parametrize("call", [fetch, watch])
+def test_a_call_that_waits_ends_when_its_buffer_is_not_its_tokens_any_more(
+    world: Revocable, call: Callable[[Revocable, Role], grpc.Future]
+) -> None:
+    narrowed, kept = call(world, Role.LEARNER), call(world, Role.ADMIN)
+    assert world.is_let_in(Role.LEARNER)
+    world.bind(Role.ADMIN, "buffers=default")
+    world.bind(Role.LEARNER, "buffers=team-a-*")
+    error = narrowed.exception(timeout=CALL_S)
+
+    assert isinstance(error, grpc.RpcError)
+    assert "PERMISSION_DENIED" == reason_of(error)
     assert not kept.done()
     kept.cancel()
 

@@ -10,10 +10,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.authorization import ROLES_OF_METHOD, SERVICE, Gate, Role, bearer_token
+from breadbox_server.authorization import RULES, SERVICE, Caller, Gate, Role, bearer_token
 from breadbox_server.errors import PermissionDeniedError, UnauthenticatedError
 from support.served import CALL_S, reason_of, served
-from support.token_files import write_token_file
+from support.token_files import bearer, write_token_file
 
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods]
 # Written out once more, so that a change of the table is a change of two places.
@@ -40,18 +40,14 @@ async def codes(stub: Any, headers: Iterable[tuple[str, str]]) -> dict[str, grpc
     return answered
 
 
-def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {token}"),)
-
-
 def test_the_table_has_every_method_of_the_service_and_no_other() -> None:
-    ours = {method for method in ROLES_OF_METHOD if method.startswith(SERVICE)}
+    ours = {method for method in RULES if method.startswith(SERVICE)}
 
     assert {SERVICE + name for name in METHODS} == ours
 
 
 def test_an_admin_may_call_everything() -> None:
-    assert all(Role.ADMIN in roles for roles in ROLES_OF_METHOD.values())
+    assert all(Role.ADMIN in rule.roles for rule in RULES.values())
 
 
 @pytest.mark.parametrize(
@@ -181,8 +177,8 @@ class TestGate:
     """The decision alone."""
 
     class OneToken:
-        def role_of(self, token: str) -> Role | None:
-            return Role.ADMIN if token == "right" else None
+        def caller_of(self, token: str) -> Caller | None:
+            return Caller("one", Role.ADMIN) if token == "right" else None
 
     def test_a_method_that_nobody_thought_of_is_refused_even_to_an_admin(self) -> None:
         gate = Gate(self.OneToken())

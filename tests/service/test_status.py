@@ -41,7 +41,7 @@ EXAMPLES = [
     shell_errors.WatchersFullError(10),
     shell_errors.PayloadSizeError("fragments[0].payload", Payload(PayloadId("0" * 32), 8)),
     shell_errors.UnauthenticatedError(),
-    shell_errors.PermissionDeniedError("producer", "DeleteBuffer"),
+    shell_errors.PermissionDeniedError("role 'producer'", "call DeleteBuffer"),
     shell_errors.InternalError("0123"),
     shell_errors.OutageError(["journal", "payload store"], 12.3),
     library_errors.StoreUnavailableError("redis://:secret@10.0.0.1:6379 does not answer"),

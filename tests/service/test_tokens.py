@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -6,7 +7,7 @@ from click.testing import CliRunner
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import tokens
-from breadbox_server.authorization import Role
+from breadbox_server.authorization import Caller, Quotas, Role
 from breadbox_server.errors import StartError
 from breadbox_server.tokens import TokenFile, digest_of, new_token, parse, token
 from support.served import served
@@ -18,13 +19,39 @@ DIGEST = "ab" * 32
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (f"producer sha256:{DIGEST}", "line 1 is not `ROLE NAME sha256:HEX`"),
-        (f"# one\nproducer a b sha256:{DIGEST}", "line 2 is not `ROLE NAME sha256:HEX`"),
-        ("producer a sha256:1234", "line 1 is not `ROLE NAME sha256:HEX`"),
-        (f"producer a md5:{DIGEST}", "line 1 is not `ROLE NAME sha256:HEX`"),
+        (f"producer sha256:{DIGEST}", "line 1 is not `ROLE NAME sha256:HEX [KEY=VALUE ...]`"),
+        (
+            f"# one\nproducer a b sha256:{DIGEST}",
+            "line 2 is not `ROLE NAME sha256:HEX [KEY=VALUE ...]`",
+        ),
+        ("producer a sha256:1234", "line 1 is not `ROLE NAME sha256:HEX [KEY=VALUE ...]`"),
+        (f"producer a md5:{DIGEST}", "line 1 is not `ROLE NAME sha256:HEX [KEY=VALUE ...]`"),
         (f"root a sha256:{DIGEST}", "line 1 names no role; there are producer, learner, admin"),
         (f"admin a sha256:{DIGEST}\nadmin b sha256:{DIGEST}", "a token stands in it twice"),
         (f"admin a sha256:{DIGEST}\nadmin a sha256:{'cd' * 32}", "a name stands in it twice"),
+        (
+            f"admin a sha256:{DIGEST} secret=yes",
+            "line 1: it has a bound that is none; there are buffers, workers, workers_max, "
+            "bytes_held_max, appends_per_s_max",
+        ),
+        (f"admin a sha256:{DIGEST} workers=a workers=b", "line 1: workers stands in it twice"),
+        (
+            f"admin a sha256:{DIGEST} buffers=a,,b",
+            "line 1: buffers must be 1 to 16 patterns with commas between them, each of "
+            "A-Z a-z 0-9 . _ - *, where * stands for any run of characters",
+        ),
+        (
+            f"admin a sha256:{DIGEST} workers_max=0",
+            "line 1: workers_max must be a whole number of at least 1",
+        ),
+        (
+            f"admin a sha256:{DIGEST} bytes_held_max=many",
+            "line 1: bytes_held_max must be a size such as 8GiB, 500MB or 1048576",
+        ),
+        (
+            f"admin a sha256:{DIGEST} appends_per_s_max=nan",
+            "line 1: appends_per_s_max must be a number above 0, such as 200 or 0.5",
+        ),
     ],
 )
 def test_a_file_that_is_not_right_is_refused_with_the_line(text: str, problem: str) -> None:
@@ -32,6 +59,24 @@ def test_a_file_that_is_not_right_is_refused_with_the_line(text: str, problem: s
         parse(text)
 
     assert problem == str(refused.value)
+
+
+@pytest.mark.parametrize("empty", ["buffers", "workers"])
+def test_a_bound_to_nothing_is_not_taken_for_none(empty: str) -> None:
+    with pytest.raises(ValueError, match=f"line 1: {empty} must be 1 to 16 patterns"):
+        parse(f"producer a sha256:{DIGEST} {empty}=")
+
+
+def test_a_line_says_what_bounds_the_token() -> None:
+    (entry,) = parse(
+        f"producer a sha256:{DIGEST} buffers=a-*,shared workers=a:* workers_max=8 "
+        "bytes_held_max=2GiB appends_per_s_max=12.5  # team a"
+    )
+    (free,) = parse(f"learner b sha256:{DIGEST}")
+
+    quotas = Quotas(workers_max=8, bytes_held_max=2 << 30, appends_per_s_max=12.5)
+    assert Caller("a", Role.PRODUCER, ("a-*", "shared"), ("a:*",), quotas) == entry.caller
+    assert Caller("b", Role.LEARNER, ("*",), None, Quotas()) == free.caller
 
 
 def test_a_plain_token_in_the_file_is_refused_and_not_shown(tmp_path: Path) -> None:
@@ -59,6 +104,11 @@ def test_a_missing_file_keeps_the_server_from_starting(tmp_path: Path) -> None:
         TokenFile(tmp_path / "tokens")
 
 
+def role_of(file: TokenFile, token: str) -> Role | None:
+    caller = file.caller_of(token)
+    return None if caller is None else caller.role
+
+
 def test_every_entry_is_compared_whichever_matches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +123,7 @@ def test_every_entry_is_compared_whichever_matches(
         return compare(first, second)
 
     monkeypatch.setattr(tokens.hmac, "compare_digest", counting)
-    roles = [file.role_of(known[Role.PRODUCER]), file.role_of("wrong")]
+    roles = [role_of(file, known[Role.PRODUCER]), role_of(file, "wrong")]
 
     assert [Role.PRODUCER, None] == roles
     assert 6 == len(compared)
@@ -87,8 +137,8 @@ def test_a_changed_file_is_taken_without_a_restart(tmp_path: Path) -> None:
     (tmp_path / "next").replace(path)
     file.refresh()
 
-    assert None is file.role_of(old[Role.ADMIN])
-    assert Role.ADMIN is file.role_of(new[Role.ADMIN])
+    assert None is role_of(file, old[Role.ADMIN])
+    assert Role.ADMIN is role_of(file, new[Role.ADMIN])
 
 
 @pytest.mark.parametrize("content", ["nonsense\n", "\xff", None], ids=repr)
@@ -107,10 +157,10 @@ def test_a_file_that_cannot_be_used_leaves_the_old_tokens_for_a_while_and_then_n
     file.refresh()
     now[0] += tokens.GRACE_S - 1
     file.refresh()
-    within = file.role_of(known[Role.LEARNER])
+    within = role_of(file, known[Role.LEARNER])
     now[0] += 1
     file.refresh()
-    beyond = file.role_of(known[Role.LEARNER])
+    beyond = role_of(file, known[Role.LEARNER])
     usable = [file.is_usable]
     renewed = write_token_file(path)
     file.refresh()
@@ -118,7 +168,7 @@ def test_a_file_that_cannot_be_used_leaves_the_old_tokens_for_a_while_and_then_n
     assert (Role.LEARNER, None) == (within, beyond)
     assert 1 == len(failures)
     assert [False, True] == [*usable, file.is_usable]
-    assert Role.LEARNER is file.role_of(renewed[Role.LEARNER])
+    assert Role.LEARNER is role_of(file, renewed[Role.LEARNER])
 
 
 @pytest.mark.parametrize("content", ["", "# {}", "\n# nobody\n"])
@@ -129,10 +179,10 @@ def test_a_file_without_tokens_lets_nobody_in(tmp_path: Path, content: str) -> N
     path.write_text(content.format(path.read_text().replace("\n", "\n# ")))
     # At the second look: whoever writes a file in place empties it first.
     file.refresh()
-    at_first = file.role_of(known[Role.ADMIN])
+    at_first = role_of(file, known[Role.ADMIN])
     file.refresh()
 
-    assert (Role.ADMIN, None) == (at_first, file.role_of(known[Role.ADMIN]))
+    assert (Role.ADMIN, None) == (at_first, role_of(file, known[Role.ADMIN]))
 
 
 def test_a_file_that_is_written_in_place_lets_everybody_in_meanwhile(tmp_path: Path) -> None:
@@ -142,11 +192,11 @@ def test_a_file_that_is_written_in_place_lets_everybody_in_meanwhile(tmp_path: P
     file = TokenFile(path)
     path.write_text("")
     file.refresh()
-    assert Role.ADMIN is file.role_of(known[Role.ADMIN])
+    assert Role.ADMIN is role_of(file, known[Role.ADMIN])
     path.write_text(content)
     file.refresh()
     file.refresh()
-    assert Role.ADMIN is file.role_of(known[Role.ADMIN])
+    assert Role.ADMIN is role_of(file, known[Role.ADMIN])
 
 
 @pytest.mark.parametrize("content", ["", "# only this\n\n"])
@@ -164,11 +214,11 @@ def test_a_file_that_goes_away_leaves_the_old_tokens_and_is_taken_when_it_is_bac
     file = TokenFile(path)
     path.unlink()
     file.refresh()
-    assert Role.LEARNER is file.role_of(known[Role.LEARNER])
+    assert Role.LEARNER is role_of(file, known[Role.LEARNER])
 
     renewed = write_token_file(path)
     file.refresh()
-    assert Role.LEARNER is file.role_of(renewed[Role.LEARNER])
+    assert Role.LEARNER is role_of(file, renewed[Role.LEARNER])
 
 
 async def test_a_running_server_takes_a_changed_file(
@@ -192,7 +242,7 @@ def test_the_command_makes_a_token_and_its_line() -> None:
     (entry,) = parse(done.stderr)
 
     assert 0 == done.exit_code
-    assert (Role.LEARNER, "gpu-box") == (entry.role, entry.name)
+    assert Caller("gpu-box", Role.LEARNER) == entry.caller
     assert digest_of(made) == entry.digest
     assert made not in done.stderr
 
@@ -202,6 +252,89 @@ def test_the_command_refuses_a_name_that_the_file_could_not_hold() -> None:
 
     assert 2 == done.exit_code
     assert "" == done.stdout
+
+
+def test_the_command_adds_lines_to_a_file_that_a_server_reads(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    first = add(path, "--role", "admin", "--name", "me")
+    bounds = ("--buffer", "a-*", "--buffer", "b", "--worker", "w:*", "--workers-max", "8")
+    quotas = ("--bytes-held-max", "2GiB", "--appends-per-s-max", "0.5")
+    second = add(path, "--role", "producer", "--name", "them", *bounds, *quotas)
+    file = TokenFile(path)
+
+    assert 0o600 == path.stat().st_mode & 0o777
+    assert [path] == list(tmp_path.iterdir())
+    assert Caller("me", Role.ADMIN) == file.caller_of(first)
+    assert Caller(
+        "them", Role.PRODUCER, ("a-*", "b"), ("w:*",), Quotas(8, 2 << 30, 0.5)
+    ) == file.caller_of(second)
+
+
+def test_the_command_keeps_what_stands_in_a_file_and_who_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"# ours\nadmin me sha256:{DIGEST}")
+    path.chmod(0o640)
+    add(path, "--role", "producer", "--name", "them")
+
+    assert ["# ours", f"admin me sha256:{DIGEST}"] == path.read_text().splitlines()[:2]
+    assert 0o640 == path.stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (f"admin them sha256:{DIGEST}\n", "a name stands in it twice"),
+        ("nonsense\n", "line 1 is not"),
+        ("\xff", "it is not plain text"),
+    ],
+)
+def test_the_command_leaves_a_file_as_it_is_that_would_be_none(
+    tmp_path: Path, content: str, problem: str
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(content, encoding="latin-1")
+    done = CliRunner().invoke(token, ["--role", "producer", "--name", "them", "--file", str(path)])
+
+    assert (1, "") == (done.exit_code, done.stdout)
+    assert f"{path} stays as it is: {problem}" in done.stderr
+    assert content.encode("latin-1") == path.read_bytes()
+
+
+def test_lines_that_are_added_at_once_are_all_there(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    with ThreadPoolExecutor(8) as adding:
+        for number in range(32):
+            adding.submit(tokens.add_line, path, f"admin a{number} sha256:{number:064x}")
+
+    assert {f"a{number}" for number in range(32)} == {
+        entry.caller.name for entry in parse(path.read_text())
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--buffer", "a b", "each of A-Z a-z 0-9 . _ - *"),
+        ("--worker", "a#b", "printable ASCII without space, comma and #"),
+        ("--worker", "a,b c", "printable ASCII"),
+        ("--workers-max", "none", "whole number of at least 1"),
+        ("--bytes-held-max", "2GX", "a size such as 8GiB"),
+        ("--appends-per-s-max", "-1", "a number above 0"),
+    ],
+)
+def test_the_command_says_which_bound_is_malformed(option: str, value: str, problem: str) -> None:
+    done = CliRunner().invoke(token, ["--role", "producer", "--name", "them", option, value])
+
+    assert (2, "") == (done.exit_code, done.stdout)
+    assert f"Invalid value for {option}: must be" in done.stderr
+    assert problem in done.stderr
+
+
+def add(path: Path, *options: str) -> str:
+    """Add a line with the command; gives the token."""
+    done = CliRunner().invoke(token, [*options, "--file", str(path)])
+    assert (0, "") == (done.exit_code, done.stderr)
+    return done.stdout.strip()
 
 
 def test_an_entry_does_not_show_its_digest() -> None:

@@ -1,0 +1,300 @@
+"""Every call with every credential on every buffer: a token's buffers are all there is for it."""
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from breadbox.v1 import buffer_pb2, fragment_pb2
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox_server.authorization import RULES, SERVICE, Role, matches
+from breadbox_server.tokens import new_token
+from support.served import CALL_S, Served, reason_of, served
+from support.token_files import bearer, line_of, write_tokens
+
+METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods]
+OWN, OTHERS, DEFAULT = "team-a-1", "team-b-1", "default"
+OWN_MISSING, OTHERS_MISSING = "team-a-2", "team-b-2"
+BUFFERS = (OWN, OTHERS, "", OWN_MISSING, OTHERS_MISSING)
+"""That a call names; empty is the default buffer, which is no team's."""
+
+REQUESTS: dict[str, Callable[[str], Any]] = {
+    "StartSession": lambda name: pb.StartSessionRequest(buffer=name, session_id="taken"),
+    "EndSession": lambda name: pb.EndSessionRequest(buffer=name, session_id="run"),
+    "PublishModel": lambda name: pb.PublishModelRequest(
+        buffer=name, session_id="run", model_version=1
+    ),
+    "WatchModel": lambda name: pb.WatchModelRequest(buffer=name),
+    "AppendFragments": lambda name: pb.AppendFragmentsRequest(
+        buffer=name, fragments=[fragment(name)]
+    ),
+    "FetchFragments": lambda name: pb.FetchFragmentsRequest(
+        buffer=name, request_id="mine", fragment_count=1
+    ),
+    "GetPreparedFragments": lambda name: pb.GetPreparedFragmentsRequest(buffer=name),
+    "RenewLease": lambda name: pb.RenewLeaseRequest(buffer=name, lease_id="1"),
+    "ReleaseLease": lambda name: pb.ReleaseLeaseRequest(
+        buffer=name, lease_id="1", mode=pb.RELEASE_MODE_RETURNED
+    ),
+    "CreateBuffer": lambda name: pb.CreateBufferRequest(name=name),
+    "UpdateBuffer": lambda name: pb.UpdateBufferRequest(name=name),
+    "DeleteBuffer": lambda name: pb.DeleteBufferRequest(name=name),
+    "ListBuffers": lambda name: pb.ListBuffersRequest(),
+    "GetBuffer": lambda name: pb.GetBufferRequest(name=name),
+    "GetStoreConfig": lambda name: pb.GetStoreConfigRequest(),
+    "ReportEpisodes": lambda name: pb.ReportEpisodesRequest(
+        buffer=name, episodes=[pb.EpisodeReport(worker_id="w", end=pb.EPISODE_END_TERMINATED)]
+    ),
+}
+"""A request of every method that names a buffer, if the method names any."""
+
+CREDENTIALS = {
+    "none": None,
+    "unknown": "",
+    "revoked": "admin",
+    "producer of all": "producer",
+    "learner of all": "learner",
+    "admin of all": "admin",
+    "producer of the team": "producer buffers=team-a-*",
+    "learner of the team": "learner buffers=team-a-*",
+    "admin of the team": "admin buffers=team-a-*",
+}
+"""The line behind a token without its name; None: no token, empty: one that stands nowhere."""
+OPEN_TO_ALL = {"ListBuffers", "GetStoreConfig"}
+"""Methods that name no buffer, written out so that another one is a change of two places."""
+
+
+def fragment(buffer: str) -> fragment_pb2.FragmentMetadata:
+    """One whose payload nobody has."""
+    return fragment_pb2.FragmentMetadata(
+        worker_id="w",
+        session_id="run",
+        model_version_min=0,
+        model_version_max=0,
+        step_count=8,
+        payload=fragment_pb2.PayloadReference(payload_id="0" * 32, size_bytes=8),
+    )
+
+
+@asynccontextmanager
+async def tenants(tmp_path: Path) -> AsyncIterator[tuple[Served, dict[str, str | None]]]:
+    """A server with a buffer of each team, each with a fragment that is leased; and tokens."""
+    path = tmp_path / "tokens"
+    known = {name: line for name, line in CREDENTIALS.items() if line}
+    lines = [
+        " ".join((role, name.replace(" ", "-"), *bounds))
+        for name, (role, *bounds) in ((name, line.split()) for name, line in known.items())
+    ]
+    made = write_tokens(path, *lines)
+    tokens: dict[str, str | None] = {"none": None, "unknown": new_token()}
+    tokens |= dict(zip(known, made, strict=True))
+    kept = [(line, token) for line, token in zip(lines, made, strict=True) if "revoked" not in line]
+    async with served(tokens=path) as world:
+        admin = bearer(tokens["admin of all"])
+        for buffer in (OWN, OTHERS):
+            await world.stub.CreateBuffer(pb.CreateBufferRequest(name=buffer), metadata=admin)
+        for buffer in (OWN, OTHERS, DEFAULT):
+            await world.stub.StartSession(
+                pb.StartSessionRequest(buffer=buffer, session_id="run"), metadata=admin
+            )
+        path.write_text("".join(line_of(line, token) for line, token in kept))
+
+        while "OK" == await answer(world, "ListBuffers", "", tokens["revoked"]):
+            pass
+        yield world, tokens
+
+
+async def answer(world: Served, method: str, buffer: str, token: str | None) -> str:
+    """The reason that a call is refused with, or OK."""
+    call = getattr(world.stub, method)(
+        REQUESTS[method](buffer), metadata=bearer(token), timeout=CALL_S
+    )
+    if await call.code() is grpc.StatusCode.OK:
+        return "OK"
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call
+    return reason_of(refused.value)
+
+
+def expected(method: str, buffer: str, credential: str) -> str | None:
+    """The reason with which a call has to be refused; None: it is let in, whatever it answers."""
+    line = CREDENTIALS[credential]
+    if not line or credential == "revoked":
+        return "UNAUTHENTICATED"
+    role, *bounds = line.split()
+    if Role(role) not in RULES[SERVICE + method].roles:
+        return "PERMISSION_DENIED"
+    if bounds and method not in OPEN_TO_ALL and buffer not in (OWN, OWN_MISSING):
+        return "PERMISSION_DENIED"
+    return None
+
+
+def test_every_method_has_a_request_here() -> None:
+    assert set(METHODS) == set(REQUESTS)
+
+
+def test_every_method_whose_request_names_a_buffer_is_bound_by_it() -> None:
+    """By the contract's own fields, so that a method that is new cannot be forgotten."""
+    for method in METHODS:
+        fields = pb.DESCRIPTOR.message_types_by_name[f"{method}Request"].fields_by_name
+        named = {"buffer", "name"} & set(fields)
+        assert named == ({RULES[SERVICE + method].buffer} - {""}), method
+        workers = {
+            name
+            for name, field in fields.items()
+            if field.message_type and "worker_id" in field.message_type.fields_by_name
+        }
+        assert workers == ({RULES[SERVICE + method].workers} - {""}), method
+    assert OPEN_TO_ALL == {name for name in METHODS if not RULES[SERVICE + name].buffer}
+
+
+@pytest.mark.parametrize("credential", CREDENTIALS)
+async def test_a_call_is_let_in_for_whom_it_is_meant_and_for_nobody_else(
+    tmp_path: Path, credential: str
+) -> None:
+    async with tenants(tmp_path) as (world, tokens):
+        for method, buffer in product(METHODS, BUFFERS):
+            told = await answer(world, method, buffer, tokens[credential])
+            wanted = expected(method, buffer, credential)
+            if wanted is None:
+                assert told not in ("UNAUTHENTICATED", "PERMISSION_DENIED"), (method, buffer)
+            else:
+                assert wanted == told, (method, buffer)
+
+
+async def test_what_is_refused_does_not_tell_whether_there_is_such_a_buffer(
+    tmp_path: Path,
+) -> None:
+    async with tenants(tmp_path) as (world, tokens):
+        for method in set(METHODS) - OPEN_TO_ALL:
+            told = set()
+            for buffer in (OTHERS, OTHERS_MISSING):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await getattr(world.stub, method)(
+                        REQUESTS[method](buffer), metadata=bearer(tokens["admin of the team"])
+                    )
+                told.add(str(refused.value.details()).replace(buffer, "?"))
+            assert {
+                "token 'admin-of-the-team' may not use buffer '?'; it is for team-a-*"
+            } == told, method
+
+
+async def test_calls_on_another_teams_buffer_change_nothing_of_it(tmp_path: Path) -> None:
+    async with tenants(tmp_path) as (world, tokens):
+        before = world.server.driver.describe(OTHERS)  # type: ignore[arg-type]
+        for method, role in product(METHODS, Role):
+            await answer(world, method, OTHERS, tokens[f"{role.value} of the team"])
+        after = world.server.driver.describe(OTHERS)  # type: ignore[arg-type]
+
+        assert before == after
+        assert (OTHERS_MISSING) not in world.server.driver.names()
+
+
+async def test_a_team_sees_its_own_buffers_only(tmp_path: Path) -> None:
+    async with tenants(tmp_path) as (world, tokens):
+        seen = {}
+        for credential in ("learner of the team", "learner of all"):
+            reply = await world.stub.ListBuffers(
+                pb.ListBuffersRequest(), metadata=bearer(tokens[credential])
+            )
+            seen[credential] = [buffer.name for buffer in reply.buffers]
+
+    assert [OWN] == seen["learner of the team"]
+    assert [DEFAULT, OWN, OTHERS] == seen["learner of all"]
+
+
+async def test_a_lease_of_another_team_is_none_in_a_buffer_of_ones_own(tmp_path: Path) -> None:
+    async with tenants(tmp_path) as (world, tokens):
+        admin = bearer(tokens["admin of all"])
+        await world.stub.AppendFragments(
+            pb.AppendFragmentsRequest(buffer=OTHERS, fragments=[world.metadata(0)]), metadata=admin
+        )
+        granted = await world.stub.FetchFragments(
+            pb.FetchFragmentsRequest(buffer=OTHERS, request_id="theirs", fragment_count=1),
+            metadata=admin,
+        )
+        lease_id = granted.lease.lease_id
+        requests: Iterable[tuple[str, Any]] = (
+            ("RenewLease", pb.RenewLeaseRequest(buffer=OWN, lease_id=lease_id)),
+            (
+                "ReleaseLease",
+                pb.ReleaseLeaseRequest(
+                    buffer=OWN, lease_id=lease_id, mode=pb.RELEASE_MODE_CONSUMED
+                ),
+            ),
+            (
+                "GetPreparedFragments",
+                pb.GetPreparedFragmentsRequest(buffer=OWN, request_id="theirs"),
+            ),
+        )
+        told = []
+        for method, request in requests:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await getattr(world.stub, method)(
+                    request, metadata=bearer(tokens["admin of the team"])
+                )
+            told.append(reason_of(refused.value))
+        kept = await world.stub.RenewLease(
+            pb.RenewLeaseRequest(buffer=OTHERS, lease_id=lease_id), metadata=admin
+        )
+
+    assert ["LEASE_NOT_FOUND", "LEASE_NOT_FOUND", "REQUEST_NOT_FOUND"] == told
+    assert lease_id == kept.lease.lease_id
+
+
+async def test_a_teams_admin_makes_buffers_that_are_the_teams(tmp_path: Path) -> None:
+    async with tenants(tmp_path) as (world, tokens):
+        made = await world.stub.CreateBuffer(
+            pb.CreateBufferRequest(name=OWN_MISSING, config=buffer_pb2.BufferConfig()),
+            metadata=bearer(tokens["admin of the team"]),
+        )
+
+    assert OWN_MISSING == made.buffer.name
+
+
+@pytest.mark.parametrize("method", ["AppendFragments", "ReportEpisodes"])
+async def test_a_token_for_some_workers_lets_nobody_pass_as_another(
+    tmp_path: Path, method: str
+) -> None:
+    (token,) = write_tokens(tmp_path / "tokens", "producer a workers=a-*")
+    field = RULES[SERVICE + method].workers
+    async with served(tokens=tmp_path / "tokens") as world:
+
+        async def told(*workers: str) -> str:
+            request = REQUESTS[method]("")
+            (one,) = getattr(request, field)
+            del getattr(request, field)[:]
+            for worker in workers:
+                one.worker_id = worker
+                getattr(request, field).append(one)
+            call = getattr(world.stub, method)(request, metadata=bearer(token))
+            return str(await call.details())
+
+        refused = [await told(*workers) for workers in (("b-1",), ("a-1", "b-1", "a-2"))]
+        let_in = await told("a-1", "a-2")
+
+    assert ["token 'a' may not use worker 'b-1'; it is for a-*"] * 2 == refused
+    assert "token" not in let_in
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fitting", "others"),
+    [
+        ("team-a", ["team-a"], ["team-a1", "xteam-a", "team-", ""]),
+        ("team-a-*", ["team-a-", "team-a-1", "team-a-*"], ["team-a", "xteam-a-1", "team-b-1"]),
+        ("*", ["", "anything"], []),
+        ("*-a", ["-a", "x-a", "-a-a"], ["a", "x-a1"]),
+        ("a*a", ["aa", "aba"], ["a", "ab"]),
+        ("a*b*c", ["abc", "axbxc", "abbcc"], ["acb", "ab", "abcd"]),
+        ("a.b", ["a.b"], ["axb"]),
+        ("[ab]", ["[ab]"], ["a"]),
+    ],
+)
+def test_a_star_stands_for_any_run_of_characters_and_nothing_else_for_another(
+    pattern: str, fitting: list[str], others: list[str]
+) -> None:
+    assert fitting == [name for name in (*fitting, *others) if matches([pattern], name)]
