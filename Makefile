@@ -9,7 +9,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-core test-service test-integration test-containers test-peers \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
-  verify-spelling verify-limits limits protos simulate bench bench-core bench-peers chaos endings learn-check up down clean
+  verify-spelling verify-limits limits protos simulate bench bench-core bench-peers chaos endings learn-check dist up down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -99,6 +99,13 @@ bench-peers: $(VENV)/.ready  ## Reverb on the same workloads, where it can be in
 learn-check: $(VENV)/.ready  ## Does the reference PPO learn? Every task, three seeds; minutes
 	$(BIN)/python -m bench.learn_check $(ARGS)
 
+$(VENV)/.release: pyproject.toml $(VENV)/.ready
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[release]"
+	touch $@
+
+dist: $(VENV)/.release  ## Build wheel and sdist of HEAD, the same bytes each time, check and try them
+	$(BIN)/python scripts/make_dist.py $(ARGS)
+
 up:  ## Start the local cluster
 	$(COMPOSE) up --build --detach
 
@@ -106,4 +113,4 @@ down:  ## Stop the local cluster and delete its volumes
 	$(COMPOSE) down --volumes
 
 clean:  ## Delete what the other targets made
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out dist

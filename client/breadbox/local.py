@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from breadbox.children import owned_environment
 from breadbox.errors import UnavailableError
+from breadbox.extras import how_to_install
 from breadbox.types import FullPolicy, LeaseExpiryPolicy
 
 if TYPE_CHECKING:
@@ -25,7 +26,11 @@ POLL_S = 0.01
 _LOG_LINES = 15
 _START_LIMIT_S = 60.0
 _STOP_GRACE_S = 20.0
-_SERVER_MODULES = ("breadbox_server", "grpc_health", "grpc_reflection", "prometheus_client")
+SERVER_MODULES = (
+    *("breadbox_server", "grpc_health", "grpc_reflection", "grpc_status", "prometheus_client"),
+    "yaml",
+)
+"""What a server imports that a client may lack."""
 
 
 class ServerOptions(TypedDict, total=False):
@@ -309,10 +314,10 @@ def _check_installed(caller: str) -> None:
     Raises:
         ModuleNotFoundError: It cannot; says what to install.
     """
-    for name in _SERVER_MODULES:
+    for name in SERVER_MODULES:
         if find_spec(name) is None:
             raise ModuleNotFoundError(
                 f"breadbox.{caller} needs the module {name!r}, which is not installed: "
-                'pip install "breadbox[server]"',
+                f"{how_to_install('server')}",
                 name=name,
             )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from importlib.metadata import Distribution
@@ -15,32 +16,12 @@ from breadbox.extras import how_to_install
 from breadbox.testing import start_server
 from support.hidden_modules import hiding, modules_beyond
 
+ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "yaml", "pydantic", "gymnasium", "av", "PIL", "grpc_status", "prometheus_client"}
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("BREADBOX_")}
 AS_COMMAND = "from breadbox.cli.main import main\nmain()\n"
 IN_THE_BASE = {name for name, (_, extra, _) in COMMANDS.items() if not extra}
-OF_ONES_OWN = """
-import numpy as np
-import breadbox
-
-T = 4
-flags = np.zeros(T, np.bool_)
-sent = np.arange(T * 2000, dtype=np.float32).reshape(T, 2000)
-with breadbox.connect(sys.argv[1], codecs=sys.argv[2]) as client:
-    client.start_session("s")
-    client.append(breadbox.Fragment(
-        worker_id="w", fragment_index=0, session_id="s", model_version_min=0, model_version_max=0,
-        obs=sent, action=np.zeros(T, np.int64), reward=np.ones(T, np.float32), terminated=flags,
-        truncated=flags, first=flags, episode_id=np.zeros(T, np.int64), next_obs=sent[-1],
-    ))
-    with client.fetch(fragment_count=1, max_wait_s=30) as lease:
-        (batch,) = lease.batches(batch_size=1)
-        assert np.array_equal(sent, batch.obs[0])
-    client.publish("s", 1, {"weight": sent})
-    model = client.watch_model()
-    assert np.array_equal(sent, client.load_weights(model.weights)["weight"])
-print(sorted({name.partition(".")[0] for name in sys.modules}))
-"""
+TRY_WHEEL = runpy.run_path(str(ROOT / "scripts" / "try_wheel.py"))
 
 
 def run(program: str, *arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -74,10 +55,11 @@ def test_a_producer_and_a_learner_of_ones_own_need_the_base_alone(
     tmp_path: Path, codec: str
 ) -> None:
     with start_server(store=f"file://{tmp_path / 'store'}") as server:
-        program = hiding(modules_beyond()) + OF_ONES_OWN
+        show = "\nprint(*{name.partition('.')[0] for name in sys.modules})"
+        program = hiding(modules_beyond()) + TRY_WHEEL["USE"] + show
         done = run(program, server.address, codec, cwd=tmp_path)
     assert 0 == done.returncode, done.stderr
-    assert not HEAVY & set(json.loads(done.stdout.replace("'", '"')))
+    assert not HEAVY & {*done.stdout.split()}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

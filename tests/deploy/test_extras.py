@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from breadbox.local import SERVER_MODULES
+
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"breadbox", "breadbox_server", "breadbox_rollout", "breadbox_learner"}
 OPTIONAL = {"ale_py"}
 """Imported by what only another extra brings into use."""
 DISTRIBUTION_OF = {
     "PIL": "pillow",
-    "google": "protobuf",
+    "google": "googleapis-common-protos",
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
@@ -26,10 +28,10 @@ DISTRIBUTION_OF = {
 """Where it is not the module's own name."""
 
 
-def installed_with(extra: str) -> set[str]:
-    """Distributions that `breadbox[extra]` names."""
+def installed_with(extra: str | None) -> set[str]:
+    """Distributions that `breadbox[extra]` names; those of all without one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"][extra]
+    wanted = project["dependencies"] + project["optional-dependencies"].get(extra, [])
     return {re.split(r"[\[<>=~! ]", each)[0].lower() for each in wanted}
 
 
@@ -74,3 +76,14 @@ def test_what_a_deployable_imports_its_extra_installs(folder: str, extra: str) -
     }
 
     assert {} == missing
+
+
+def test_a_server_of_ones_own_is_refused_where_one_of_its_modules_is_missing() -> None:
+    base = installed_with(None)
+    beyond = {
+        name
+        for name in imported_by(ROOT / "server/breadbox_server")
+        if DISTRIBUTION_OF.get(name, name) not in base
+    }
+
+    assert beyond == {*SERVER_MODULES} - OURS

@@ -24,7 +24,7 @@ from breadbox.demo.progress import ProgressLog
 from breadbox.demo.report import write_report
 from breadbox.demo.screen import Screen
 from breadbox.errors import ReplayBufferError
-from breadbox.local import memory_folder
+from breadbox.local import SERVER_MODULES, memory_folder
 from breadbox.paths import naming
 
 POLL_S = 0.25
@@ -242,7 +242,8 @@ def _check_installed() -> None:
     Raises:
         ModuleNotFoundError: It is not.
     """
-    for name in ("grpc_health", "prometheus_client", "torch", "gymnasium", "matplotlib"):
+    others = ("torch", "gymnasium", "av", "PIL", "pydantic", "tensorboard", "matplotlib")
+    for name in (*SERVER_MODULES, *others):
         if find_spec(name) is None:
             raise ModuleNotFoundError(name, name=name)
 
