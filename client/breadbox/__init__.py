@@ -21,57 +21,90 @@ if TYPE_CHECKING:
     from breadbox import aio as aio
     from breadbox import errors as errors
     from breadbox.appender import Appender as Appender
+    from breadbox.appender import AppenderCounts as AppenderCounts
+    from breadbox.batches import Batch as Batch
+    from breadbox.batches import Stack as Stack
     from breadbox.client import Client as Client
     from breadbox.client import connect as connect
     from breadbox.errors import ReplayBufferError as ReplayBufferError
     from breadbox.errors import WaitElapsedError as WaitElapsedError
     from breadbox.fragment import Fragment as Fragment
+    from breadbox.fragment import Tree as Tree
     from breadbox.lease import Lease as Lease
+    from breadbox.loader import LoaderKeywords as LoaderKeywords
+    from breadbox.loader import LoaderOptions as LoaderOptions
+    from breadbox.local import ServerOptions as ServerOptions
     from breadbox.local import local_server as local_server
     from breadbox.options import Tls as Tls
+    from breadbox.stores import PayloadStore as PayloadStore
     from breadbox.types import AdmissionOutcome as AdmissionOutcome
+    from breadbox.types import AppendReply as AppendReply
     from breadbox.types import AppendResult as AppendResult
+    from breadbox.types import ArrayType as ArrayType
     from breadbox.types import BufferConfig as BufferConfig
     from breadbox.types import BufferDescription as BufferDescription
+    from breadbox.types import BufferState as BufferState
+    from breadbox.types import Device as Device
     from breadbox.types import EpisodeEnd as EpisodeEnd
     from breadbox.types import EpisodeReport as EpisodeReport
+    from breadbox.types import FragmentMetadata as FragmentMetadata
     from breadbox.types import FragmentReference as FragmentReference
     from breadbox.types import FullPolicy as FullPolicy
     from breadbox.types import LeaseExpiryPolicy as LeaseExpiryPolicy
+    from breadbox.types import LeaseGrant as LeaseGrant
     from breadbox.types import MinimumChunks as MinimumChunks
     from breadbox.types import ModelState as ModelState
+    from breadbox.types import PayloadReference as PayloadReference
+    from breadbox.types import PublishReply as PublishReply
+    from breadbox.types import QuarantinedFragment as QuarantinedFragment
     from breadbox.types import ReleaseMode as ReleaseMode
     from breadbox.types import SampleToInsertRatio as SampleToInsertRatio
+    from breadbox.types import StoreConfig as StoreConfig
+    from breadbox.types import TorchDevice as TorchDevice
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "appender": ("Appender",),
+    "appender": ("Appender", "AppenderCounts"),
+    "batches": ("Batch", "Stack"),
     "client": ("Client", "connect"),
     "errors": ("ReplayBufferError", "WaitElapsedError"),
-    "fragment": ("Fragment",),
+    "fragment": ("Fragment", "Tree"),
     "lease": ("Lease",),
-    "local": ("local_server",),
+    "loader": ("LoaderKeywords", "LoaderOptions"),
+    "local": ("ServerOptions", "local_server"),
     "options": ("Tls",),
+    "stores": ("PayloadStore",),
     "types": (
         "AdmissionOutcome",
+        "AppendReply",
         "AppendResult",
+        "ArrayType",
         "BufferConfig",
         "BufferDescription",
+        "BufferState",
+        "Device",
         "EpisodeEnd",
         "EpisodeReport",
+        "FragmentMetadata",
         "FragmentReference",
         "FullPolicy",
         "LeaseExpiryPolicy",
+        "LeaseGrant",
         "MinimumChunks",
         "ModelState",
+        "PayloadReference",
+        "PublishReply",
+        "QuarantinedFragment",
         "ReleaseMode",
         "SampleToInsertRatio",
+        "StoreConfig",
+        "TorchDevice",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["aio", "errors", *sorted(_HOME_OF)]  # noqa: PLE0604 - all are strings
+__all__ = ["__version__", "aio", "errors", *sorted(_HOME_OF)]  # noqa: PLE0604 - all are strings
 
 
 def __getattr__(name: str) -> "Any":
@@ -87,4 +120,4 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

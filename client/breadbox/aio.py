@@ -33,10 +33,11 @@ from collections.abc import (
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 from uuid import uuid4
 
 import grpc
+from numpy.typing import NDArray
 
 from breadbox import calls, errors, operations, status, types
 from breadbox.async_loader import AsyncFragmentLoader, run_ahead
@@ -48,6 +49,8 @@ from breadbox.lease import (
     RENEW_AT,
     UNREADABLE_ERRORS,
     RenewalFailures,
+    lease_html,
+    lease_state,
 )
 from breadbox.loader import LoaderKeywords, LoaderOptions
 from breadbox.local import POLL_S, ServerOptions, own_server
@@ -69,6 +72,9 @@ from breadbox.stores.base import PayloadStore
 from breadbox.stores.deadline import Deadline
 from breadbox.types import FragmentReference, LeaseGrant, ReleaseMode
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 E = TypeVar("E", bound="Client | Lease")
@@ -544,11 +550,31 @@ class Client:
         """Read what arrays granted fragments have; see `breadbox.Client.describe_arrays`."""
         return await self._run(operations.describe_arrays(self._context, references))
 
+    @overload
     async def load_batch(
         self,
         references: Sequence[FragmentReference],
         *,
-        device: Any = None,
+        device: None = None,
+        columns: Sequence[str] | None = None,
+        into: Batch | Stack | None = None,
+    ) -> "Batch[NDArray[Any]]": ...
+
+    @overload
+    async def load_batch(
+        self,
+        references: Sequence[FragmentReference],
+        *,
+        device: types.Device,
+        columns: Sequence[str] | None = None,
+        into: Batch | Stack | None = None,
+    ) -> "Batch[torch.Tensor]": ...
+
+    async def load_batch(
+        self,
+        references: Sequence[FragmentReference],
+        *,
+        device: types.Device | None = None,
         columns: Sequence[str] | None = None,
         into: Batch | Stack | None = None,
     ) -> Batch:
@@ -560,7 +586,7 @@ class Client:
     async def _read_batch(
         self,
         references: Sequence[FragmentReference],
-        device: Any,
+        device: types.Device | None,
         columns: Sequence[str] | None,
         within: AbstractContextManager[None] | None,
     ) -> Batch:
@@ -692,11 +718,31 @@ class Lease:
                 for fragment in fragments:
                     yield fragment
 
+    @overload
     def batches(
         self,
         batch_size: int,
         *,
-        device: Any = None,
+        device: None = None,
+        columns: Sequence[str] | None = None,
+        **options: Unpack[LoaderKeywords],
+    ) -> "AsyncGenerator[Batch[NDArray[Any]], None]": ...
+
+    @overload
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        device: types.Device,
+        columns: Sequence[str] | None = None,
+        **options: Unpack[LoaderKeywords],
+    ) -> "AsyncGenerator[Batch[torch.Tensor], None]": ...
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        device: types.Device | None = None,
         columns: Sequence[str] | None = None,
         **options: Unpack[LoaderKeywords],
     ) -> AsyncGenerator[Batch, None]:
@@ -813,5 +859,8 @@ class Lease:
             _log.warning("lease %s could not be returned: %s", self.lease_id, problem)
 
     def __repr__(self) -> str:
-        state = "released" if self.released else "expired" if self.expired else "open"
-        return f"Lease({self.lease_id!r}, {len(self)} fragments, {state})"
+        return f"Lease({self.lease_id!r}, {len(self)} fragments, {lease_state(self)})"
+
+    def _repr_html_(self) -> str:
+        """Show the fragments as a table, in notebooks."""
+        return lease_html(self)

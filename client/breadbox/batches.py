@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,18 @@ from breadbox.payload.trees import (
     unflatten,
 )
 from breadbox.stores.base import PayloadStore
-from breadbox.summaries import summary
-from breadbox.types import FragmentReference
+from breadbox.summaries import summary, summary_html
+from breadbox.types import Device, FragmentReference
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import TypeVar
+
+    LeafT = TypeVar("LeafT", default=Any)
+else:
+    from typing import TypeVar
+
+    LeafT = TypeVar("LeafT")
 
 _PER_FRAGMENT_FIELDS = frozenset({"final_obs_step", "final_obs", "model_version"})
 """Fields that one fragment of a batch may have and another not, or in another length."""
@@ -41,7 +51,7 @@ _SLAB_ALIGNMENT_BYTES = 256
 
 
 @dataclass(slots=True, kw_only=True)
-class Batch:
+class Batch(Generic[LeafT]):
     """B fragments, stacked: row b of every leaf belongs to `references[b]`.
 
     Leaves are numpy arrays (bfloat16: torch tensors) where no device was asked for, else torch
@@ -54,31 +64,31 @@ class Batch:
     """Leaves [B, T, ...]."""
     action: Tree
     """Leaves [B, T, ...]."""
-    reward: Any
+    reward: LeafT
     """float32[B, T]."""
-    terminated: Any
+    terminated: LeafT
     """bool[B, T]."""
-    truncated: Any
+    truncated: LeafT
     """bool[B, T]."""
-    first: Any
+    first: LeafT
     """bool[B, T]."""
-    episode_id: Any
+    episode_id: LeafT
     """int64[B, T]."""
     next_obs: Tree
     """Leaves [B, ...]."""
     in_state: Tree = None
     """Leaves [B, ...]; None for a policy without state."""
-    log_prob: Any = None
+    log_prob: LeafT | None = None
     """float32[B, T]."""
-    value: Any = None
+    value: LeafT | None = None
     """float32[B, T]."""
-    model_version: Any = None
+    model_version: LeafT | None = None
     """int64[B, T]; filled in where a fragment has one version only."""
     extras: Tree = field(default_factory=dict)
     """Leaves [B, T, ...]."""
-    final_obs_row: Any = None
+    final_obs_row: LeafT | None = None
     """int64[N]; ascending rows of the N known final observations in the batch; None when N is 0."""
-    final_obs_step: Any = None
+    final_obs_step: LeafT | None = None
     """int64[N]; the step, within its row, that each of them ended."""
     final_obs: Tree = None
     """Leaves [N, ...]: what those steps really led to, for bootstrapping at time limits."""
@@ -91,21 +101,30 @@ class Batch:
 
     def __repr__(self) -> str:
         """Name the leaves with their dtypes and shapes, in one line."""
-        leaves = {name: getattr(self, name) for name in _LEAF_FIELDS}
-        return summary("Batch", [f"{len(self)} fragments"], leaves)
+        return summary("Batch", [f"{len(self)} fragments"], self._leaves())
+
+    def _repr_html_(self) -> str:
+        """Show the leaves as a table, in notebooks."""
+        return summary_html("Batch", [f"{len(self)} fragments"], self._leaves())
+
+    def _leaves(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _LEAF_FIELDS}
 
     @property
-    def ended(self) -> Any:
+    def ended(self) -> LeafT:
         """bool[B, T]; terminated or truncated."""
-        return self.terminated | self.truncated
+        terminated: Any = self.terminated
+        return cast(LeafT, terminated | self.truncated)
 
-    def to_torch(self, device: Any = "cpu") -> "Batch":
+    def to_torch(self, device: Device = "cpu") -> "Batch[torch.Tensor]":
         """Return the batch with torch tensors as leaves; on the CPU they share its memory."""
         import torch
 
+        place: Any = device  # Torch's own annotation names its class, not what that is like.
+
         def move(leaf: Any) -> Any:
             tensor = leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf)
-            return tensor.to(device, non_blocking=True)
+            return tensor.to(place, non_blocking=True)
 
         return _changed(self, move)
 
@@ -146,7 +165,7 @@ def load_batch(
     store: PayloadStore,
     references: Sequence[FragmentReference],
     *,
-    device: Any = None,
+    device: Device | None = None,
     columns: Sequence[str] | None = None,
     into: Batch | Stack | None = None,
     is_mapped: bool = False,

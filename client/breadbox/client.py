@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from uuid import uuid4
 
 import grpc
+from numpy.typing import NDArray
 
 from breadbox import calls, operations, status, types
 from breadbox.batches import Batch, Stack
@@ -34,6 +35,9 @@ from breadbox.outages import Outages
 from breadbox.stores.base import PayloadStore
 from breadbox.types import ReleaseMode
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -575,11 +579,31 @@ class Client:
         """
         return self._run(operations.describe_arrays(self._context, references))
 
+    @overload
     def load_batch(
         self,
         references: Sequence[types.FragmentReference],
         *,
-        device: Any = None,
+        device: None = None,
+        columns: Sequence[str] | None = None,
+        into: Batch | Stack | None = None,
+    ) -> "Batch[NDArray[Any]]": ...
+
+    @overload
+    def load_batch(
+        self,
+        references: Sequence[types.FragmentReference],
+        *,
+        device: types.Device,
+        columns: Sequence[str] | None = None,
+        into: Batch | Stack | None = None,
+    ) -> "Batch[torch.Tensor]": ...
+
+    def load_batch(
+        self,
+        references: Sequence[types.FragmentReference],
+        *,
+        device: types.Device | None = None,
         columns: Sequence[str] | None = None,
         into: Batch | Stack | None = None,
     ) -> Batch:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.summaries import summary
+from breadbox.summaries import summary, summary_html
 
 Tree = Any
 """Nested dicts (string keys), lists and tuples whose leaves are numpy arrays, or None."""
@@ -84,14 +84,23 @@ class Fragment:
 
     def __repr__(self) -> str:
         """Say whose it is, and name the leaves with their dtypes and shapes, in one line."""
+        return summary("Fragment", self._facts(), self._arrays())
+
+    def _repr_html_(self) -> str:
+        """Show the leaves as a table, in notebooks."""
+        return summary_html("Fragment", self._facts(), self._arrays())
+
+    def _facts(self) -> list[str]:
         low, high = self.model_version_min, self.model_version_max
-        facts = [
+        return [
             *(f"{name}={getattr(self, name)!r}" for name in ("worker_id", "fragment_index")),
             f"session_id={self.session_id!r}",
             f"model version {low}" if low == high else f"model versions {low} to {high}",
             *(["discontinuity"] if self.discontinuity else []),
         ]
-        return summary("Fragment", facts, {name: getattr(self, name) for name in _ARRAY_FIELDS})
+
+    def _arrays(self) -> dict[str, Tree]:
+        return {name: getattr(self, name) for name in _ARRAY_FIELDS}
 
     @property
     def step_count(self) -> int:

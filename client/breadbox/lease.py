@@ -7,13 +7,19 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
-from typing import Any, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, overload
+
+from numpy.typing import NDArray
 
 from breadbox import calls, errors
 from breadbox.batches import Batch, Stack
 from breadbox.fragment import Fragment
 from breadbox.loader import FragmentLoader, LoaderKeywords, LoaderOptions, run_ahead
-from breadbox.types import FragmentReference, LeaseGrant, ReleaseMode
+from breadbox.summaries import html_table
+from breadbox.types import Device, FragmentReference, LeaseGrant, ReleaseMode
+
+if TYPE_CHECKING:
+    import torch
 
 _log = logging.getLogger(__name__)
 
@@ -283,11 +289,31 @@ class Lease:
             for fragments in loaded:
                 yield from fragments
 
+    @overload
     def batches(
         self,
         batch_size: int,
         *,
-        device: Any = None,
+        device: None = None,
+        columns: Sequence[str] | None = None,
+        **options: Unpack[LoaderKeywords],
+    ) -> "Generator[Batch[NDArray[Any]], None, None]": ...
+
+    @overload
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        device: Device,
+        columns: Sequence[str] | None = None,
+        **options: Unpack[LoaderKeywords],
+    ) -> "Generator[Batch[torch.Tensor], None, None]": ...
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        device: Device | None = None,
         columns: Sequence[str] | None = None,
         **options: Unpack[LoaderKeywords],
     ) -> Generator[Batch, None, None]:
@@ -427,5 +453,44 @@ class Lease:
             _log.warning("lease %s could not be returned: %s", self.lease_id, problem)
 
     def __repr__(self) -> str:
-        state = "released" if self.released else "expired" if self.expired else "open"
-        return f"Lease({self.lease_id!r}, {len(self)} fragments, {state})"
+        return f"Lease({self.lease_id!r}, {len(self)} fragments, {lease_state(self)})"
+
+    def _repr_html_(self) -> str:
+        """Show the fragments as a table, in notebooks."""
+        return lease_html(self)
+
+
+class Granted(Protocol):
+    """What both kinds of lease are."""
+
+    grant: LeaseGrant
+    released: bool
+    expired: bool
+
+
+def lease_state(lease: Granted) -> str:
+    """Whether it can still be read from."""
+    return "released" if lease.released else "expired" if lease.expired else "open"
+
+
+def lease_html(lease: Granted) -> str:
+    """Render a lease as a table of its fragments."""
+    grant = lease.grant
+    heads = ("worker", "index", "versions", "steps", "bytes", "staleness", "use")
+    rows = (
+        (
+            each.metadata.worker_id,
+            each.metadata.fragment_index,
+            f"{each.metadata.model_version_min} to {each.metadata.model_version_max}",
+            each.metadata.step_count,
+            each.metadata.payload.size_bytes,
+            each.staleness,
+            each.use_count,
+        )
+        for each in grant.fragments
+    )
+    title = (
+        f"Lease: {len(grant.fragments)} fragments of session {grant.session_id!r} "
+        f"at version {grant.model_version}, {lease_state(lease)}"
+    )
+    return html_table(title, heads, rows)

@@ -40,6 +40,7 @@ from breadbox.types import (
     AppendReply,
     AppendResult,
     ArrayType,
+    Device,
     FragmentReference,
     LeaseGrant,
     ModelState,
@@ -475,7 +476,7 @@ def describe_arrays(
 def read_batch(
     context: Context,
     references: Sequence[FragmentReference],
-    device: Any,
+    device: Device | None,
     columns: Sequence[str] | None,
     *,
     into: Batch | Stack | None = None,

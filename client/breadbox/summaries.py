@@ -1,6 +1,7 @@
-"""What holds arrays, in one line: paths, dtypes and shapes instead of numbers."""
+"""What holds arrays, in one line or as a table: paths, dtypes and shapes instead of numbers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import html
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,10 +19,34 @@ def summary(name: str, facts: Sequence[str], trees: Mapping[str, Any]) -> str:
             is named by its type.
     """
     leaves = [*islice(_leaves(trees, ""), LEAVES_MAX + 1)]
-    parts = [*facts, *(f"{path}: {_leaf_text(leaf)}" for path, leaf in leaves[:LEAVES_MAX])]
+    shown = ((path, _leaf_texts(leaf)) for path, leaf in leaves[:LEAVES_MAX])
+    parts = [*facts, *(f"{path}: {''.join(texts)}" for path, texts in shown)]
     if len(leaves) > LEAVES_MAX:
         parts.append("...")
     return f"{name}({', '.join(parts)})"
+
+
+def summary_html(name: str, facts: Sequence[str], trees: Mapping[str, Any]) -> str:
+    """Render what `summary` does as a table of path, dtype and shape, for notebooks."""
+    rows = ((path, *_leaf_texts(leaf)) for path, leaf in _leaves(trees, ""))
+    shown = ((path, dtype, shape + place) for path, dtype, shape, place in rows)
+    return html_table(f"{name}: {', '.join(facts)}", ("path", "dtype", "shape"), shown)
+
+
+def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Render a table; of more rows than `LEAVES_MAX`, the first, and an ellipsis.
+
+    Nothing in it is taken for markup: paths and names come from other machines.
+    """
+    shown = [*islice(rows, LEAVES_MAX + 1)]
+    if len(shown) > LEAVES_MAX:
+        shown[LEAVES_MAX:] = [["..."] + [""] * (len(heads) - 1)]
+    lines = [("th", heads), *(("td", row) for row in shown)]
+    body = "".join(
+        f"<tr>{''.join(f'<{tag}>{html.escape(str(cell))}</{tag}>' for cell in cells)}</tr>"
+        for tag, cells in lines
+    )
+    return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -36,10 +61,11 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def _leaf_text(leaf: Any) -> str:
+def _leaf_texts(leaf: Any) -> tuple[str, str, str]:
+    """Type, shape and, unless that is the CPU, the device; the type alone of what is no array."""
     dtype, shape = getattr(leaf, "dtype", None), getattr(leaf, "shape", None)
     if dtype is None or shape is None:
-        return type(leaf).__name__
+        return type(leaf).__name__, "", ""
     device = str(getattr(leaf, "device", "cpu"))
     place = "" if device == "cpu" else f" on {device}"
-    return f"{str(dtype).removeprefix('torch.')}{[*shape]}{place}"
+    return str(dtype).removeprefix("torch."), str([*shape]), place

@@ -7,7 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+
+class TorchDevice(Protocol):
+    """What `torch.device` is, for those who do without torch."""
+
+    @property
+    def type(self) -> str:
+        """Such as "cuda"."""
+        ...
+
+    @property
+    def index(self) -> int | None:
+        """Of several of that type."""
+        ...
+
+
+Device = str | TorchDevice
+"""Where tensors are: "cpu", "cuda", "cuda:1", or a `torch.device`. Not a number alone."""
 
 
 class AdmissionOutcome(Enum):
@@ -105,6 +123,16 @@ class FragmentReference:
     use_count: int
     """Deliveries of the chunk, this one included."""
 
+    def __repr__(self) -> str:
+        """Say in one line what tells it from others; the rest is in the fields."""
+        it = self.metadata
+        low, high = it.model_version_min, it.model_version_max
+        return (
+            f"FragmentReference({it.worker_id!r} #{it.fragment_index} of {it.session_id!r}, "
+            f"{it.step_count} steps, versions {low} to {high}, staleness {self.staleness}, "
+            f"chunk {self.chunk_id}, use {self.use_count})"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
@@ -118,7 +146,7 @@ class AppendResult:
 class AppendReply:
     """Answer to a batch of appends."""
 
-    results: tuple[AppendResult, ...]
+    results: tuple[AppendResult, ...] = field(repr=False)
     session_id: str
     model_version: int | None
     append_credit_count: int

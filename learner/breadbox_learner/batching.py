@@ -153,9 +153,9 @@ def collate(fragments: Sequence[Fragment]) -> TrainingBatch:
 def _truncated_only(batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp], Tree]:
     """The final observations of truncated episodes; see `_final_observations`."""
     none = np.zeros(0, dtype=np.intp)
-    if batch.final_obs_row is None:
-        return none, none, None
     row, step = batch.final_obs_row, batch.final_obs_step
+    if row is None or step is None:
+        return none, none, None
     wanted = batch.truncated[row, step] & ~batch.terminated[row, step]
     if not bool(wanted.any()):
         return none, none, None

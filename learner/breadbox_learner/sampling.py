@@ -126,21 +126,22 @@ def torchrl_layout(batch: Batch) -> dict[str, Any]:
             "done": (batch.terminated | batch.truncated).unsqueeze(-1),
         },
     }
-    if batch.final_obs_row is not None:
-        _put_final(data["next"]["observation"], batch)
+    if batch.final_obs_row is not None and batch.final_obs_step is not None:
+        ends = (batch.final_obs_row, batch.final_obs_step)
+        _put_final(data["next"]["observation"], *ends, batch.final_obs)
     for name, column in {"sample_log_prob": batch.log_prob, "state_value": batch.value}.items():
         if column is not None:
             data[name] = column if name == "sample_log_prob" else column.unsqueeze(-1)
     return data
 
 
-def _put_final(following: Tree, batch: Batch) -> None:
+def _put_final(following: Tree, row: Tensor, step: Tensor, final_obs: Tree) -> None:
     """Write known final observations over the first ones of the next episodes."""
-    row = torch.as_tensor(np.asarray(batch.final_obs_row.cpu()))
-    step = torch.as_tensor(np.asarray(batch.final_obs_step.cpu()))
+    row = torch.as_tensor(np.asarray(row.cpu()))
+    step = torch.as_tensor(np.asarray(step.cpu()))
 
     def put(steps: Tensor, final: Tensor) -> Tensor:
         steps[row, step] = final
         return steps
 
-    map_tree(put, following, batch.final_obs)
+    map_tree(put, following, final_obs)

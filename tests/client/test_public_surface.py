@@ -3,39 +3,65 @@
 import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import ModuleType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
 
 import breadbox
-from breadbox import aio, appender, client, errors, lease, types
+from breadbox import aio, appender, client, errors, lease, stores, types
 
 PUBLIC = [
     "AdmissionOutcome",
+    "AppendReply",
     "AppendResult",
     "Appender",
+    "AppenderCounts",
+    "ArrayType",
+    "Batch",
     "BufferConfig",
     "BufferDescription",
+    "BufferState",
     "Client",
+    "Device",
     "EpisodeEnd",
     "EpisodeReport",
     "Fragment",
+    "FragmentMetadata",
     "FragmentReference",
     "FullPolicy",
     "Lease",
     "LeaseExpiryPolicy",
+    "LeaseGrant",
+    "LoaderKeywords",
+    "LoaderOptions",
     "MinimumChunks",
     "ModelState",
+    "PayloadReference",
+    "PayloadStore",
+    "PublishReply",
+    "QuarantinedFragment",
     "ReleaseMode",
     "ReplayBufferError",
     "SampleToInsertRatio",
+    "ServerOptions",
+    "Stack",
+    "StoreConfig",
     "Tls",
+    "TorchDevice",
+    "Tree",
     "WaitElapsedError",
+    "__version__",
     "aio",
     "connect",
     "errors",
     "local_server",
 ]
+
+OPAQUE = [breadbox.Stack]
+"""Handed on as it is: what it holds is not for users."""
 
 ERRORS = {
     "BackpressureError": "ReplayBufferError",
@@ -78,6 +104,74 @@ def test_the_public_names_are_these() -> None:
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(breadbox, name) is not None
     assert name in dir(breadbox)
+
+
+def test_what_is_listed_is_the_api_and_nothing_else() -> None:
+    breadbox.connect  # noqa: B018 - names that were used are kept, and must not add others
+    assert PUBLIC == dir(breadbox)
+
+
+def test_everything_that_a_public_signature_mentions_is_exported() -> None:
+    """Of ours: whoever writes a type annotation for what they were given finds its name."""
+    public = [
+        getattr(breadbox, name) for name in PUBLIC if not isinstance(getattr(breadbox, name), str)
+    ]
+    public += [aio.Client, aio.Entering, aio.Lease, aio.connect, aio.local_server]
+    public += [stores.Deadline, stores.PayloadReceiver, stores.Segment]
+    missing = {
+        f"{where} mentions {kind.__module__}.{kind.__qualname__}"
+        for thing in public
+        if thing not in OPAQUE
+        for where, kind in mentioned(thing)
+        if kind not in public and getattr(errors, kind.__name__, None) is not kind
+    }
+    assert set() == missing
+
+
+def mentioned(thing: object) -> Iterator[tuple[str, type]]:
+    """Classes of ours in the signatures of a function, or of a class' methods and its fields."""
+    if inspect.isclass(thing) and not isinstance(thing, type(inspect)):
+        name = thing.__qualname__
+        hints = hints_of(thing)
+        yield from (
+            (f"{name}.{key}", kind)
+            for key, hint in hints.items()
+            if key[0] != "_"
+            for kind in ours(hint)
+        )
+        for key, member in vars(thing).items():
+            if key.startswith("_"):
+                continue
+            function = member.fget if isinstance(member, property) else inspect.unwrap(member)
+            if inspect.isfunction(function):
+                yield from (
+                    (f"{name}.{key}", kind)
+                    for hint in hints_of(function).values()
+                    for kind in ours(hint)
+                )
+    elif inspect.isfunction(thing):
+        function = inspect.unwrap(thing)
+        yield from (
+            (thing.__qualname__, kind)
+            for hint in hints_of(function).values()
+            for kind in ours(hint)
+        )
+
+
+def hints_of(thing: Any) -> dict[str, Any]:
+    """Resolved annotations; what is imported for type checkers alone is looked up as they do."""
+    names = {"torch": torch, "Client": client.Client, "aio": aio}
+    spaces = {**names, **vars(sys.modules[thing.__module__])}
+    return get_type_hints(thing, globalns=spaces)
+
+
+def ours(hint: Any) -> Iterator[type]:
+    """Classes of the library somewhere in an annotation."""
+    for part in get_args(hint):
+        yield from ours(part)
+    kind = get_origin(hint) or hint
+    if inspect.isclass(kind) and kind.__module__.partition(".")[0] == "breadbox":
+        yield kind
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

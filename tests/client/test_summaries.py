@@ -8,8 +8,9 @@ import torch
 
 from breadbox.batches import Batch, load_batch
 from breadbox.fragment import Fragment
+from breadbox.lease import Lease, LeaseKeeper
 from breadbox.payload import write_fragments
-from breadbox.summaries import LEAVES_MAX, summary
+from breadbox.summaries import LEAVES_MAX, html_table, summary
 from breadbox.types import FragmentMetadata, FragmentReference, LeaseGrant
 from breadbox_learner.batching import training_batch
 from breadbox_learner.offline.batch import OfflineBatch
@@ -89,3 +90,36 @@ def test_a_grant_and_an_offline_batch_are_short(fragment: Fragment) -> None:
     assert "lease-1" in repr(grant)
     batch = OfflineBatch(modules={"p": {"obs": np.zeros((5, 2), np.float32)}}, env_step_count=5)
     assert "OfflineBatch(5 environment steps, p.obs: float32[5, 2])" == repr(batch)
+
+
+def test_in_a_notebook_a_batch_is_a_table_of_paths_types_and_shapes(fragment: Fragment) -> None:
+    fragment.extras = {"<b>": np.zeros((4, 2), np.uint8)}
+    batch = loaded(fragment)
+    table = batch._repr_html_()
+    assert "<caption>Batch: 1 fragments</caption>" in table
+    assert "<tr><td>obs</td><td>float32</td><td>[1, 4, 3]</td></tr>" in table
+    assert "<td>extras.&lt;b&gt;</td>" in table, "what others named is no markup"
+    assert "<td>extras.&lt;b&gt;</td>" in fragment._repr_html_()
+
+
+def test_a_table_of_many_rows_ends_with_an_ellipsis() -> None:
+    rows = [(number, "x") for number in range(LEAVES_MAX + 5)]
+    table = html_table("T", ("number", "letter"), rows)
+    assert LEAVES_MAX + 2 == table.count("<tr>")
+    assert table.endswith("<tr><td>...</td><td></td></tr></table>")
+
+
+def test_a_lease_is_a_table_of_its_fragments(fragment: Fragment) -> None:
+    reference = loaded(fragment).references[0]
+    grant = LeaseGrant("lease-1", 9.5, (reference,) * 2, "run", 3, "request")
+    lease = Lease(None, "default", grant, keeper=LeaseKeeper(), once=lambda call: None)  # type: ignore[arg-type]
+    assert "Lease: 2 fragments of session &#x27;run&#x27; at version 3, open" in lease._repr_html_()
+    assert 2 == lease._repr_html_().count("<td>w</td>")
+
+
+def test_a_reference_is_a_short_line(fragment: Fragment) -> None:
+    (reference,) = loaded(fragment).references
+    expected = (
+        "FragmentReference('w' #0 of 's', 4 steps, versions 0 to 0, staleness 0, chunk 0, use 1)"
+    )
+    assert expected == repr(reference)

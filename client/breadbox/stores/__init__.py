@@ -20,11 +20,13 @@ from breadbox.stores.base import (
     Segment,
     StoreUsage,
 )
+from breadbox.stores.deadline import Deadline
 from breadbox.stores.factory import open_custodian, open_store
 from breadbox.stores.urls import has_secret, redact
 
 __all__ = [
     "PRELUDE_BYTES",
+    "Deadline",
     "PayloadCustodian",
     "PayloadReceiver",
     "PayloadStore",
