@@ -9,7 +9,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from breadbox.errors import (
 from breadbox.payload import decode_tree, encode_tree
 from breadbox.payload.format import PRELUDE_BYTES, checksums
 from breadbox.v1 import payload_pb2
+from support.forged_payloads import assemble, with_header
 from support.fuzzing import fewer
 from support.payload_trees import TYPES, trees
 
@@ -35,27 +35,6 @@ EXAMPLE = {
 
 def payload_of(tree: object = EXAMPLE, codecs: str = "raw") -> bytearray:
     return bytearray(b"".join(encode_tree(tree, attributes={"kind": "test"}, codecs=codecs)))
-
-
-def with_header(payload: bytearray, change: Callable[[payload_pb2.PayloadHeader], None]) -> bytes:
-    """A payload whose header was changed, with its checksum and sizes made right again."""
-    magic, version, flags, header_bytes, _, _ = struct.unpack_from("<8sHHIQQ", payload)
-    header = payload_pb2.PayloadHeader.FromString(
-        bytes(payload[PRELUDE_BYTES : PRELUDE_BYTES + header_bytes])
-    )
-    body = payload[-(-(PRELUDE_BYTES + header_bytes) // 64) * 64 :]
-    change(header)
-    return assemble(header.SerializeToString(), bytes(body), magic, version, flags)
-
-
-def assemble(
-    raw_header: bytes, body: bytes, magic: bytes = b"BREADBOX", version: int = 1, flags: int = 0
-) -> bytes:
-    padded = raw_header.ljust(-(-(PRELUDE_BYTES + len(raw_header)) // 64) * 64 - PRELUDE_BYTES)
-    size_bytes = PRELUDE_BYTES + len(padded) + len(body)
-    checksum = xxhash.xxh3_64_intdigest(raw_header)
-    prelude = struct.pack("<8sHHIQQ", magic, version, flags, len(raw_header), checksum, size_bytes)
-    return prelude + padded + body
 
 
 @pytest.mark.parametrize(

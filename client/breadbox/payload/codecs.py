@@ -29,7 +29,11 @@ from numpy.typing import NDArray
 from breadbox.errors import InvalidRequestError, PayloadCorruptError
 from breadbox.payload import video
 from breadbox.payload.dtypes import byte_view
-from breadbox.payload.limits import EXPANDED_BYTES_MAX
+from breadbox.payload.limits import (
+    EXPANDED_BYTES_MAX_VARIABLE,
+    Expansion,
+    expanded_bytes_max,
+)
 from breadbox.v1 import payload_pb2
 
 Codecs = str | Mapping[str, str]
@@ -44,6 +48,8 @@ _AUTO_MB_PER_S: Final = range(1, 100_001)
 _LZ4_INPUT_BYTES_MAX: Final = 0x7E000000
 _LZ4_EXPANSION_MAX: Final = 255
 """One byte of an lz4 block says at most so many bytes of output."""
+_ZSTD_EXPANSION_MAX: Final = 128 * 1024 // 4
+"""A block of 128 KiB takes at least a header of three bytes and one to repeat."""
 
 _local = threading.local()
 
@@ -114,35 +120,59 @@ def choose(codecs: Codecs, path: str) -> CodecChoice:
     return RAW
 
 
-def encode(array: NDArray[Any], type_name: str, choice: CodecChoice) -> Encoded:
-    """Encode a C-contiguous array; raw where the codec does not fit it or would save nothing.
+def encode(
+    array: NDArray[Any], type_name: str, choice: CodecChoice, expansion: Expansion | None = None
+) -> Encoded:
+    """Encode a C-contiguous array.
+
+    It stays raw where the codec does not fit it or would save nothing, and where readers would
+    refuse what the compressed arrays of its payload expand to.
+
+    Args:
+        array: What to encode.
+        type_name: Of its elements.
+        choice: How.
+        expansion: Of the payload that it becomes a part of; None: it is one alone.
 
     Raises:
         UnsupportedArrayError: The codec needs a package that is not installed.
     """
     raw = byte_view(array)
-    encoded = _encode(array, raw, type_name, choice) if 0 < len(raw) <= EXPANDED_BYTES_MAX else None
-    if encoded is None or len(encoded.buffer) >= len(raw):
+    expansion = expansion or Expansion()
+    # What does not fit into the payload is not encoded for nothing.
+    may_fit = expansion.expanded_bytes + len(raw) <= expanded_bytes_max()
+    encoded = _encode(array, raw, type_name, choice) if raw and may_fit else None
+    if (
+        encoded is None
+        or len(encoded.buffer) >= len(raw)
+        or not expansion.takes(len(encoded.buffer), len(raw))
+    ):
         return Encoded(payload_pb2.CODEC_RAW, raw, {})
     return encoded
 
 
 def require_plausible(
-    codec: int, encoded_bytes: int, raw_bytes: int, shape: Sequence[int], type_name: str
+    codec: int,
+    encoded_bytes: int,
+    raw_bytes: int,
+    shape: Sequence[int],
+    type_name: str,
+    expansion: Expansion,
 ) -> None:
-    """Check what a header declares, before anything is allocated for it.
+    """Check what a header declares of an array, before anything is allocated for it.
 
     Raises:
-        PayloadCorruptError: The codec is unknown, or cannot have made so much of so little.
+        PayloadCorruptError: The codec is unknown, or cannot have made so much of so little; or the
+            payload's compressed arrays would expand to more than they may.
     """
     if codec == payload_pb2.CODEC_RAW:
         is_plausible = encoded_bytes == raw_bytes
-    elif raw_bytes > EXPANDED_BYTES_MAX or not encoded_bytes:
+    elif not encoded_bytes:
         is_plausible = False
     elif codec == payload_pb2.CODEC_LZ4:
         is_plausible = raw_bytes <= encoded_bytes * _LZ4_EXPANSION_MAX
     elif codec == payload_pb2.CODEC_ZSTD:
-        is_plausible = True
+        is_plausible = raw_bytes <= encoded_bytes * _ZSTD_EXPANSION_MAX
     elif codec == payload_pb2.CODEC_H264:
         is_plausible = video.is_plausible(shape, type_name, encoded_bytes)
     else:
@@ -150,6 +180,12 @@ def require_plausible(
     if not is_plausible:
         raise PayloadCorruptError(
             f"an array of codec {codec} declares {raw_bytes} bytes in {encoded_bytes} encoded ones"
+        )
+    if codec != payload_pb2.CODEC_RAW and not expansion.takes(encoded_bytes, raw_bytes):
+        raise PayloadCorruptError(
+            f"compressed arrays of a payload declare {expansion.expanded_bytes + raw_bytes} bytes "
+            f"in {expansion.encoded_bytes + encoded_bytes} encoded ones, more than is taken; "
+            f"{EXPANDED_BYTES_MAX_VARIABLE} is {expanded_bytes_max()}"
         )
 
 

@@ -57,6 +57,7 @@ from breadbox.payload.limits import (
     NAME_CHARACTERS_MAX,
     PAYLOAD_BYTES_MAX,
     TREE_DEPTH_MAX,
+    Expansion,
 )
 from breadbox.payload.trees import Structure, Tree, flatten, flatten_leaves, paths_of, unflatten
 from breadbox.v1 import payload_pb2
@@ -348,6 +349,7 @@ def _encode_by_codec(
     tree: Tree, raw_attributes: bytes, codecs: Codecs
 ) -> tuple[Layout, list[memoryview]]:
     structure, leaves = flatten(tree)
+    expansion = Expansion()
     encoded: list[tuple[str, NDArray[Any], str, Encoded]] = []
     for path, leaf in leaves:
         array, type_name = stored_array(path, leaf)
@@ -356,7 +358,7 @@ def _encode_by_codec(
         choice = choose(codecs, path)
         if choice.name == "auto":
             choice = picker.pick(path, contiguous, type_name, choice.setting or 0)
-        encoded.append((path, array, type_name, encode(contiguous, type_name, choice)))
+        encoded.append((path, array, type_name, encode(contiguous, type_name, choice, expansion)))
     layout = _lay_out(
         structure,
         [

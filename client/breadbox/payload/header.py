@@ -17,6 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from breadbox.errors import PayloadCorruptError, UnsupportedArrayError
+from breadbox.message_parts import require_few_parts
 from breadbox.payload.codecs import require_plausible
 from breadbox.payload.dtypes import parse_dtype
 from breadbox.payload.layout import Layout, StoredArray
@@ -28,10 +29,12 @@ from breadbox.payload.limits import (
     CHECKSUM_BLOCK_BYTES_MIN,
     CHECKSUM_BLOCKS_MAX,
     DIMENSIONS_MAX,
+    HEADER_PARTS_MAX,
     NAME_CHARACTERS_MAX,
     NODES_MAX,
     PAYLOAD_BYTES_MAX,
     TREE_DEPTH_MAX,
+    Expansion,
 )
 from breadbox.payload.trees import Structure, join_path
 from breadbox.v1 import payload_pb2
@@ -41,6 +44,11 @@ BlockChecksums = Sequence[Sequence[int]]
 
 _PATH_TOO_LONG: Final = "." * (NAME_CHARACTERS_MAX + 1)
 """Stands for every path that is longer than an array's name may be."""
+
+_HEADER_KIND: Final = payload_pb2.DESCRIPTOR.message_types_by_name["PayloadHeader"]
+
+_ATTRIBUTE_PARTS_MAX: Final = 64 * ATTRIBUTES_MAX
+"""So many that those of usual payloads are not counted."""
 
 _TEMPLATES_MAX: Final = 16
 """Layouts that a reader remembers: more kinds of fragment than one learner mixes."""
@@ -205,14 +213,17 @@ class HeaderReader:
             if matched is not None:
                 return template.layout, *matched
         try:
+            require_few_parts(raw, _HEADER_KIND, HEADER_PARTS_MAX)
             header = payload_pb2.PayloadHeader.FromString(raw)
         except DecodeError as error:
             raise PayloadCorruptError("a payload's header is not a PayloadHeader") from error
+        except ValueError as error:
+            raise PayloadCorruptError(f"a payload's header {error}") from error
         layout = _layout_of(header)
         block_checksums = [tuple(each.block_checksums) for each in header.arrays]
+        if len(header.attributes) > ATTRIBUTES_MAX:
+            raise PayloadCorruptError(f"a payload has {len(header.attributes)} attributes")
         attributes = dict(header.attributes)
-        if len(attributes) > ATTRIBUTES_MAX:
-            raise PayloadCorruptError(f"a payload has {len(attributes)} attributes")
         self._remember(layout, raw, block_checksums, attributes)
         return layout, block_checksums, attributes
 
@@ -244,14 +255,15 @@ def _attributes_alone(raw: bytes) -> dict[str, str] | None:
     if not raw:
         return {}
     try:
+        require_few_parts(raw, _HEADER_KIND, _ATTRIBUTE_PARTS_MAX)
         header = payload_pb2.PayloadHeader.FromString(raw)
-    except DecodeError:
+    except (DecodeError, ValueError):
+        return None
+    if len(header.attributes) > ATTRIBUTES_MAX:
         return None
     attributes = dict(header.attributes)
     header.ClearField("attributes")
-    if header.ByteSize() or len(attributes) > ATTRIBUTES_MAX:
-        return None
-    return attributes
+    return None if header.ByteSize() else attributes
 
 
 def _fill_node(node: payload_pb2.TreeNode, structure: Structure) -> None:
@@ -282,8 +294,9 @@ def _layout_of(header: payload_pb2.PayloadHeader) -> Layout:
         raise PayloadCorruptError(f"a payload declares a body of {header.body_size_bytes} bytes")
     arrays = []
     end = block_count = 0
+    expansion = Expansion()
     for each in header.arrays:
-        stored = _stored_array_of(each)
+        stored = _stored_array_of(each, expansion)
         if stored.offset_bytes < end:
             raise PayloadCorruptError(f"array {stored.name!r} overlaps the one before it")
         end = stored.offset_bytes + stored.size_bytes
@@ -301,12 +314,12 @@ def _layout_of(header: payload_pb2.PayloadHeader) -> Layout:
     return Layout(structure, tuple(arrays), header.body_size_bytes, block_bytes)
 
 
-def _stored_array_of(each: payload_pb2.ArrayHeader) -> StoredArray:
+def _stored_array_of(each: payload_pb2.ArrayHeader, expansion: Expansion) -> StoredArray:
     name = each.name
     if len(name) > NAME_CHARACTERS_MAX:
         raise PayloadCorruptError(f"an array's name is too long: {name[:40]!r}...")
     dtype = parse_dtype(each.dtype)
-    shape = tuple(each.shape)
+    shape = tuple(each.shape[: DIMENSIONS_MAX + 1])
     if (
         len(shape) > DIMENSIONS_MAX
         or any(length < 0 for length in shape)
@@ -316,7 +329,7 @@ def _stored_array_of(each: payload_pb2.ArrayHeader) -> StoredArray:
     if each.offset_bytes < 0 or each.offset_bytes % ALIGNMENT_BYTES or each.size_bytes < 0:
         raise PayloadCorruptError(f"array {name!r} is at an impossible place")
     raw_bytes = math.prod(shape) * dtype.itemsize
-    require_plausible(each.codec, each.size_bytes, raw_bytes, shape, each.dtype)
+    require_plausible(each.codec, each.size_bytes, raw_bytes, shape, each.dtype, expansion)
     return StoredArray(
         name=name,
         type_name=each.dtype,

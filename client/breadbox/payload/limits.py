@@ -4,7 +4,11 @@ Readers check them before they allocate, so that a damaged or hostile payload co
 than its own size, or what it declares within these bounds.
 """
 
+import os
+from functools import cache
 from typing import Final
+
+from breadbox.errors import InvalidRequestError
 
 HEADER_BYTES_MAX: Final = 4 * 1024 * 1024
 """The header: room for the checksums of 64 GiB and for every array and node below."""
@@ -24,8 +28,19 @@ TREE_DEPTH_MAX: Final = 32
 DIMENSIONS_MAX: Final = 32
 """Axes of an array: what every supported numpy can make."""
 
-EXPANDED_BYTES_MAX: Final = 1 << 32
-"""What one compressed array may expand to: 4 GiB."""
+HEADER_PARTS_MAX: Final = 4 * NODES_MAX + 8 * ARRAYS_MAX
+"""Fields and items of the header at all its levels: what that many nodes and arrays take."""
+
+EXPANDED_BYTES_MAX: Final = 1 << 30
+"""What the compressed arrays of a payload may expand to together, unless told otherwise: 1 GiB."""
+
+EXPANDED_BYTES_MAX_VARIABLE: Final = "BREADBOX_EXPANDED_BYTES_MAX"
+"""Environment variable that tells readers and writers otherwise, in bytes."""
+
+EXPANDED_BYTES_FREE: Final = 64 * 1024 * 1024
+EXPANSION_MAX: Final = 256
+"""And they may expand to so many bytes for each of their own, beyond what is free: observations
+compress ten to a hundred times, and a few bytes must not make a reader take a gigabyte."""
 
 NAME_CHARACTERS_MAX: Final = 1024
 """Length of an array's path."""
@@ -48,3 +63,38 @@ CHECKSUM_BLOCKS_MAX: Final = 1 << 18
 
 ALIGNMENT_BYTES: Final = 64
 """The body, and each array in it, starts at a multiple of this: a cache line, and any SIMD load."""
+
+
+@cache
+def expanded_bytes_max() -> int:
+    """What the compressed arrays of a payload may expand to together, at most.
+
+    Raises:
+        InvalidRequestError: The environment says something that is no number of bytes.
+    """
+    text = os.environ.get(EXPANDED_BYTES_MAX_VARIABLE, "").strip()
+    if not text:
+        return EXPANDED_BYTES_MAX
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise InvalidRequestError(
+            EXPANDED_BYTES_MAX_VARIABLE, f"must be a whole number of bytes, got {text[:40]!r}"
+        )
+    return int(text)
+
+
+class Expansion:
+    """What the compressed arrays of one payload expand to, as far as they were taken."""
+
+    def __init__(self) -> None:
+        self.encoded_bytes = 0
+        self.expanded_bytes = 0
+
+    def takes(self, encoded_bytes: int, expanded_bytes: int) -> bool:
+        """Whether one more compressed array is within bounds; then it counts from now on."""
+        encoded_bytes += self.encoded_bytes
+        expanded_bytes += self.expanded_bytes
+        relative_max = EXPANDED_BYTES_FREE + EXPANSION_MAX * encoded_bytes
+        if expanded_bytes > min(relative_max, expanded_bytes_max()):
+            return False
+        self.encoded_bytes, self.expanded_bytes = encoded_bytes, expanded_bytes
+        return True
