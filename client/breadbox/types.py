@@ -141,6 +141,11 @@ class AppendResult:
     outcome: AdmissionOutcome
     first_outcome: AdmissionOutcome = AdmissionOutcome.UNSPECIFIED
 
+    def __repr__(self) -> str:
+        is_known = self.first_outcome is not AdmissionOutcome.UNSPECIFIED
+        first = f", first {self.first_outcome.value}" if is_known else ""
+        return f"AppendResult({self.outcome.value}{first})"
+
 
 @dataclass(frozen=True, slots=True)
 class AppendReply:

@@ -1,0 +1,64 @@
+"""Goal: examples/quickstart.ipynb does what it says, from its first cell to its last.
+
+Method: run it in a kernel of its own, as Jupyter would, and look at what its cells show.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="no extra but dev has the notebook's runner")
+nbclient = pytest.importorskip("nbclient", reason="no extra but dev has the notebook's runner")
+pytest.importorskip("ipykernel", reason="no extra but dev has the notebook's kernel")
+
+NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"
+TABLES = {
+    "fragments[0]": "obs float32 [128, 4]",
+    "lease": "env-0 0 1 to 1 128",
+    "batch": "obs float32 [8, 128, 4]",
+}
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The cells of code, executed in a folder that has nothing else in it."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    where = {"metadata": {"path": str(tmp_path_factory.mktemp("notebook"))}}
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=where).execute()
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def shown_by(cells: list[Any], last_line: str) -> Any:
+    """What the cell showed whose last line this is."""
+    (cell,) = [cell for cell in cells if cell.source.splitlines()[-1] == last_line]
+    (output,) = cell.outputs
+    return output.data
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_holds_arrays_is_shown_as_a_table(cells: list[Any], name: str) -> None:
+    words = re.sub(r"<[^>]*>", " ", shown_by(cells, name)["text/html"])
+    assert TABLES[name] in " ".join(words.split())
+
+
+def test_everything_was_admitted_and_used_up(cells: list[Any]) -> None:
+    assert 8 == shown_by(cells, "client.append_many(fragments)")["text/plain"].count("admitted")
+    assert "0" == shown_by(cells, "client.get_buffer().state.fragment_count")["text/plain"]
+
+
+def test_the_policy_learns_and_the_returns_are_plotted(cells: list[Any]) -> None:
+    text = shown_by(cells, "np.nanmean(means[:5]), np.nanmean(means[-5:])")["text/plain"]
+    before, after = map(float, re.findall(r"\((\d+\.\d+)\)", text))
+    assert before < 50
+    assert after > 100
+    assert len(shown_by(cells, 'plt.title("CartPole-v1");')["image/png"]) > 10_000
+
+
+def test_its_outputs_are_not_committed() -> None:
+    """They would be of another version than the code; whoever runs it sees them."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    assert [] == [output for cell in notebook.cells for output in cell.get("outputs", [])]
