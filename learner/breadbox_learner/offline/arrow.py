@@ -1,13 +1,16 @@
 """Between Arrow columns and numpy trees, without a Python object per value."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as compute
 from numpy.typing import NDArray
 
 from breadbox_learner.offline.errors import OfflineDataError
+from breadbox_learner.offline.limits import DataLimits, demand_bytes
 from breadbox_learner.offline.trees import Tree
 
 _EXTENSION_SHAPE = b"ARROW:extension:metadata"
@@ -32,6 +35,104 @@ def columns_of(batch: pa.RecordBatch) -> dict[str, Any]:
                 f"cannot be read as arrays: {error}", column=field.name
             ) from error
     return columns
+
+
+def demand_type(field: pa.Field, limits: DataLimits) -> int | None:
+    """Bytes of a row of a column, as far as its type says; None when rows may be of any length.
+
+    Raises:
+        OfflineDataError: a row would be larger than an array may be, or the type is nested too
+            deeply; names the column.
+    """
+    try:
+        size_bytes = _row_bytes(field.type, limits.depth_max)
+        demand_bytes("a row", abs(size_bytes or 0), limits.array_bytes_max)
+    except OfflineDataError as error:
+        error.add_place(column=field.name)
+        raise
+    return size_bytes
+
+
+def _row_bytes(kind: pa.DataType, depth: int) -> int | None:
+    if not depth:
+        raise OfflineDataError("is nested too deeply")
+    if isinstance(kind, pa.BaseExtensionType):
+        return _row_bytes(kind.storage_type, depth)
+    if pa.types.is_struct(kind):
+        sizes = [_row_bytes(kind.field(i).type, depth - 1) for i in range(kind.num_fields)]
+        return sum(size for size in sizes if size) if None not in sizes else None
+    if pa.types.is_fixed_size_list(kind):
+        each = _row_bytes(kind.value_type, depth - 1)
+        return None if each is None else kind.list_size * max(1, each)
+    if kind.num_fields:  # lists and maps
+        for index in range(kind.num_fields):
+            _row_bytes(kind.field(index).type, depth - 1)
+        return None
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:  # text, whose bytes are counted when it is there
+        return 8
+
+
+def leaf_count(kind: pa.DataType) -> int:
+    """Columns of values that a column with structure consists of."""
+    branches = sum(leaf_count(kind.field(index).type) for index in range(kind.num_fields))
+    return max(1, branches)
+
+
+def split_rows(batch: pa.RecordBatch, limits: DataLimits) -> Iterator[pa.RecordBatch]:
+    """A batch in parts of about `batch_bytes`, were each row to have its own copy of all it names.
+
+    Raises:
+        OfflineDataError: a single row would have more than an array may have; with the row of the
+            batch and the column.
+    """
+    yield from _split_rows(batch, 0, limits)
+
+
+def _split_rows(
+    batch: pa.RecordBatch, first_row: int, limits: DataLimits
+) -> Iterator[pa.RecordBatch]:
+    sizes_bytes = [_expanded_bytes(array) for array in batch.columns]
+    if sum(sizes_bytes) <= limits.batch_bytes:
+        yield batch
+    elif len(batch) > 1:
+        half = len(batch) // 2
+        yield from _split_rows(batch.slice(0, half), first_row, limits)
+        yield from _split_rows(batch.slice(half), first_row + half, limits)
+    else:
+        for name, size_bytes in zip(batch.schema.names, sizes_bytes, strict=True):
+            try:
+                demand_bytes("a row", size_bytes, limits.array_bytes_max)
+            except OfflineDataError as error:
+                error.row = first_row
+                error.add_place(column=name)
+                raise
+        yield batch
+
+
+def _expanded_bytes(array: pa.Array) -> int:
+    """Bytes of all values of an array, those that it holds once for many rows counted for each."""
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return _expanded_bytes(array.storage)
+    if pa.types.is_struct(kind):
+        return sum(_expanded_bytes(array.field(index)) for index in range(kind.num_fields))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return 8 * len(array) + _expanded_bytes(array.flatten())
+    if pa.types.is_dictionary(kind) and kind.value_type.num_fields == 0:
+        lengths = _text_bytes(array.dictionary)
+        held = len(array) * 8 if lengths is None else lengths.take(array.indices)
+        return held if isinstance(held, int) else (compute.sum(held).as_py() or 0)
+    return int(array.nbytes)
+
+
+def _text_bytes(array: pa.Array) -> pa.Array | None:
+    kind = array.type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if is_text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return compute.binary_length(array).cast(pa.int64())
+    return None
 
 
 def _values(array: pa.Array) -> Any:

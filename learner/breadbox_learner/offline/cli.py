@@ -10,9 +10,11 @@ import click
 from click.core import ParameterSource
 
 from breadbox.cli import frame
+from breadbox.cli.buffers import SizeBytes
 from breadbox.cli.terminal import printable
 from breadbox_learner.offline.dataset import Dataset
 from breadbox_learner.offline.errors import OfflineDataError, UnsupportedDatasetError
+from breadbox_learner.offline.limits import DataLimits, bounded_memory
 from breadbox_learner.offline.minari_dataset import MINARI_SCHEME, write_minari
 from breadbox_learner.offline.options import MappingOptions
 from breadbox_learner.offline.report import FindingKind, FindingPolicy, ValidationPolicy
@@ -27,6 +29,7 @@ from breadbox_learner.offline.service import (
 from breadbox_learner.offline.writers import write_episodes
 
 _FINDINGS_SHOWN = 10
+_MEMORY_BYTES_MIN = 1 << 26
 _RECONNECT_S = 30.0
 """A server that restarts meanwhile is waited for."""
 
@@ -72,6 +75,14 @@ _RECONNECT_S = 30.0
     help="What to do with an episode that nothing ended.",
 )
 @click.option("--multi-agent", is_flag=True, help="Rows belong to several agents (agent_id).")
+@click.option(
+    "--memory-max",
+    envvar="BREADBOX_MEMORY_MAX",
+    type=SizeBytes(),
+    default="4GiB",
+    show_default=True,
+    help="What reading may take; a file that asks for more is refused. At least 64MiB.",
+)
 @frame.server_options
 def import_episodes(
     target: frame.Target,
@@ -82,23 +93,31 @@ def import_episodes(
     columns: tuple[str, ...],
     unfinished: str,
     multi_agent: bool,
+    memory_max: int,
 ) -> None:
     """Put the episodes at PATH into a buffer.
 
     PATH is a Parquet, JSON lines or msgpack file, a folder of them, a folder that `breadbox
     generate` wrote, or minari:NAME.
     """
+    if memory_max < _MEMORY_BYTES_MIN:
+        raise OfflineDataError("--memory-max is at least 64MiB")
     dataset = Dataset(
         path,
-        mapping=MappingOptions(schema=_parse_schema(columns), multi_agent=multi_agent),
+        mapping=MappingOptions(
+            schema=_parse_schema(columns),
+            multi_agent=multi_agent,
+            limits=DataLimits.within(memory_max),
+        ),
         policy=ValidationPolicy({FindingKind.UNFINISHED: FindingPolicy(unfinished)}),
     )
     target.check()
     with target.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client:
         description = ensure_demo_buffer(client, buffer, capacity_chunks=capacity_chunks)
-        counts = append_episodes(
-            client, dataset.episodes(), join_session(client, description), step_count=step_count
-        )
+        with bounded_memory(memory_max, path):
+            counts = append_episodes(
+                client, dataset.episodes(), join_session(client, description), step_count=step_count
+            )
     if target.as_json:
         click.echo(json.dumps(_as_json(counts, dataset)))
     else:

@@ -148,7 +148,7 @@ def bool_flags(values: Any, physical: str) -> NDArray[np.bool_]:
         for row, value in enumerate(array):
             if not isinstance(value, bool | np.bool_ | int | float | np.number):
                 raise OfflineDataError(
-                    f"{value!r} ({type(value).__name__}) is no end flag", row=row, column=physical
+                    f"a {type(value).__name__} is no end flag", row=row, column=physical
                 )
         array = array.astype(np.float64)
     if array.dtype.kind not in "iuf" or array.ndim != 1:
@@ -159,7 +159,7 @@ def bool_flags(values: Any, physical: str) -> NDArray[np.bool_]:
     wrong = np.flatnonzero((array != 0) & (array != 1))
     if wrong.size:
         raise OfflineDataError(
-            f"{array[wrong[0]]} is no end flag; wanted true, false, 0 or 1",
+            "is no end flag; wanted true, false, 0 or 1",
             row=int(wrong[0]),
             column=physical,
         )
@@ -179,7 +179,7 @@ def whole_numbers(values: Any, physical: str) -> NDArray[np.int64]:
         wrong = np.flatnonzero(~np.isfinite(array) | (array != np.round(array)))
         if wrong.size:
             raise OfflineDataError(
-                f"{array[wrong[0]]} is no timestep", row=int(wrong[0]), column=physical
+                "is no timestep; wanted a whole number", row=int(wrong[0]), column=physical
             )
     if array.ndim != 1 or array.dtype.kind not in "iuf":
         raise OfflineDataError(
@@ -200,7 +200,7 @@ def float_numbers(values: Any, physical: str) -> NDArray[Any]:
         for row, value in enumerate(array):
             if not isinstance(value, int | float | np.number | np.bool_):
                 raise OfflineDataError(
-                    f"{value!r} ({type(value).__name__}) is no number", row=row, column=physical
+                    f"a {type(value).__name__} is no number", row=row, column=physical
                 )
         array = array.astype(np.float64)
     if array.ndim == 2 and array.shape[1] == 1:
@@ -222,5 +222,5 @@ def id_texts(values: Any, physical: str) -> list[str]:
     plain = values.tolist() if isinstance(values, np.ndarray) else list(values)
     for row, value in enumerate(plain):
         if value is None or isinstance(value, float):
-            raise OfflineDataError(f"{value!r} is no id", row=row, column=physical)
+            raise OfflineDataError(f"a {type(value).__name__} is no id", row=row, column=physical)
     return [value if type(value) is str else str(value) for value in plain]

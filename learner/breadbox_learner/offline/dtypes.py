@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox_learner.offline.errors import named
+
 
 class RefusedError(ValueError):
     """Data asks for something that is not read here; callers turn it into an error with a place."""
@@ -26,11 +28,13 @@ def plain_dtype(name: object) -> np.dtype[np.generic]:
     if isinstance(name, bytes):
         name = name.decode("ascii", errors="replace")
     if not isinstance(name, str) or not _PLAIN.fullmatch(name):
-        raise RefusedError(f"dtype {name!r} is refused: only numbers, booleans and text are read")
+        raise RefusedError(
+            f"dtype {named(name)} is refused: only numbers, booleans and text are read"
+        )
     try:
         return np.dtype(name)
-    except TypeError as error:
-        raise RefusedError(f"dtype {name!r} is unknown") from error
+    except (TypeError, ValueError) as error:  # of a size that numpy refuses
+        raise RefusedError(f"dtype {named(name)} is unknown") from error
 
 
 def plain_shape(shape: object) -> tuple[int, ...]:
@@ -40,9 +44,9 @@ def plain_shape(shape: object) -> tuple[int, ...]:
         RefusedError: it is no sequence of at most 32 whole numbers from 0.
     """
     if not isinstance(shape, Sequence) or isinstance(shape, str | bytes) or len(shape) > 32:
-        raise RefusedError(f"shape {shape!r} is malformed")
+        raise RefusedError("a shape is malformed: wanted at most 32 whole numbers from 0")
     if not all(type(size) is int and size >= 0 for size in shape):
-        raise RefusedError(f"shape {shape!r} is malformed")
+        raise RefusedError("a shape is malformed: wanted at most 32 whole numbers from 0")
     return tuple(shape)
 
 

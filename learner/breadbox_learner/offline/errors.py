@@ -2,12 +2,27 @@
 
 from breadbox.errors import ReplayBufferError
 
+_NAME_CHARACTERS_MAX = 64
+_PROBLEM_CHARACTERS_MAX = 500
+
+
+def named(value: object) -> str:
+    """A name that data brought, for an error: short text as it is; of anything else, what it is.
+
+    Values are never shown: they may be secret, and what `repr` makes of nested ones that are
+    shared may be longer than any memory.
+    """
+    if isinstance(value, str | bytes) and len(value) <= _NAME_CHARACTERS_MAX:
+        return repr(value)
+    return f"a {type(value).__name__}"
+
 
 class OfflineDataError(ReplayBufferError, ValueError):
     """Recorded data cannot be used; `str` names the file, row and column as far as known.
 
     Raised before anything is kept of what it complains about. A reader that knows more of the
-    place than the code that raised adds it with `add_place`.
+    place than the code that raised adds it with `add_place`. No value of the data is in it, and
+    what other libraries say is cut to a few lines.
     """
 
     def __init__(
@@ -18,6 +33,8 @@ class OfflineDataError(ReplayBufferError, ValueError):
         row: int | None = None,
         column: str | None = None,
     ) -> None:
+        if len(problem) > _PROBLEM_CHARACTERS_MAX:
+            problem = problem[:_PROBLEM_CHARACTERS_MAX] + "..."
         super().__init__(problem)
         self.problem = problem
         self.file = file
@@ -28,7 +45,7 @@ class OfflineDataError(ReplayBufferError, ValueError):
         place = [
             *([self.file] if self.file is not None else []),
             *([f"row {self.row}"] if self.row is not None else []),
-            *([f"column {self.column!r}"] if self.column is not None else []),
+            *([f"column {named(self.column)}"] if self.column is not None else []),
         ]
         return f"{', '.join(place)}: {self.problem}" if place else self.problem
 

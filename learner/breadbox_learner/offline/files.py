@@ -10,10 +10,16 @@ import pyarrow as pa
 import pyarrow.json as arrow_json
 import pyarrow.parquet as parquet
 
-from breadbox_learner.offline.arrow import columns_of
+from breadbox_learner.offline.arrow import columns_of, demand_type, leaf_count, split_rows
 from breadbox_learner.offline.columns import row_count
 from breadbox_learner.offline.errors import OfflineDataError, UnsupportedDatasetError
-from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits
+from breadbox_learner.offline.json_blocks import demand_places, read_blocks
+from breadbox_learner.offline.limits import (
+    DEFAULT_LIMITS,
+    LIMIT_OPTION,
+    DataLimits,
+    demand_bytes,
+)
 from breadbox_learner.offline.prelearner import ITEM
 
 PARQUET = ".parquet"
@@ -53,6 +59,10 @@ def read_file(
     except OfflineDataError as error:
         error.add_place(file=str(path), row_offset=row)
         raise
+    except MemoryError as error:
+        raise OfflineDataError(
+            f"needs more memory than there is ({LIMIT_OPTION})", file=str(path), row=row
+        ) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise OfflineDataError(
             f"cannot be read: {error}".splitlines()[0], file=str(path), row=row
@@ -77,24 +87,74 @@ def is_readable(path: Path) -> bool:
 
 def _read_parquet(path: Path, batch_rows: int, limits: DataLimits) -> Iterator[dict[str, Any]]:
     with parquet.ParquetFile(path) as file:
-        for number in range(file.metadata.num_row_groups):
-            size_bytes = file.metadata.row_group(number).total_byte_size
-            if not 0 <= size_bytes <= limits.row_group_bytes_max:
-                raise OfflineDataError(
-                    f"row group {number} states {size_bytes} bytes; the limit is "
-                    f"{limits.row_group_bytes_max}"
-                )
-        for batch in file.iter_batches(batch_size=batch_rows):
-            yield columns_of(batch)
+        shared, rows = _plan_parquet(file, batch_rows, limits)
+    with parquet.ParquetFile(path, read_dictionary=shared) as file:
+        for batch in file.iter_batches(batch_size=rows):
+            for part in split_rows(batch, limits):
+                yield columns_of(part)
+
+
+def _plan_parquet(
+    file: parquet.ParquetFile, batch_rows: int, limits: DataLimits
+) -> tuple[list[str], int]:
+    """What a file says of its sizes, before anything of it is decoded.
+
+    Returns:
+        Columns of texts that rows may share, which would expand to more than an array may have if
+        each row got its own; and how many rows to read at a time.
+
+    Raises:
+        OfflineDataError: some size is beyond the limits; with the column.
+    """
+    fixed = {field.name: demand_type(field, limits) for field in file.schema_arrow}
+    shared: set[str] = set()
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        demand_bytes(f"row group {number}", group.total_byte_size, limits.row_group_bytes_max)
+        row_bytes = sum(each for each in fixed.values() if each is not None)
+        for index in range(group.num_columns):
+            held, described = group.column(index), file.schema.column(index)
+            name = held.path_in_schema
+            is_text = described.physical_type == "BYTE_ARRAY"
+            width = described.length or _PHYSICAL_BYTES.get(described.physical_type, 8)
+            top = next((each for each in fixed if f"{name}.".startswith(f"{each}.")), None)
+            if top is None or fixed[top] is None:
+                # As many values as there are may be those of a single row.
+                try:
+                    demand_bytes(
+                        f"row group {number}", held.num_values * width, limits.memory_bytes_max
+                    )
+                except OfflineDataError as error:
+                    error.add_place(column=name)
+                    raise
+                row_bytes += held.num_values * width // max(1, group.num_rows)
+            if is_text and held.num_values * held.total_uncompressed_size > limits.array_bytes_max:
+                shared.add(name)
+        batch_rows = max(1, min(batch_rows, limits.batch_bytes // max(1, row_bytes)))
+    return sorted(shared), batch_rows
+
+
+_PHYSICAL_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 
 
 def _read_json_lines(path: Path, batch_rows: int, limits: DataLimits) -> Iterator[dict[str, Any]]:
-    size_bytes = min(limits.json_block_bytes, max(1024, path.stat().st_size + 1))
-    options = arrow_json.ReadOptions(block_size=size_bytes)
-    with arrow_json.open_json(path, read_options=options) as reader:
-        for block in reader:
-            for start in range(0, len(block), batch_rows):
-                yield columns_of(block.slice(start, batch_rows))
+    parse = arrow_json.ParseOptions()
+    column_count: int | None = None
+    for block in read_blocks(path, limits):
+        demand_places(block, column_count, limits)
+        table = arrow_json.read_json(
+            pa.BufferReader(block),
+            read_options=arrow_json.ReadOptions(block_size=len(block) + 1),
+            parse_options=parse,
+        )
+        if column_count is None:
+            # What the first lines hold, the others have to hold.
+            parse = arrow_json.ParseOptions(
+                explicit_schema=table.schema, unexpected_field_behavior="error"
+            )
+            column_count = sum(map(leaf_count, table.schema.types))
+        for batch in table.to_batches(max_chunksize=batch_rows):
+            yield columns_of(batch)
 
 
 def _read_msgpack(path: Path, batch_rows: int, limits: DataLimits) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 
 from breadbox_learner.offline.dtypes import array_from_bytes, plain_dtype, plain_shape
-from breadbox_learner.offline.errors import EpisodeStateError
+from breadbox_learner.offline.errors import EpisodeStateError, named
 from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits
 
 
@@ -79,7 +79,7 @@ def _decode(held: dict[Any, Any], limits: DataLimits) -> Any:
 def _decode_numpy(held: dict[str, Any], limits: DataLimits) -> Any:
     kind = _text(held.get("kind", ""))
     if kind:
-        raise EpisodeStateError(f"an array of kind {kind!r} is refused: it would execute code")
+        raise EpisodeStateError(f"an array of kind {named(kind)} is refused: it would execute code")
     dtype = plain_dtype(held["type"])
     contents = held["data"]
     shape = plain_shape(held["shape"]) if held["nd"] else ()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from breadbox_learner.offline.dtypes import plain_dtype, plain_shape
-from breadbox_learner.offline.errors import SpaceMismatchError
+from breadbox_learner.offline.errors import SpaceMismatchError, named
 from breadbox_learner.offline.trees import Tree
 
 
@@ -68,7 +68,7 @@ def _spec_of_written(space: Mapping[str, Any]) -> SpaceSpec:
             return LeafSpec(shape, np.dtype(np.int64))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SpaceMismatchError(f"a {kind} space is described wrongly: {error}") from error
-    raise SpaceMismatchError(f"a {kind!r} space has no fixed structure, or is unknown")
+    raise SpaceMismatchError(f"a space of kind {named(kind)} has no fixed structure, or is unknown")
 
 
 def is_composite(spec: SpaceSpec) -> bool:

@@ -19,7 +19,7 @@ from breadbox_learner.offline.dtypes import (
     plain_dtype,
     plain_shape,
 )
-from breadbox_learner.offline.errors import PackedValueError
+from breadbox_learner.offline.errors import PackedValueError, named
 from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits
 from breadbox_learner.offline.usual_pickles import read_usual_array
 
@@ -45,9 +45,9 @@ class _PendingArray:
     array: NDArray[Any] | None = None
 
 
-def _dtype(_limits: DataLimits, name: object, *_flags: object) -> _PendingDtype:
+def _dtype(_machine: "_Machine", name: object, *_flags: object) -> _PendingDtype:
     if not isinstance(name, str):
-        raise RefusedError(f"dtype {name!r} is no name")
+        raise RefusedError("a dtype is no name")
     plain_dtype(name)
     return _PendingDtype(name)
 
@@ -59,45 +59,50 @@ def _resolve_dtype(value: object) -> np.dtype[np.generic]:
 
 
 def _array(
-    contents: object, dtype: np.dtype[np.generic], shape: object, order: object, limits: DataLimits
+    machine: "_Machine",
+    contents: object,
+    dtype: np.dtype[np.generic],
+    shape: object,
+    order: object,
 ) -> NDArray[Any]:
     if order not in ("C", "F"):
-        raise RefusedError(f"array order {order!r} is unknown")
+        raise RefusedError("an array's order of axes is unknown")
+    machine.charge(contents)
     return array_from_bytes(
         contents,
         dtype,
         plain_shape(shape),
         order="F" if order == "F" else "C",
-        bytes_max=limits.array_bytes_max,
+        bytes_max=machine.limits.array_bytes_max,
     )
 
 
 def _frombuffer(
-    limits: DataLimits,
+    machine: "_Machine",
     contents: object,
     dtype: object,
     shape: object,
     order: object,
     *_axis: object,
 ) -> NDArray[Any]:
-    return _array(contents, _resolve_dtype(dtype), shape, order, limits)
+    return _array(machine, contents, _resolve_dtype(dtype), shape, order)
 
 
 def _reconstruct(
-    _limits: DataLimits, subtype: object, _shape: object, _code: object
+    _machine: "_Machine", subtype: object, _shape: object, _code: object
 ) -> _PendingArray:
     if subtype is not _NDARRAY:
         raise RefusedError("only plain arrays are rebuilt")
     return _PendingArray()
 
 
-def _scalar(limits: DataLimits, dtype: object, contents: object) -> np.generic:
-    array: Any = _array(contents, _resolve_dtype(dtype), (), "C", limits)
+def _scalar(machine: "_Machine", dtype: object, contents: object) -> np.generic:
+    array: Any = _array(machine, contents, _resolve_dtype(dtype), (), "C")
     scalar: np.generic = array[()]
     return scalar
 
 
-def _ndarray(_limits: DataLimits, *_arguments: object) -> None:
+def _ndarray(_machine: "_Machine", *_arguments: object) -> None:
     raise RefusedError("numpy.ndarray is a type here, it cannot be called")
 
 
@@ -127,6 +132,14 @@ class _Machine:
     position: int = 0
     stack: list[Any] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
+    charged_bytes: int = 0
+    """Contents of the arrays made so far; what is remembered may be used again and again."""
+
+    def charge(self, contents: object) -> None:
+        """Refuse arrays that hold more bytes together than there are."""
+        self.charged_bytes += len(contents) if isinstance(contents, bytes) else 0
+        if self.charged_bytes > len(self.data):
+            raise RefusedError("makes arrays of the same bytes again and again")
 
     def read(self, size: int) -> bytes:
         piece = self.data[self.position : self.position + size]
@@ -173,7 +186,9 @@ _F64 = struct.Struct(">d")
 def _look_up(machine: _Machine, module: object, name: object) -> None:
     answer = _ANSWERS.get((module, name))  # type: ignore[arg-type]
     if answer is None:
-        raise RefusedError(f"names {module}.{name}; only numpy arrays and scalars are read")
+        raise RefusedError(
+            f"names {named(module)} {named(name)}; only numpy arrays and scalars are read"
+        )
     machine.push(answer)
 
 
@@ -193,19 +208,21 @@ def _reduce(machine: _Machine) -> None:
     arguments, answer = machine.pop(), machine.pop()
     if not isinstance(arguments, tuple) or not callable(answer):  # only answers are callable
         raise RefusedError("calls something that is no function of numpy's")
-    machine.push(answer(machine.limits, *arguments))
+    machine.push(answer(machine, *arguments))
 
 
 def _build(machine: _Machine) -> None:
     state, target = machine.pop(), machine.pop()
     if isinstance(target, _PendingDtype) and isinstance(state, tuple) and len(state) >= 2:
-        target.byte_order = str(state[1])
+        if state[1] not in ("<", ">", "|", "="):
+            raise RefusedError("a dtype's byte order is unknown")
+        target.byte_order = state[1]
         machine.push(target)
         return
     if isinstance(target, _PendingArray) and isinstance(state, tuple) and len(state) == 5:
         _version, shape, dtype, is_fortran, contents = state
         order = "F" if is_fortran else "C"
-        target.array = _array(contents, _resolve_dtype(dtype), shape, order, machine.limits)
+        target.array = _array(machine, contents, _resolve_dtype(dtype), shape, order)
         machine.push(target)
         return
     raise RefusedError(f"sets a state on a {type(target).__name__}")
