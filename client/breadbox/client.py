@@ -30,7 +30,7 @@ from breadbox.operations import (
     Sleep,
     StoreSlot,
 )
-from breadbox.options import CHANNEL_OPTIONS, ClientOptions, Tls, check_address
+from breadbox.options import ClientOptions, Tls, check_address, open_channel
 from breadbox.outages import Outages
 from breadbox.stores.base import PayloadStore
 from breadbox.types import ReleaseMode
@@ -93,13 +93,6 @@ def _attempt(function: Callable[[], Any]) -> Attempted:
         return Attempted(result=function())
     except ReplayBufferError as error:
         return Attempted(error=error)
-
-
-def open_channel(address: str, options: ClientOptions) -> grpc.Channel:
-    """A channel to the server, encrypted if the options say so."""
-    if options.tls is None:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, options.tls.credentials(), options=CHANNEL_OPTIONS)
 
 
 class Client:

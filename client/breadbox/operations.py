@@ -35,6 +35,8 @@ from breadbox.outages import Outages
 from breadbox.retry import RetryBudget, RetryPolicy, is_outage
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.deadline import Deadline
+from breadbox.stores.gateway_store import open_gateway_store
+from breadbox.stores.urls import GATEWAY_URL
 from breadbox.types import (
     AdmissionOutcome,
     AppendReply,
@@ -348,6 +350,8 @@ def opened_store(context: Context) -> Operation[PayloadStore]:
         return context.slot.store
     config = yield from invoke(context, calls.get_store_config())
     url = context.options.store_url or config.store_url
+    if url == GATEWAY_URL:
+        return context.slot.settle(open_gateway_store(context.address, context.options))
     store = yield from storing(
         context,
         lambda deadline: stores.open_store(

@@ -108,6 +108,16 @@ class ClientOptions:
         return (("authorization", f"Bearer {self.token}"),) if self.token else None
 
 
+def open_channel(
+    address: str, options: ClientOptions, more: tuple[tuple[str, int], ...] = ()
+) -> grpc.Channel:
+    """A channel to the server, encrypted if the options say so."""
+    if options.tls is None:
+        return grpc.insecure_channel(address, options=(*CHANNEL_OPTIONS, *more))
+    credentials = options.tls.credentials()
+    return grpc.secure_channel(address, credentials, options=(*CHANNEL_OPTIONS, *more))
+
+
 def check_address(address: str) -> str:
     """Refuse an address that cannot be one.
 

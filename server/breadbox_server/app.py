@@ -21,8 +21,8 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, start_http_server
 
 from breadbox.errors import StoreError, StoreUrlError
-from breadbox.stores import open_custodian
-from breadbox.stores.base import PayloadCustodian
+from breadbox.stores import open_custodian, open_parts
+from breadbox.stores.base import PayloadCustodian, PayloadParts
 from breadbox.stores.disk_room import MIB, DiskRoom
 from breadbox.stores.private_files import UnsafePathError, make_private_directory, opener
 from breadbox.stores.urls import parse_store_url
@@ -34,6 +34,7 @@ from breadbox_server.clients import ClientCensus
 from breadbox_server.clock import Clock, LoopClock
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.errors import StartError
+from breadbox_server.gateway import Gateway
 from breadbox_server.health import Health
 from breadbox_server.interceptors import CallInterceptor
 from breadbox_server.jobs import CLOSE_S_MAX, Jobs, bounded
@@ -97,6 +98,7 @@ async def serving(
     settings: Settings,
     *,
     custodian: PayloadCustodian | None = None,
+    parts: PayloadParts | None = None,
     clock: Clock | None = None,
     leftovers: ExitStack | None = None,
     on_end: Callable[[], None] = lambda: None,
@@ -106,6 +108,7 @@ async def serving(
     Args:
         settings: What to run.
         custodian: The payload store; None: opened from the settings.
+        parts: The same, for the gateway, if there is one.
         clock: Where instants come from; None: the loop's.
         leftovers: Gets what is to be deleted by whoever ends the process without ending the block.
         on_end: Called once, as soon as the server begins to end, for whatever reason.
@@ -156,7 +159,10 @@ async def serving(
             metrics.clients.labels(role.value).set_function(partial(census.count, role))
         interceptor = CallInterceptor(metrics, Gate(tokens), census, driver.outage)
         health = Health(("", SERVICE_NAME))
-        server = _build_server(settings, driver, metrics, interceptor, health)
+        gateway = _open_gateway(settings, driver, clock, metrics, parts)
+        if gateway is not None:
+            stack.callback(gateway.close)
+        server = _build_server(settings, driver, metrics, interceptor, health, gateway)
         address = bind(server, settings, credentials)
         ending = _Ending(server, health, driver, settings.drain_grace_s, on_end)
         with _one_line_errors():
@@ -301,12 +307,45 @@ def _read_tokens(settings: Settings, metrics: Metrics) -> TokenFile | None:
     return tokens
 
 
+def _open_gateway(
+    settings: Settings,
+    driver: Driver,
+    clock: Clock,
+    metrics: Metrics,
+    parts: PayloadParts | None,
+) -> Gateway | None:
+    """What moves payloads, where the settings want it.
+
+    Raises:
+        StartError: The store went away meanwhile.
+    """
+    if not settings.has_gateway:
+        return None
+    try:
+        parts = parts or open_parts(
+            settings.store,
+            unannounced_s=settings.unannounced_s,
+            piece_size_bytes=limits.PART_BYTES,
+        )
+    except StoreError as error:
+        raise StartError(f"--store stopped answering: {error}; start again") from error
+    return Gateway(
+        parts,
+        driver,
+        unannounced_s=settings.unannounced_s,
+        unannounced_bytes_max=settings.gateway_unannounced_bytes,
+        now=clock.now,
+        metrics=metrics,
+    )
+
+
 def _build_server(
     settings: Settings,
     driver: Driver,
     metrics: Metrics,
     interceptor: CallInterceptor,
     health: Health,
+    gateway: Gateway | None,
 ) -> grpc.aio.Server:
     server = grpc.aio.server(
         interceptors=[interceptor],
@@ -320,12 +359,14 @@ def _build_server(
         driver,
         metrics=metrics,
         store_advice=StoreAdvice(
-            url=settings.client_store or settings.store,
+            url=settings.store_told(is_producer=False),
+            producers_url=settings.store_told(is_producer=True),
             unannounced_s=settings.unannounced_s,
             piece_size_bytes=settings.piece_size_bytes,
             server_version=metadata.version("breadbox"),
         ),
         default_config=settings.default_config,
+        gateway=gateway,
     )
     replay_buffer_service_pb2_grpc.add_ReplayBufferServiceServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)

@@ -149,6 +149,10 @@ RULES: Final[Mapping[str, Rule]] = {
     # The answer holds the store's credentials.
     SERVICE + "GetStoreConfig": Rule(_ALL),
     SERVICE + "ReportEpisodes": Rule(_PRODUCERS, "buffer", "episodes"),
+    # What a caller may read and discard is decided payload by payload.
+    SERVICE + "WritePayloads": Rule(_ALL),
+    SERVICE + "ReadPayloads": Rule(_ALL),
+    SERVICE + "DiscardPayloads": Rule(_ALL),
     **dict.fromkeys(REFLECTION, Rule(_ALL)),
 }
 PUBLIC_METHODS: Final = frozenset({HEALTH + "Check", HEALTH + "Watch", HEALTH + "List"})

@@ -42,7 +42,12 @@ from breadbox_server.core.inputs import (
     ReleaseMode,
 )
 from breadbox_server.core.validation import check_fragment, check_int, check_payload
-from breadbox_server.limits import APPEND_FRAGMENTS_MAX, PIECES_MAX, UNREADABLE_MAX
+from breadbox_server.limits import (
+    APPEND_FRAGMENTS_MAX,
+    GATEWAY_RANGES_MAX,
+    PIECES_MAX,
+    UNREADABLE_MAX,
+)
 
 pb = replay_buffer_service_pb2
 
@@ -214,12 +219,36 @@ def episode_end(value: int, position: int) -> str:
 # --- going out -------------------------------------------------------------------------------
 
 
+def payload_of(reference: PayloadReference) -> Payload:
+    """A payload as the core names it."""
+    return Payload(
+        PayloadId(reference.payload_id), reference.size_bytes, reference.piece_size_bytes
+    )
+
+
 def payload_reference(value: Payload) -> PayloadReference:
     """A payload as the stores name it."""
     return PayloadReference(value.payload_id, value.size_bytes, value.piece_size_bytes)
 
 
-def to_payload(value: Payload) -> fragment_pb2.PayloadReference:
+def ranges(
+    messages: Sequence["pb.PayloadRange"],
+) -> list[tuple[PayloadReference, int, int]]:
+    """The ranges of payloads that a request wants: (payload, first byte, bytes)."""
+    check_int("ranges", len(messages), 1, GATEWAY_RANGES_MAX)
+    checked = []
+    for position, message in enumerate(messages):
+        at = f"ranges[{position}]"
+        value = payload(message.payload, f"{at}.payload")
+        check_payload(f"{at}.payload", value)
+        start, length = message.offset_bytes, message.length_bytes
+        if start < 0 or length < 1 or start + length > value.size_bytes:
+            raise InvalidArgumentError(at, "is not of its payload")
+        checked.append((payload_reference(value), start, length))
+    return checked
+
+
+def to_payload(value: Payload | PayloadReference) -> fragment_pb2.PayloadReference:
     """Say where a payload lives."""
     return fragment_pb2.PayloadReference(
         payload_id=value.payload_id,

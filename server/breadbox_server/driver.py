@@ -250,8 +250,7 @@ class Driver:
             BufferNotFoundError: No buffer has this name.
             DrainingError: The server is shutting down.
         """
-        if self._draining:
-            raise DrainingError
+        self.check_serving()
         self.turns.check_room()
         async with self.durable_refusals():
             self._buffers.model(buffer)
@@ -515,6 +514,10 @@ class Driver:
         """Whether a buffer refers to a payload."""
         return self._buffers.refers_to(buffer, payload_id)
 
+    def has_weights(self, buffer: BufferName, payload_id: PayloadId) -> bool:
+        """Whether a payload is weights of a buffer's model."""
+        return self._buffers.has_weights(buffer, payload_id)
+
     def outage(self) -> OutageError | None:
         """What does not answer this server, for whoever has to be told; None: everything does."""
         away = self._away_s()
@@ -584,6 +587,15 @@ class Driver:
             jobs.start(self.turns.run())
             jobs.start(self.turns.keep_claim())
             await jobs.wait()
+
+    def check_serving(self) -> None:
+        """See that what begins now may begin.
+
+        Raises:
+            DrainingError: The server is shutting down.
+        """
+        if self._draining:
+            raise DrainingError
 
     def drain(self) -> None:
         """Refuse new fetches and fragments, and tell everybody who waits; idempotent."""

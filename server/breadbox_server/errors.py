@@ -45,6 +45,32 @@ class PayloadSizeError(DomainError):
         self.problem = problem
 
 
+class GatewayOffError(DomainError):
+    """This server hands no payloads on."""
+
+    reason = "GATEWAY_OFF"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this server hands no payloads on; start it with --gateway, or go to the payload store"
+        )
+
+
+class GatewayFullError(DomainError):
+    """As much as may is on its way through the gateway already."""
+
+    reason = "GATEWAY_FULL"
+
+
+class GatewayStalledError(DomainError):
+    """The caller has neither sent nor taken a part of a payload for too long."""
+
+    reason = "GATEWAY_STALLED"
+
+    def __init__(self) -> None:
+        super().__init__("the caller moved no part of a payload for too long")
+
+
 class UnauthenticatedError(DomainError):
     """The call carries no credentials, or none that are known."""
 

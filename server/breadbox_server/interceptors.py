@@ -15,7 +15,14 @@ from grpc_status import rpc_status
 
 from breadbox.message_parts import require_few_parts
 from breadbox_server import status
-from breadbox_server.authorization import Caller, Gate, bearer_token, calls_as, check_request
+from breadbox_server.authorization import (
+    SERVICE,
+    Caller,
+    Gate,
+    bearer_token,
+    calls_as,
+    check_request,
+)
 from breadbox_server.clients import ClientCensus, role_of_method
 from breadbox_server.core.errors import DomainError, InvalidArgumentError
 from breadbox_server.errors import InternalError
@@ -51,6 +58,18 @@ def _readable(method: str, deserialize: Callable[[bytes], Any] | None) -> Callab
 
 class _NotDoneError(Exception):
     """The caller's time is almost up, and nothing else is the matter."""
+
+
+def _form_of(method: str, handler: Any) -> tuple[Callable[..., Any], Behaviour] | None:
+    """What makes a handler of a method's form, and what it does; None: not to be wrapped."""
+    if handler.unary_unary is not None:
+        return grpc.unary_unary_rpc_method_handler, handler.unary_unary
+    if not method.startswith(SERVICE):
+        return None
+    # Of ours these are coroutines that write by way of their context, not generators.
+    if handler.unary_stream is not None:
+        return grpc.unary_stream_rpc_method_handler, handler.unary_stream
+    return grpc.stream_stream_rpc_method_handler, handler.stream_stream
 
 
 @dataclass(eq=False, slots=True)
@@ -118,7 +137,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MaybeHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> MaybeHandler:
-        """Wrap unary methods; streams (health, reflection), once let in, pass as they are."""
+        """Wrap our methods; those of health and reflection, once let in, pass as they are."""
         method = handler_call_details.method
         known = self._known.get(method)
         handler = known or await continuation(handler_call_details)
@@ -128,10 +147,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             calls_as(self._gate.admit(method, handler_call_details.invocation_metadata or ()))
         except DomainError as error:
             return self._refusal(method, handler, error)
-        if known is not None or handler.unary_unary is None:
+        form = _form_of(method, handler)
+        if known is not None or form is None:
             return handler
-        wrapped = grpc.unary_unary_rpc_method_handler(
-            self._wrap(method, handler.unary_unary),  # type: ignore[arg-type]
+        make, behaviour = form
+        wrapped: MaybeHandler = make(
+            self._wrap(method, behaviour),
             request_deserializer=_readable(method, handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )

@@ -67,6 +67,31 @@ UNREADABLE_MAX: Final = 4096
 TASKS_MAX: Final = 64
 """Tasks with series of their own; the episodes of any further task count as task "other"."""
 
+# What may be on its way through the gateway ------------------------------------------------------
+
+PART_BYTES: Final = 512 * 2**10
+"""Of a payload: what is stored, or read, in one go, and how a payload is cut. Measured best on unix
+sockets, as the stores' own pieces are."""
+PART_S: Final = 30.0
+"""Seconds in which a part has to come, or to be taken."""
+GATEWAY_CALLS_MAX: Final = 256
+"""Calls that move payloads at a time; each holds at most two parts in memory."""
+GATEWAY_CALLS_OF: Final = {"all": GATEWAY_CALLS_MAX, "token": 64, "connection": 16}
+"""The same, by whose they are; a client has as many threads as it may have here."""
+GATEWAY_WAITERS_MAX: Final = 1024
+GATEWAY_WAIT_S: Final = 5.0
+"""Seconds that a call waits for its turn."""
+GATEWAY_PAYLOADS_MAX: Final = 4096
+"""Payloads of one WritePayloads or DiscardPayloads."""
+GATEWAY_RANGES_MAX: Final = 512
+"""Ranges of one ReadPayloads."""
+UNANNOUNCED_BYTES_MAX: Final = 2**30
+"""What a token may have written through the gateway and not announced, unless told otherwise."""
+UNANNOUNCED_CALLERS: Final = 4
+"""So many times that may be unannounced altogether."""
+PAYLOAD_BYTES_COUNTED_MIN: Final = 4096
+"""A smaller payload counts as so many bytes there."""
+
 
 class Scope(Enum):
     """What a limit bounds."""
@@ -207,6 +232,60 @@ LIMITS: Final = (
         Scope.BUFFER,
         "the latest are; all are counted",
         metric="breadbox_chunks_evicted_total",
+    ),
+    Limit(
+        "calls that move payloads through the gateway",
+        GATEWAY_CALLS_MAX,
+        "",
+        Scope.SERVER,
+        f"the next waits for {GATEWAY_WAIT_S:g} s, {GATEWAY_WAITERS_MAX:,} at most do; then "
+        "GATEWAY_FULL. Each holds at most 1 MiB of payloads",
+        metric="breadbox_gateway_calls",
+    ),
+    Limit(
+        "the same, of a token",
+        GATEWAY_CALLS_OF["token"],
+        "",
+        Scope.TOKEN,
+        "as above",
+    ),
+    Limit(
+        "the same, of a connection",
+        GATEWAY_CALLS_OF["connection"],
+        "",
+        Scope.CONNECTION,
+        "as above",
+    ),
+    Limit(
+        "time for 512 KiB of a payload to come or go through the gateway",
+        PART_S,
+        "s",
+        Scope.MESSAGE,
+        "GATEWAY_STALLED",
+    ),
+    Limit(
+        "payloads written by a call through the gateway",
+        GATEWAY_PAYLOADS_MAX,
+        "",
+        Scope.MESSAGE,
+        "ARGUMENT_INVALID",
+    ),
+    Limit(
+        "ranges read by a call through the gateway",
+        GATEWAY_RANGES_MAX,
+        "",
+        Scope.MESSAGE,
+        "ARGUMENT_INVALID",
+    ),
+    Limit(
+        "payload bytes written through the gateway and not announced",
+        UNANNOUNCED_BYTES_MAX,
+        "bytes",
+        Scope.TOKEN,
+        "GATEWAY_FULL, and the producer waits; ARGUMENT_INVALID for a payload larger than that. "
+        f"Altogether {UNANNOUNCED_CALLERS} times as much",
+        metric="breadbox_gateway_unannounced_bytes",
+        option="--gateway-unannounced",
     ),
     Limit("buffers", BUFFERS_MAX, "", Scope.SERVER, "BUFFERS_FULL", option="--buffers-max"),
     Limit(

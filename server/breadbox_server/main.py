@@ -137,6 +137,21 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     "payloads and the journal.",
 )
 @_option(
+    "--gateway",
+    "has_gateway",
+    is_flag=True,
+    help="Move payloads through this server, so that clients need neither a way to the store nor "
+    "its password: all clients or, with --client-store, those that show the token of a producer.",
+)
+@_option(
+    "--gateway-unannounced",
+    "gateway_unannounced_bytes",
+    type=SizeBytes(),
+    default="1GiB",
+    help="Bytes that a token may have written through the gateway and not announced yet; also the "
+    "largest payload there.",
+)
+@_option(
     "--tls-cert",
     type=click.Path(path_type=Path, dir_okay=False),
     help="PEM with the server's certificate chain; turns TLS on. Read again when it changes.",

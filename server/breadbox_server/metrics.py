@@ -167,6 +167,20 @@ class Metrics:
             "Where the payload store refuses to take more; 0: it has no limit of its own",
             registry=registry,
         )
+        self.gateway_bytes = Counter(
+            "breadbox_gateway_bytes",
+            "Payload bytes that passed through the gateway; direction: in, out",
+            ["direction"],
+            registry=registry,
+        )
+        self.gateway_calls = Gauge(
+            "breadbox_gateway_calls", "Calls that move payloads", registry=registry
+        )
+        self.gateway_unannounced = Gauge(
+            "breadbox_gateway_unannounced_bytes",
+            "Payload bytes written through the gateway and not announced",
+            registry=registry,
+        )
         self.deleted = Counter(
             "breadbox_payloads_deleted", "Payloads deleted from the store", registry=registry
         )

@@ -4,7 +4,7 @@ Whatever a method raises is told to the caller by `breadbox_server.interceptors`
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,13 +13,14 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from breadbox.v1 import buffer_pb2, replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server import convert
-from breadbox_server.authorization import current_caller
+from breadbox_server.authorization import Role, current_caller
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import BufferDescription
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.events import FetchGranted
 from breadbox_server.core.ids import BufferName, LeaseId, ModelVersion, RequestId, SessionId
 from breadbox_server.core.inputs import (
+    AdmissionOutcome,
     CreateBuffer,
     DeleteBuffer,
     EndSession,
@@ -31,7 +32,9 @@ from breadbox_server.core.inputs import (
 )
 from breadbox_server.core.validation import check_int, check_name
 from breadbox_server.driver import Driver
-from breadbox_server.limits import EPISODES_MAX, TASK_SIZE_BYTES_MAX
+from breadbox_server.errors import GatewayOffError
+from breadbox_server.gateway import Gateway, Incoming, first_message
+from breadbox_server.limits import EPISODES_MAX, GATEWAY_PAYLOADS_MAX, TASK_SIZE_BYTES_MAX
 from breadbox_server.metrics import Metrics
 
 pb = replay_buffer_service_pb2
@@ -50,19 +53,22 @@ class StoreAdvice:
     """What clients are told about the payload store. `repr` would show the URL; never log it."""
 
     url: str
+    producers_url: str
+    """The same, for tokens of producers."""
     unannounced_s: float
     piece_size_bytes: int
     server_version: str
 
 
 class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServicer):
-    """Sixteen methods on one driver.
+    """All methods, on one driver.
 
     Args:
         driver: Runs the core.
         metrics: Takes reported episodes.
         store_advice: The answer to GetStoreConfig.
         default_config: What CreateBuffer takes for limits that are not given.
+        gateway: Moves payloads; None: this server hands none on.
     """
 
     def __init__(
@@ -72,7 +78,9 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         metrics: Metrics,
         store_advice: StoreAdvice,
         default_config: BufferConfig,
+        gateway: Gateway | None = None,
     ) -> None:
+        self._gateway = gateway
         self._driver = driver
         self._metrics = metrics
         self._store_advice = store_advice
@@ -118,6 +126,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
                 weights,
             )
         )
+        if self._gateway is not None and weights is not None and published.weights_taken:
+            self._gateway.unannounced.forget(weights.payload_id)
         return pb.PublishModelResponse(
             model_version=published.model_version,
             evicted_chunk_count=published.evicted_chunk_count,
@@ -150,7 +160,12 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.AppendFragmentsResponse:
         """Admit fragments, one result each."""
         buffer = convert.buffer_name(request.buffer)
-        results = await self._driver.append(buffer, convert.fragments(request.fragments))
+        fragments = convert.fragments(request.fragments)
+        results = await self._driver.append(buffer, fragments)
+        if self._gateway is not None:
+            for fragment, result in zip(fragments, results, strict=True):
+                if result is not None and result.outcome is AdmissionOutcome.ADMITTED:
+                    self._gateway.unannounced.forget(fragment.payload.payload_id)
         state = await self._driver.durable_model(buffer)
         credit = self._driver.append_credit(buffer)
         retry_delay = None
@@ -281,10 +296,11 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.GetStoreConfigResponse:
         """Say where payloads live."""
         advice = self._store_advice
+        is_producer = current_caller().role is Role.PRODUCER
         server_time = Timestamp()
         server_time.FromNanoseconds(time.time_ns())
         return pb.GetStoreConfigResponse(
-            store_url=advice.url,
+            store_url=advice.producers_url if is_producer else advice.url,
             unannounced_duration=convert.to_duration(advice.unannounced_s),
             piece_size_bytes=advice.piece_size_bytes,
             server_version=advice.server_version,
@@ -306,6 +322,46 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
                 task, end, return_sum=episode.return_sum, step_count=episode.step_count
             )
         return pb.ReportEpisodesResponse()
+
+    async def WritePayloads(
+        self, requests: AsyncIterator[pb.WritePayloadsRequest], context: Context
+    ) -> None:
+        """Write payloads on behalf of the caller; answers by way of the context."""
+        gateway = self._open_gateway()
+
+        async def tell() -> None:
+            await context.write(pb.WritePayloadsResponse())
+
+        first = await first_message(requests)
+        references = await gateway.write(
+            current_caller(), context.peer(), first.size_bytes, Incoming(first, requests), tell
+        )
+        await context.write(pb.WritePayloadsResponse(payloads=map(convert.to_payload, references)))
+
+    async def ReadPayloads(self, request: pb.ReadPayloadsRequest, context: Context) -> None:
+        """Read payloads on behalf of the caller; answers by way of the context."""
+
+        async def send(part: bytearray) -> None:
+            await context.write(pb.ReadPayloadsResponse(data=bytes(part)))
+
+        await self._open_gateway().read(
+            current_caller(), context.peer(), convert.ranges(request.ranges), send
+        )
+
+    async def DiscardPayloads(
+        self, request: pb.DiscardPayloadsRequest, context: Context
+    ) -> pb.DiscardPayloadsResponse:
+        """Delete payloads that the caller wrote and will not announce."""
+        check_int("payload_ids", len(request.payload_ids), 0, GATEWAY_PAYLOADS_MAX)
+        discarded = self._open_gateway().discard(current_caller(), request.payload_ids)
+        self._driver.deletions.put([convert.payload_of(each) for each in discarded])
+        return pb.DiscardPayloadsResponse()
+
+    def _open_gateway(self) -> Gateway:
+        if self._gateway is None:
+            raise GatewayOffError
+        self._driver.check_serving()
+        return self._gateway
 
     def _buffer(self, name: BufferName) -> buffer_pb2.Buffer:
         return to_buffer(self._driver.describe(name))

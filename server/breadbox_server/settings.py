@@ -15,9 +15,10 @@ from typing import Any, Final
 import yaml
 
 from breadbox.stores import has_secret, redact
+from breadbox.stores.urls import GATEWAY_URL
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.errors import StartError
-from breadbox_server.limits import BUFFERS_MAX, CONNECTIONS_MAX
+from breadbox_server.limits import BUFFERS_MAX, CONNECTIONS_MAX, UNANNOUNCED_BYTES_MAX
 from breadbox_server.transport import TlsFiles
 
 _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
@@ -47,6 +48,12 @@ class Settings:
     """Unix socket, for this user alone, that is listened on too; for probes and tools beside it."""
     client_store: str = field(default="", repr=False)
     """URL of the payload store as clients are told it; empty: the same as the server's."""
+    has_gateway: bool = False
+    """Whether payloads pass through the server: those of producers, and where `client_store` is
+    empty everybody's."""
+    gateway_unannounced_bytes: int = UNANNOUNCED_BYTES_MAX
+    """What a token may have written through the gateway and not announced; a payload is no
+    larger."""
     tls: TlsFiles | None = None
     """Certificates; None: calls are not encrypted."""
     allow_plaintext: bool = False
@@ -102,14 +109,21 @@ class Settings:
         Raises:
             StartError: They would be, and nobody asked for that.
         """
-        if self.tokens is None or self.client_store or self.shares_store_password:
+        is_told = not (self.client_store or self.has_gateway)
+        if self.tokens is None or self.shares_store_password or not is_told:
             return
         if has_secret(self.store):
             raise StartError(
                 "every client with a token would be told the server's own password of --store; "
                 "give --client-store, the URL with a user for clients (SECURITY.md has its "
-                "commands), or --share-store-password"
+                "commands), --gateway, so that nobody needs one, or --share-store-password"
             )
+
+    def store_told(self, *, is_producer: bool) -> str:
+        """The URL that a client is told."""
+        if self.has_gateway and (is_producer or not self.client_store):
+            return GATEWAY_URL
+        return self.client_store or self.store
 
     @property
     def store_shown(self) -> str:

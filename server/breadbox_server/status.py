@@ -63,6 +63,9 @@ TABLE: Final[Mapping[type[Exception], Row]] = {
     shell_errors.AppendsFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
     shell_errors.WatchersFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
     shell_errors.PayloadSizeError: Row(_INVALID),
+    shell_errors.GatewayOffError: Row(_PRECONDITION),
+    shell_errors.GatewayFullError: Row(_EXHAUSTED, retry_delay_s=STORE_RETRY_DELAY_S),
+    shell_errors.GatewayStalledError: Row(grpc.StatusCode.DEADLINE_EXCEEDED),
     shell_errors.UnauthenticatedError: Row(grpc.StatusCode.UNAUTHENTICATED),
     shell_errors.PermissionDeniedError: Row(grpc.StatusCode.PERMISSION_DENIED),
     shell_errors.InternalError: Row(grpc.StatusCode.INTERNAL),
@@ -83,6 +86,7 @@ TABLE: Final[Mapping[type[Exception], Row]] = {
         reason="PAYLOAD_MISSING",
         text="the payload is not in the store; write it and call again",
     ),
+    library_errors.PayloadCorruptError: Row(grpc.StatusCode.DATA_LOSS, reason="PAYLOAD_CORRUPT"),
 }
 """Errors with a row. `tests/service/test_status.py` holds that none is missing."""
 
@@ -98,6 +102,7 @@ def errors_that_need_a_row() -> list[type[Exception]]:
         shell_errors.OutageError,
         library_errors.StoreFullError,
         library_errors.PayloadMissingError,
+        library_errors.PayloadCorruptError,
     ]
 
 

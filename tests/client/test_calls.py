@@ -76,7 +76,9 @@ def snake(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
-RPCS = [method.name for method in descriptors.service().methods]
+OF_THE_STORE = {"WritePayloads", "ReadPayloads", "DiscardPayloads"}
+"""Called by `breadbox.stores.gateway_store` alone, behind the face of a store."""
+RPCS = [method.name for method in descriptors.service().methods if method.name not in OF_THE_STORE]
 Client = breadbox.Client | aio.Client
 
 CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {

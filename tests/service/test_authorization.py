@@ -19,13 +19,14 @@ METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBuffe
 # Written out once more, so that a change of the table is a change of two places.
 PRODUCER = {
     "WatchModel", "AppendFragments", "ListBuffers", "GetBuffer", "GetStoreConfig",
-    "ReportEpisodes",
+    "ReportEpisodes", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip
 LEARNER = {
     "StartSession", "EndSession", "PublishModel", "WatchModel", "FetchFragments",
     "GetPreparedFragments", "RenewLease", "ReleaseLease", "ListBuffers", "GetBuffer",
-    "GetStoreConfig",
+    "GetStoreConfig", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip
+CLIENT_STREAMS = {"WritePayloads"}
 REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 
 
@@ -33,8 +34,11 @@ async def codes(stub: Any, headers: Iterable[tuple[str, str]]) -> dict[str, grpc
     """The code that each method answers with to an empty request."""
     answered = {}
     for name in METHODS:
+        request = getattr(pb, f"{name}Request")()
         call = getattr(stub, name)(
-            getattr(pb, f"{name}Request")(), metadata=tuple(headers), timeout=CALL_S
+            [request] if name in CLIENT_STREAMS else request,
+            metadata=tuple(headers),
+            timeout=CALL_S,
         )
         answered[name] = await call.code()
     return answered

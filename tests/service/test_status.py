@@ -40,6 +40,9 @@ EXAMPLES = [
     shell_errors.AppendsFullError(10),
     shell_errors.WatchersFullError(10),
     shell_errors.PayloadSizeError("fragments[0].payload", Payload(PayloadId("0" * 32), 8)),
+    shell_errors.GatewayOffError(),
+    shell_errors.GatewayFullError("8 bytes are not announced"),
+    shell_errors.GatewayStalledError(),
     shell_errors.UnauthenticatedError(),
     shell_errors.PermissionDeniedError("role 'producer'", "call DeleteBuffer"),
     shell_errors.InternalError("0123"),
@@ -47,8 +50,9 @@ EXAMPLES = [
     library_errors.StoreUnavailableError("redis://:secret@10.0.0.1:6379 does not answer"),
     library_errors.StoreFullError("OOM at 10.0.0.1"),
     library_errors.PayloadMissingError("0" * 32),
+    library_errors.PayloadCorruptError("a payload is shorter than its reference says"),
 ]
-WITH_RETRY = {"WAITERS_FULL", "APPENDS_FULL", "WATCHERS_FULL", "STORE_FULL"}
+WITH_RETRY = {"WAITERS_FULL", "APPENDS_FULL", "WATCHERS_FULL", "STORE_FULL", "GATEWAY_FULL"}
 
 
 def test_every_error_has_a_row_and_an_example():

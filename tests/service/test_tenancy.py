@@ -49,8 +49,14 @@ REQUESTS: dict[str, Callable[[str], Any]] = {
     "ReportEpisodes": lambda name: pb.ReportEpisodesRequest(
         buffer=name, episodes=[pb.EpisodeReport(worker_id="w", end=pb.EPISODE_END_TERMINATED)]
     ),
+    "WritePayloads": lambda name: [pb.WritePayloadsRequest(size_bytes=[3], data=b"abc")],
+    "ReadPayloads": lambda name: pb.ReadPayloadsRequest(
+        ranges=[pb.PayloadRange(payload=fragment(name).payload, length_bytes=8)]
+    ),
+    "DiscardPayloads": lambda name: pb.DiscardPayloadsRequest(payload_ids=["0" * 32]),
 }
 """A request of every method that names a buffer, if the method names any."""
+STREAMS = {"WritePayloads", "ReadPayloads"}
 
 CREDENTIALS = {
     "none": None,
@@ -64,8 +70,11 @@ CREDENTIALS = {
     "admin of the team": "admin buffers=team-a-*",
 }
 """The line behind a token without its name; None: no token, empty: one that stands nowhere."""
-OPEN_TO_ALL = {"ListBuffers", "GetStoreConfig"}
-"""Methods that name no buffer, written out so that another one is a change of two places."""
+OPEN_TO_ALL = {
+    "ListBuffers", "GetStoreConfig", "WritePayloads", "ReadPayloads", "DiscardPayloads",
+}  # fmt: skip
+"""Methods that name no buffer, written out so that another one is a change of two places. What may
+be read and discarded by the last ones is for tests of the gateway."""
 
 
 def fragment(buffer: str) -> fragment_pb2.FragmentMetadata:
@@ -116,7 +125,7 @@ async def answer(world: Served, method: str, buffer: str, token: str | None) -> 
     if await call.code() is grpc.StatusCode.OK:
         return "OK"
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await call
+        await (anext(aiter(call)) if method in STREAMS else call)
     return reason_of(refused.value)
 
 

@@ -21,7 +21,7 @@ from breadbox.stores.base import (
     StoreUsage,
 )
 from breadbox.stores.deadline import Deadline
-from breadbox.stores.factory import open_custodian, open_store
+from breadbox.stores.factory import open_custodian, open_parts, open_store
 from breadbox.stores.urls import has_secret, redact
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "StoreUsage",
     "has_secret",
     "open_custodian",
+    "open_parts",
     "open_store",
     "redact",
 ]

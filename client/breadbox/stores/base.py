@@ -156,6 +156,48 @@ class PayloadStore(Protocol):
         """Close connections. Idempotent."""
 
 
+class Part(NamedTuple):
+    """A byte range of a payload, and the memory that it is written from or read into."""
+
+    reference: PayloadReference
+    offset_bytes: int
+    """First byte, counted from the start of the payload."""
+    buffers: Sequence[memoryview]
+    """Joined they are the range: format "B", C-contiguous, and to be read into, writable."""
+
+
+class PayloadParts(Protocol):
+    """Where payload bytes live, as whoever hands on payloads of others sees it. Thread-safe.
+
+    Bytes are moved part by part, so that nobody has to hold a whole payload.
+
+    Raises (all methods): as PayloadStore.
+    """
+
+    def new_reference(self, size_bytes: int) -> PayloadReference:
+        """Name a payload of so many bytes, of which nothing is written yet."""
+
+    def write_parts(self, parts: Sequence[Part]) -> None:
+        """Write parts of payloads that `new_reference` has named, those of each in order.
+
+        Each begins where the one before it ended, at a multiple of the payload's pieces. Nobody
+        sees a payload before its last byte is written; it is unannounced then. Of one that is given
+        up before, what was written expires, unless it is deleted.
+        """
+
+    def discard_parts(self, references: Sequence[PayloadReference]) -> None:
+        """Delete what is written of payloads, if anything is."""
+
+    def read_parts(self, parts: Sequence[Part]) -> None:
+        """Read parts of payloads."""
+
+    def within(self, deadline: Deadline) -> "PayloadParts":
+        """The same, for calls that end at a deadline; see PayloadStore."""
+
+    def close(self) -> None:
+        """Close connections. Idempotent."""
+
+
 class PayloadCustodian(Protocol):
     """Where payload bytes live, as the server sees it. On one event loop.
 

@@ -1,9 +1,9 @@
 """Makes stores and custodians from URLs."""
 
-from typing import Final
+from typing import Any, Final
 
 from breadbox.errors import StoreUrlError
-from breadbox.stores.base import PayloadCustodian, PayloadStore
+from breadbox.stores.base import PayloadCustodian, PayloadParts, PayloadStore
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.file_store import FileCustodian, FileStore
 from breadbox.stores.keys import PIECE_SIZE_BYTES_MIN
@@ -41,6 +41,17 @@ def open_store(
         StoreUnavailableError: The directory of a file:// URL cannot be made, or no node of a
             cluster answers.
     """
+    store: PayloadStore = _open(url, unannounced_s, piece_size_bytes, deadline)
+    return store
+
+
+def open_parts(url: str, *, unannounced_s: float, piece_size_bytes: int) -> PayloadParts:
+    """Open the store at `url` for handing on payloads of others; see `open_store`."""
+    parts: PayloadParts = _open(url, unannounced_s, piece_size_bytes, None)
+    return parts
+
+
+def _open(url: str, unannounced_s: float, piece_size_bytes: int, deadline: Deadline | None) -> Any:
     parsed = parse_store_url(url)
     if not unannounced_s > 0:
         raise StoreUrlError(f"unannounced_s must be over 0, not {unannounced_s}")

@@ -19,6 +19,7 @@ import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import repeat
 from pathlib import Path
 from typing import Final, Self
 
@@ -33,6 +34,7 @@ from breadbox.stores.base import (
     PRELUDE_BYTES,
     Confirmation,
     Custody,
+    Part,
     PayloadReceiver,
     StoreSharedError,
     StoreTakenError,
@@ -95,6 +97,10 @@ class PayloadDirectory:
         """Path of an unconfirmed payload."""
         return f"{self.unannounced}/{payload_id}"
 
+    def hidden_path(self, payload_id: str) -> str:
+        """Path of a payload that is being written."""
+        return f"{self.unannounced}/.{payload_id}"
+
     def open(self, reference: PayloadReference) -> int:
         """Open a payload for reading, confirmed or not.
 
@@ -142,16 +148,41 @@ class FileStore:
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
         """See PayloadStore. On failure nothing of the call is left behind."""
         self._check_open()
-        self._check_room(payloads)
-        written: list[PayloadReference] = []
+        references = [self.new_reference(sum(map(len, buffers))) for buffers in payloads]
+        parts = zip(references, repeat(0), payloads, strict=False)
         try:
-            for buffers in payloads:
-                with _translated_errors():
-                    written.append(self._write(buffers))
+            self.write_parts([Part(*each) for each in parts])
         except BaseException:
-            self.delete_many(written)
+            self.delete_many(references)
             raise
-        return written
+        return references
+
+    def new_reference(self, size_bytes: int) -> PayloadReference:
+        """See PayloadParts."""
+        return PayloadReference(new_payload_id(), size_bytes)
+
+    def write_parts(self, parts: Sequence[Part]) -> None:
+        """See PayloadParts."""
+        self._check_open()
+        self._check_room(parts)
+        for part in parts:
+            with _translated_errors():
+                self._write(*part)
+
+    def discard_parts(self, references: Sequence[PayloadReference]) -> None:
+        """See PayloadParts."""
+        with _translated_errors():
+            for each in references:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._directory.hidden_path(each.payload_id))
+        self.delete_many(references)
+
+    def read_parts(self, parts: Sequence[Part]) -> None:
+        """See PayloadParts."""
+        self._check_open()
+        for reference, offset_bytes, buffers in parts:
+            with _opened(self._directory, reference) as descriptor:
+                _read_fully(descriptor, buffers, offset_bytes, reference)
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         """See PayloadStore."""
@@ -190,33 +221,36 @@ class FileStore:
         if self._is_closed:
             raise ClosedError("the payload store is closed")
 
-    def _check_room(self, payloads: Sequence[Sequence[memoryview]]) -> None:
+    def _check_room(self, parts: Sequence[Part]) -> None:
         """Refuse what would take the room that the journal needs to let payloads go again."""
-        size_bytes = sum(len(buffer) for buffers in payloads for buffer in buffers)
+        size_bytes = sum(len(buffer) for part in parts for buffer in part.buffers)
         with _translated_errors():
             room = DiskRoom.of(self._directory.unannounced)
-        if not room.has_room_for(size_bytes, len(payloads)):
+        if not room.has_room_for(size_bytes, len(parts)):
             raise StoreFullError(
                 f"the file system of the payload directory is full ({size_bytes} bytes to write, "
                 f"{room.free_bytes} of {room.size_bytes} free, {room.kept_bytes} to be left; "
                 f"inodes: {room.free_inode_count} of {room.inode_count} free)"
             )
 
-    def _write(self, buffers: Sequence[memoryview]) -> PayloadReference:
-        size_bytes = sum(len(buffer) for buffer in buffers)
-        payload_id = new_payload_id()
-        hidden = f"{self._directory.unannounced}/.{payload_id}"
-        descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    def _write(
+        self, reference: PayloadReference, offset_bytes: int, buffers: Sequence[memoryview]
+    ) -> None:
+        payload_id = reference.payload_id
+        hidden = self._directory.hidden_path(payload_id)
+        begins = os.O_CREAT | os.O_EXCL if not offset_bytes else 0
+        descriptor = os.open(hidden, os.O_WRONLY | begins | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             try:
+                os.lseek(descriptor, offset_bytes, os.SEEK_SET)
                 _write_vector(descriptor, buffers)
             finally:
                 os.close(descriptor)
-            os.rename(hidden, self._directory.unannounced_path(payload_id))
+            if offset_bytes + sum(map(len, buffers)) == reference.size_bytes:
+                os.rename(hidden, self._directory.unannounced_path(payload_id))
         except BaseException:
             os.unlink(hidden)
             raise
-        return PayloadReference(payload_id, size_bytes)
 
 
 class FileCustodian:

@@ -12,7 +12,7 @@ slot that payloads live in has such a hash, since a script sees one slot.
 import binascii
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from breadbox.types import PayloadReference
@@ -87,6 +87,28 @@ def piece_ranges(
         length = min(piece_size - start, end - offset_bytes)
         yield piece, start, length
         offset_bytes += length
+
+
+def cut(
+    buffers: Iterable[memoryview], piece_size_bytes: int
+) -> Iterator[tuple[int, list[memoryview]]]:
+    """Cut a payload into pieces, each (length, the parts of the buffers that it is made of)."""
+    if not piece_size_bytes:
+        yield sum(len(buffer) for buffer in buffers), list(buffers)
+        return
+    piece: list[memoryview] = []
+    room = piece_size_bytes
+    for whole in buffers:
+        buffer = whole
+        while len(buffer) >= room:
+            yield piece_size_bytes, [*piece, buffer[:room]]
+            buffer = buffer[room:]
+            piece, room = [], piece_size_bytes
+        if len(buffer):
+            piece.append(buffer)
+            room -= len(buffer)
+    if piece:
+        yield piece_size_bytes - room, piece
 
 
 JOURNALS_PATTERN = "breadbox:{s*}:journals"

@@ -4,7 +4,10 @@ import copy
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import repeat
+from operator import attrgetter
 from typing import Any, Final, Self
 
 import redis
@@ -15,15 +18,17 @@ from breadbox.errors import (
     PayloadMissingError,
     StoreUnavailableError,
 )
-from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, Segment
+from breadbox.stores.base import Part, PayloadReceiver
 from breadbox.stores.deadline import Deadline, in_force
 from breadbox.stores.keys import (
+    cut,
     is_sound,
     new_payload_id,
     piece_key,
     piece_keys,
     piece_ranges,
 )
+from breadbox.stores.reading import Range, read
 from breadbox.stores.redis_nodes import InTurns, on_all_nodes
 from breadbox.stores.redis_wire import (
     MovedError,
@@ -53,12 +58,6 @@ Measured best: with more, Redis pays for fresh memory; with less, it waits for u
 
 _BYTES_AT_ONCE: Final = 512 * 1024
 """Received before they are looked at: what stays in a core's own cache."""
-
-_RANGE_GUESS_BYTES: Final = 4 * 1024
-"""First read of a payload of which only parts are wanted; holds most heads."""
-
-_WHOLE_BYTES_MAX: Final = 64 * 1024
-"""Payloads up to this size are read whole, whatever is wanted of them: one round trip, not two."""
 
 CONNECTIONS_MAX: Final = 16
 """Connections of one store at a time; further threads wait for one."""
@@ -113,14 +112,35 @@ class RedisStore:
         """See PayloadStore. On failure nothing of the call is left behind, or it expires."""
         self._check_open()
         deadline = self._deadline_of_call()
-        references = [self._new_reference(buffers) for buffers in payloads]
-        work = list(zip(references, payloads, strict=True))
+        references = [self.new_reference(sum(map(len, buffers))) for buffers in payloads]
+        parts = [Part(*each) for each in zip(references, repeat(0), payloads, strict=False)]
         try:
-            self._per_node(work, lambda item: item[0], self._write, deadline)
+            self._per_node(parts, attrgetter("reference"), self._write, deadline)
         except BaseException:
             self._discard(references, deadline)
             raise
         return references
+
+    def new_reference(self, size_bytes: int) -> PayloadReference:
+        """See PayloadParts."""
+        piece_size_bytes = self._piece_size_bytes if size_bytes > self._piece_size_bytes else 0
+        return PayloadReference(new_payload_id(), size_bytes, piece_size_bytes)
+
+    def write_parts(self, parts: Sequence[Part]) -> None:
+        """See PayloadParts."""
+        self._check_open()
+        deadline = self._deadline_of_call()
+        self._per_node(parts, attrgetter("reference"), self._write, deadline)
+
+    def discard_parts(self, references: Sequence[PayloadReference]) -> None:
+        """See PayloadParts."""
+        self.delete_many(references)
+
+    def read_parts(self, parts: Sequence[Part]) -> None:
+        """See PayloadParts."""
+        self._check_open()
+        deadline = self._deadline_of_call()
+        self._per_node(parts, attrgetter("reference"), _read_parts, deadline)
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         """See PayloadStore."""
@@ -133,7 +153,7 @@ class RedisStore:
         self._per_node(
             work,
             lambda item: item[1],
-            lambda wire, part: _read(wire, part, turns),
+            lambda wire, part: read(partial(_Stream, wire), part, turns),
             self._deadline_of_call(),
         )
 
@@ -167,11 +187,6 @@ class RedisStore:
     def _check_open(self) -> None:
         if self._closed.is_set():
             raise ClosedError("the payload store is closed")
-
-    def _new_reference(self, buffers: Sequence[memoryview]) -> PayloadReference:
-        size_bytes = sum(len(buffer) for buffer in buffers)
-        piece_size_bytes = self._piece_size_bytes if size_bytes > self._piece_size_bytes else 0
-        return PayloadReference(new_payload_id(), size_bytes, piece_size_bytes)
 
     def _per_node(
         self,
@@ -211,16 +226,16 @@ class RedisStore:
             else:
                 return
 
-    def _write(
-        self, wire: Wire, part: Sequence[tuple[PayloadReference, Sequence[memoryview]]]
-    ) -> None:
+    def _write(self, wire: Wire, parts: Sequence[Part]) -> None:
         """Send all pieces, reading replies at least every so many commands."""
         commands: list[memoryview | bytes] = []
         pending = 0
         failure: bytes | None = None
-        for reference, buffers in part:
-            for piece, (length, cut) in enumerate(_cut(buffers, reference.piece_size_bytes)):
-                commands += self._set_command(reference.payload_id, piece, length, cut)
+        for reference, offset_bytes, buffers in parts:
+            piece_size_bytes = reference.piece_size_bytes
+            first = offset_bytes // piece_size_bytes if offset_bytes else 0
+            for piece, (length, value) in enumerate(cut(buffers, piece_size_bytes), first):
+                commands += self._set_command(reference.payload_id, piece, length, value)
                 pending += 1
                 if pending == _COMMANDS_IN_FLIGHT_MAX:
                     failure = _exchange(wire, commands, pending) or failure
@@ -258,39 +273,13 @@ def _exchange(wire: Wire, commands: Sequence[memoryview | bytes], count: int) ->
     return failure
 
 
-def _cut(
-    buffers: Sequence[memoryview], piece_size_bytes: int
-) -> Iterable[tuple[int, list[memoryview]]]:
-    """Cut a payload into pieces, each (length, the parts of the buffers that it is made of)."""
-    if not piece_size_bytes:
-        yield sum(len(buffer) for buffer in buffers), list(buffers)
-        return
-    piece: list[memoryview] = []
-    room = piece_size_bytes
-    for whole in buffers:
-        buffer = whole
-        while len(buffer) >= room:
-            yield piece_size_bytes, [*piece, buffer[:room]]
-            buffer = buffer[room:]
-            piece, room = [], piece_size_bytes
-        if len(buffer):
-            piece.append(buffer)
-            room -= len(buffer)
-    if piece:
-        yield piece_size_bytes - room, piece
-
-
-def _read(
-    wire: Wire, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
-) -> None:
-    """Read payloads of one node: in one pass, or by ranges where only parts are wanted."""
-    whole: list[tuple[int, PayloadReference]] = []
-    ranged: list[tuple[int, PayloadReference]] = []
-    for item in part:
-        is_whole = receiver.wants_whole or item[1].size_bytes <= _WHOLE_BYTES_MAX
-        (whole if is_whole else ranged).append(item)
-    _read_whole(wire, whole, receiver)
-    _read_ranges(wire, ranged, receiver)
+def _read_parts(wire: Wire, parts: Sequence[Part]) -> None:
+    stream = _Stream(
+        wire, [(each.reference, each.offset_bytes, sum(map(len, each.buffers))) for each in parts]
+    )
+    for part in parts:
+        for buffer in part.buffers:
+            stream.receive_into(buffer)
 
 
 class _Stream:
@@ -299,10 +288,10 @@ class _Stream:
     Commands are sent ahead of the replies, up to a bound of bytes.
     """
 
-    def __init__(self, wire: Wire, requests: Sequence[tuple[bytes, int, str]]) -> None:
-        """Prepare to ask for `requests`, each (packed command, bytes of the reply, payload id)."""
+    def __init__(self, wire: Wire, ranges: Iterable[Range]) -> None:
+        """Prepare to ask for `ranges`."""
         self._wire = wire
-        self._requests = requests
+        self._requests = list(_requests(ranges))
         self._asked = 0
         self._asked_bytes = 0
         self._current = -1
@@ -368,127 +357,23 @@ class _Stream:
             self._wire.send([b"".join(commands)])
 
 
-def _read_whole(
-    wire: Wire, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
-) -> None:
-    requests = []
-    for _, reference in part:
-        for piece, _, length in piece_ranges(reference, 0, reference.size_bytes):
+def _requests(ranges: Iterable[Range]) -> Iterator[tuple[bytes, int, str]]:
+    """What to ask for, piece by piece: (packed command, bytes of the reply, payload id)."""
+    for reference, offset_bytes, length_bytes in ranges:
+        piece_size_bytes = reference.piece_size_bytes or reference.size_bytes
+        for piece, start, length in piece_ranges(reference, offset_bytes, length_bytes):
             key = piece_key(reference.payload_id, piece)
-            command = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key)
-            requests.append((command, length, reference.payload_id))
-    stream = _Stream(wire, requests)
-    for position, reference in part:
-        head = _receive_head(stream, position, reference, receiver)
-        offset = len(head)
-        for segment in receiver.segments(position, head):
-            stream.skip(segment.offset_bytes - offset)
-            stream.receive_into(segment.destination, segment.filled)
-            offset = segment.offset_bytes + len(segment.destination)
-        stream.skip(reference.size_bytes - offset)
-        receiver.arrived(position)
-
-
-def _receive_head(
-    stream: _Stream, position: int, reference: PayloadReference, receiver: PayloadReceiver
-) -> memoryview:
-    if reference.size_bytes < PRELUDE_BYTES:
-        raise PayloadCorruptError(f"payload {reference.payload_id} is shorter than its prelude")
-    prelude = memoryview(bytearray(PRELUDE_BYTES))
-    stream.receive_into(prelude)
-    head_bytes = receiver.head_bytes(position, prelude)
-    _check_head_bytes(reference, head_bytes)
-    head = memoryview(bytearray(head_bytes))
-    head[:PRELUDE_BYTES] = prelude
-    stream.receive_into(head[PRELUDE_BYTES:])
-    return head
-
-
-def _check_head_bytes(reference: PayloadReference, head_bytes: int) -> None:
-    if not PRELUDE_BYTES <= head_bytes <= reference.size_bytes:
-        raise PayloadCorruptError(
-            f"payload {reference.payload_id} of {reference.size_bytes} bytes claims a head of "
-            f"{head_bytes} bytes"
-        )
-
-
-def _read_ranges(
-    wire: Wire, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
-) -> None:
-    """Read heads first, then only the ranges wanted: two round trips for all payloads together.
-
-    A third is needed where heads are longer than the first guess.
-    """
-    heads = _read_heads(wire, part, receiver)
-    plans = [
-        (reference, receiver.segments(position, head))
-        for (position, reference), head in zip(part, heads, strict=True)
-    ]
-    requests = [
-        request
-        for reference, segments in plans
-        for segment in segments
-        for request in _range_requests(reference, segment.offset_bytes, len(segment.destination))
-    ]
-    stream = _Stream(wire, requests)
-    for (position, _), (_, segments) in zip(part, plans, strict=True):
-        for segment in segments:
-            stream.receive_into(segment.destination, segment.filled)
-        receiver.arrived(position)
-
-
-def _read_heads(
-    wire: Wire, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
-) -> list[memoryview]:
-    guesses = [min(_RANGE_GUESS_BYTES, reference.size_bytes) for _, reference in part]
-    first = _Stream(
-        wire,
-        [
-            request
-            for (_, reference), guess in zip(part, guesses, strict=True)
-            for request in _range_requests(reference, 0, guess)
-        ],
-    )
-    heads = []
-    missing: list[tuple[PayloadReference, Segment]] = []
-    for (position, reference), guess in zip(part, guesses, strict=True):
-        guessed = memoryview(bytearray(guess))
-        first.receive_into(guessed)
-        head_bytes = receiver.head_bytes(position, guessed[:PRELUDE_BYTES])
-        _check_head_bytes(reference, head_bytes)
-        head = guessed[:head_bytes]
-        if head_bytes > guess:
-            head = memoryview(bytearray(head_bytes))
-            head[:guess] = guessed
-            missing.append((reference, Segment(guess, head[guess:])))
-        heads.append(head)
-    rest = _Stream(
-        wire,
-        [
-            request
-            for reference, segment in missing
-            for request in _range_requests(
-                reference, segment.offset_bytes, len(segment.destination)
-            )
-        ],
-    )
-    for _, segment in missing:
-        rest.receive_into(segment.destination)
-    return heads
-
-
-def _range_requests(
-    reference: PayloadReference, offset_bytes: int, length_bytes: int
-) -> Iterable[tuple[bytes, int, str]]:
-    for piece, start, length in piece_ranges(reference, offset_bytes, length_bytes):
-        key = piece_key(reference.payload_id, piece)
-        first, last = b"%d" % start, b"%d" % (start + length - 1)
-        command = b"*4\r\n$8\r\nGETRANGE\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
-            len(key),
-            key,
-            len(first),
-            first,
-            len(last),
-            last,
-        )
-        yield command, length, reference.payload_id
+            whole = min(piece_size_bytes, reference.size_bytes - piece * piece_size_bytes)
+            if length == whole:
+                command = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key)
+            else:
+                first, last = b"%d" % start, b"%d" % (start + length - 1)
+                command = b"*4\r\n$8\r\nGETRANGE\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+                    len(key),
+                    key,
+                    len(first),
+                    first,
+                    len(last),
+                    last,
+                )
+            yield command, length, reference.payload_id

@@ -6,6 +6,9 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urls
 
 from breadbox.errors import StoreUrlError
 
+GATEWAY_URL = "gateway:"
+"""What clients are told whose payloads pass through the server."""
+
 _REDIS_SCHEMES = ("redis", "rediss", "unix")
 _CLUSTER_SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 _SENTINEL_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}

@@ -340,3 +340,49 @@ class EpisodeReport(_message.Message):
     step_count: int
     end: EpisodeEnd
     def __init__(self, worker_id: _Optional[str] = ..., task: _Optional[str] = ..., return_sum: _Optional[float] = ..., discounted_return_sum: _Optional[float] = ..., step_count: _Optional[int] = ..., end: _Optional[_Union[EpisodeEnd, str]] = ...) -> None: ...
+
+class WritePayloadsRequest(_message.Message):
+    __slots__ = ("data", "size_bytes")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    size_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, data: _Optional[bytes] = ..., size_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WritePayloadsResponse(_message.Message):
+    __slots__ = ("payloads",)
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    payloads: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.PayloadReference]
+    def __init__(self, payloads: _Optional[_Iterable[_Union[_fragment_pb2.PayloadReference, _Mapping]]] = ...) -> None: ...
+
+class ReadPayloadsRequest(_message.Message):
+    __slots__ = ("ranges",)
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    ranges: _containers.RepeatedCompositeFieldContainer[PayloadRange]
+    def __init__(self, ranges: _Optional[_Iterable[_Union[PayloadRange, _Mapping]]] = ...) -> None: ...
+
+class PayloadRange(_message.Message):
+    __slots__ = ("payload", "offset_bytes", "length_bytes")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    payload: _fragment_pb2.PayloadReference
+    offset_bytes: int
+    length_bytes: int
+    def __init__(self, payload: _Optional[_Union[_fragment_pb2.PayloadReference, _Mapping]] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ...) -> None: ...
+
+class ReadPayloadsResponse(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class DiscardPayloadsRequest(_message.Message):
+    __slots__ = ("payload_ids",)
+    PAYLOAD_IDS_FIELD_NUMBER: _ClassVar[int]
+    payload_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, payload_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DiscardPayloadsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -114,6 +114,21 @@ class ReplayBufferServiceStub(object):
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReportEpisodesRequest.SerializeToString,
                 response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReportEpisodesResponse.FromString,
                 _registered_method=True)
+        self.WritePayloads = channel.stream_stream(
+                '/breadbox.v1.ReplayBufferService/WritePayloads',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WritePayloadsRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WritePayloadsResponse.FromString,
+                _registered_method=True)
+        self.ReadPayloads = channel.unary_stream(
+                '/breadbox.v1.ReplayBufferService/ReadPayloads',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadPayloadsRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadPayloadsResponse.FromString,
+                _registered_method=True)
+        self.DiscardPayloads = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/DiscardPayloads',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.DiscardPayloadsRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.DiscardPayloadsResponse.FromString,
+                _registered_method=True)
 
 
 class ReplayBufferServiceServicer(object):
@@ -245,6 +260,35 @@ class ReplayBufferServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WritePayloads(self, request_iterator, context):
+        """Clients that are told the store URL "gateway:". Writes payloads under fresh ids, which the server
+        makes up; they are unannounced. Flow control is that of HTTP/2: the server takes no more than it
+        is about to store. Repeating it writes other payloads, and the first ones expire.
+        Fails: ARGUMENT_INVALID for other bytes than were said; GATEWAY_FULL while the caller has as much
+        unannounced as it may, or as many of these calls in progress; GATEWAY_OFF.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadPayloads(self, request, context):
+        """Clients that are told the store URL "gateway:". A producer may read the weights of models, others
+        what a buffer or a lease refers to.
+        Fails: PAYLOAD_MISSING for what is not there, or not for this caller; PAYLOAD_CORRUPT where it
+        has another size than the reference says; GATEWAY_FULL; GATEWAY_OFF.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DiscardPayloads(self, request, context):
+        """Clients that are told the store URL "gateway:", for payloads that will not be announced. Ids of
+        others than those that this caller wrote, and nothing refers to, are ignored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplayBufferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -327,6 +371,21 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     servicer.ReportEpisodes,
                     request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReportEpisodesRequest.FromString,
                     response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReportEpisodesResponse.SerializeToString,
+            ),
+            'WritePayloads': grpc.stream_stream_rpc_method_handler(
+                    servicer.WritePayloads,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WritePayloadsRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WritePayloadsResponse.SerializeToString,
+            ),
+            'ReadPayloads': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadPayloads,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadPayloadsRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadPayloadsResponse.SerializeToString,
+            ),
+            'DiscardPayloads': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiscardPayloads,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.DiscardPayloadsRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.DiscardPayloadsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -761,6 +820,87 @@ class ReplayBufferService(object):
             '/breadbox.v1.ReplayBufferService/ReportEpisodes',
             breadbox_dot_v1_dot_replay__buffer__service__pb2.ReportEpisodesRequest.SerializeToString,
             breadbox_dot_v1_dot_replay__buffer__service__pb2.ReportEpisodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WritePayloads(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/breadbox.v1.ReplayBufferService/WritePayloads',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.WritePayloadsRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.WritePayloadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadPayloads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/ReadPayloads',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadPayloadsRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadPayloadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DiscardPayloads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/DiscardPayloads',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.DiscardPayloadsRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.DiscardPayloadsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -117,6 +117,11 @@ class ReplayBuffer:
         """Whether a chunk, an open chunk, a lease or the model refers to a payload."""
         return payload_id in self._state.payloads
 
+    def has_weights(self, payload_id: PayloadId) -> bool:
+        """Whether a payload is weights of the model."""
+        payloads = self._state.payloads
+        return payload_id in payloads and payloads.owner(payload_id) is MODEL_OWNER
+
     def payloads(self) -> Iterator[Payload]:
         """Go through every payload referred to, in no order; not to be held over an input.
 

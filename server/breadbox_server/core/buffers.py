@@ -229,6 +229,14 @@ class BufferSet:
         found = self._buffers.get(buffer)
         return found is not None and found.refers_to(payload_id)
 
+    def has_weights(self, buffer: BufferName, payload_id: PayloadId) -> bool:
+        """Tell whether a payload is weights of the buffer's model, which the latest two are.
+
+        False for a buffer that does not exist.
+        """
+        found = self._buffers.get(buffer)
+        return found is not None and found.has_weights(payload_id)
+
     def payloads(self, buffer: BufferName) -> Iterator[Payload]:
         """Go lazily through every payload that a buffer refers to; not to be held over an input.
 

@@ -1,0 +1,305 @@
+"""Payloads by way of the server: the store of those who must not see where payloads live.
+
+Its own connection to the server, so that no call waits behind a payload. The bytes of a payload
+are copied once on their way into a message and once out of one, which is what gRPC needs.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from itertools import chain
+from typing import Any, Final, Self
+
+import grpc
+
+from breadbox.errors import (
+    BackpressureError,
+    ClosedError,
+    DeadlineExceededError,
+    PayloadCorruptError,
+    ReplayBufferError,
+    StoreFullError,
+    StoreUnavailableError,
+    UnavailableError,
+)
+from breadbox.options import ClientOptions, open_channel
+from breadbox.status import from_rpc_error
+from breadbox.stores.base import PayloadReceiver
+from breadbox.stores.deadline import LOOK_S, Deadline
+from breadbox.stores.keys import cut, is_sound
+from breadbox.stores.reading import Range, read
+from breadbox.types import PayloadReference
+from breadbox.v1 import fragment_pb2
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+
+_MESSAGE_BYTES: Final = 512 * 1024
+"""Of payloads, in a message."""
+_PAYLOADS_MAX: Final = 4096
+"""Payloads of one call that writes or discards: the server takes no more."""
+_RANGES_MAX: Final = 512
+"""Ranges of one call that reads: the server takes no more."""
+
+
+class GatewayStore:
+    """A `PayloadStore` behind the server. See `breadbox.stores.base` for the contract.
+
+    What it writes can be read by this token until it is announced, then by whoever may read the
+    buffer; a producer may read weights besides.
+    """
+
+    def __init__(self, address: str, options: ClientOptions) -> None:
+        """Connect on use.
+
+        Args:
+            address: Of the server.
+            options: The client's.
+        """
+        self._address = address
+        self._options = options
+        self._metadata = options.metadata()
+        # Not the connection that others of this process have to the same address.
+        self._channel = open_channel(address, options, (("grpc.use_local_subchannel_pool", 1),))
+        self._stub = ReplayBufferServiceStub(self._channel)
+        self._deadline: Deadline | None = None
+        self._watch = _Watch()
+        self._closed = threading.Event()
+
+    def within(self, deadline: Deadline) -> Self:
+        """See PayloadStore."""
+        view = copy.copy(self)
+        view._deadline = deadline
+        return view
+
+    def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
+        """See PayloadStore. On failure the server deletes what it has, or it expires."""
+        self._check_open()
+        deadline = self._deadline_of_call()
+        references: list[PayloadReference] = []
+        for first in range(0, len(payloads), _PAYLOADS_MAX):
+            references += self._write(payloads[first : first + _PAYLOADS_MAX], deadline)
+        return references
+
+    def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
+        """See PayloadStore."""
+        self._check_open()
+        for reference in references:
+            if not is_sound(reference):
+                raise PayloadCorruptError(f"a payload reference is out of bounds: {reference}")
+        deadline = self._deadline_of_call()
+        with self._translated(), ExitStack() as opened:
+
+            def ask(ranges: Sequence[Range]) -> Iterator[Any]:
+                call = self._stub.ReadPayloads(_request(ranges), metadata=self._metadata)
+                return opened.enter_context(closing(self._watch.answers(call, deadline)))
+
+            read(partial(_Answers, ask), list(enumerate(references)), receiver)
+
+    def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
+        """Return None: the store is not on this host, as far as is known."""
+        del references
+        return None
+
+    def delete_many(self, references: Sequence[PayloadReference]) -> None:
+        """See PayloadStore; those that this token did not write, or has announced, stay."""
+        self._check_open()
+        deadline = self._deadline_of_call()
+        ids = [reference.payload_id for reference in references]
+        for first in range(0, len(ids), _PAYLOADS_MAX):
+            request = pb.DiscardPayloadsRequest(payload_ids=ids[first : first + _PAYLOADS_MAX])
+            with self._translated():
+                self._stub.DiscardPayloads(
+                    request, timeout=deadline.left_s(), metadata=self._metadata
+                )
+
+    def close(self) -> None:
+        """See PayloadStore."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._channel.close()
+            self._watch.close()
+
+    def _deadline_of_call(self) -> Deadline:
+        return self._deadline or Deadline(self._options.deadline_s)
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise ClosedError("the payload store is closed")
+
+    def _write(
+        self, payloads: Sequence[Sequence[memoryview]], deadline: Deadline
+    ) -> list[PayloadReference]:
+        with self._translated():
+            call = self._stub.WritePayloads(_messages(payloads, deadline), metadata=self._metadata)
+            # But for the last answer, which has them all, they say that bytes were stored.
+            return [
+                PayloadReference(each.payload_id, each.size_bytes, each.piece_size_bytes)
+                for answer in self._watch.answers(call, deadline)
+                for each in answer.payloads
+            ]
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise what a store raises, for gRPC's errors."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            if self._closed.is_set():
+                raise ClosedError("the payload store is closed") from error
+            encrypted = self._options.tls is not None
+            told = from_rpc_error(error, self._address, encrypted=encrypted)
+            raise _as_of_store(told) from error
+        except grpc.FutureCancelledError as error:
+            raise ClosedError("the payload store is closed") from error
+        except ValueError as error:  # Of a closed channel.
+            if not self._closed.is_set():
+                raise
+            raise ClosedError("the payload store is closed") from error
+
+
+class _Answers:
+    """The bytes of ranges, as the server sends them."""
+
+    def __init__(
+        self, ask: Callable[[Sequence[Range]], Iterator[Any]], ranges: Iterable[Range]
+    ) -> None:
+        asked = [each for each in ranges if each[2]]
+        self._messages = chain.from_iterable(
+            ask(asked[first : first + _RANGES_MAX]) for first in range(0, len(asked), _RANGES_MAX)
+        )
+        self._message = memoryview(b"")
+
+    def receive_into(
+        self, destination: memoryview, filled: Callable[[int], None] | None = None
+    ) -> None:
+        """See ByteStream."""
+        done = 0
+        while done < len(destination):
+            part = self._next(len(destination) - done)
+            destination[done : done + len(part)] = part
+            done += len(part)
+            if filled is not None:
+                filled(done)
+
+    def skip(self, count: int) -> None:
+        """See ByteStream. The bytes come all the same: they were asked for."""
+        while count:
+            count -= len(self._next(count))
+
+    def _next(self, most: int) -> memoryview:
+        while not self._message:
+            answer = next(self._messages, None)
+            if answer is None:
+                raise PayloadCorruptError("the server sent fewer bytes than were asked for")
+            self._message = memoryview(answer.data)
+        part = self._message[:most]
+        self._message = self._message[len(part) :]
+        return part
+
+
+class _Watch:
+    """Ends calls that are silent for too long, from a thread of its own.
+
+    gRPC ends a call at an instant that is fixed when it begins, and nobody knows then how long a
+    payload will take.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._calls: dict[Any, Deadline] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def answers(self, call: Any, deadline: Deadline) -> Generator[Any, None, None]:
+        """Give what a call is answered; each answer is a sign of life.
+
+        Raises:
+            StoreUnavailableError: There was none for too long.
+            grpc.RpcError: The call failed.
+        """
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="breadbox-gateway", daemon=True
+                )
+                self._thread.start()
+            self._calls[call] = deadline
+            self._changed.notify()
+        try:
+            for answer in call:
+                deadline.heard(deadline.now())
+                yield answer
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.CANCELLED and deadline.left_s() <= 0:
+                raise _silent() from error
+            raise
+        finally:
+            with self._changed:
+                del self._calls[call]
+            call.cancel()
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._closed:
+                for call, deadline in self._calls.items():
+                    if deadline.left_s() <= 0:
+                        call.cancel()
+                self._changed.wait(LOOK_S if self._calls else None)
+
+
+def open_gateway_store(address: str, options: ClientOptions) -> GatewayStore:
+    """Open the store behind the server at an address. Connects on use."""
+    return GatewayStore(address, options)
+
+
+def _request(ranges: Sequence[Range]) -> pb.ReadPayloadsRequest:
+    return pb.ReadPayloadsRequest(
+        ranges=[
+            pb.PayloadRange(
+                payload=fragment_pb2.PayloadReference(
+                    payload_id=reference.payload_id,
+                    size_bytes=reference.size_bytes,
+                    piece_size_bytes=reference.piece_size_bytes,
+                ),
+                offset_bytes=start,
+                length_bytes=length,
+            )
+            for reference, start, length in ranges
+        ]
+    )
+
+
+def _messages(
+    payloads: Sequence[Sequence[memoryview]], deadline: Deadline
+) -> Iterator[pb.WritePayloadsRequest]:
+    """What a call that writes sends. gRPC asks for the next message when the last one has gone."""
+    sizes = [sum(map(len, buffers)) for buffers in payloads]
+    for _, buffers in cut(chain.from_iterable(payloads), _MESSAGE_BYTES):
+        yield pb.WritePayloadsRequest(data=b"".join(buffers), size_bytes=sizes)
+        deadline.heard(deadline.now())
+        sizes = []
+
+
+def _silent() -> StoreUnavailableError:
+    error = StoreUnavailableError("the server moved no bytes of payloads in time")
+    error.was_silent = True
+    return error
+
+
+def _as_of_store(error: ReplayBufferError) -> ReplayBufferError:
+    """What a store would have raised."""
+    if isinstance(error, BackpressureError):
+        return StoreFullError(error.what, error.retry_delay_s)
+    if isinstance(error, UnavailableError | DeadlineExceededError):
+        away = StoreUnavailableError(str(error))
+        away.was_silent = isinstance(error, DeadlineExceededError)
+        return away
+    return error
