@@ -131,7 +131,8 @@ async def serving(
         custodian = await _open_store(settings, custodian)
         stack.push_async_callback(bounded, custodian.close, CLOSE_S_MAX, "closing the store")
         seed = settings.seed if settings.seed is not None else random.SystemRandom().getrandbits(64)
-        books = await stack.enter_async_context(books_open(settings, random.Random(seed), metrics))
+        rng = random.Random(seed)
+        books = await stack.enter_async_context(books_open(settings, rng, metrics, custodian))
         await _take_store(custodian, settings, books)
         clock = clock or LoopClock(asyncio.get_running_loop(), starts_at=books.now)
         driver = Driver(
@@ -280,7 +281,7 @@ async def _open_books(driver: Driver, reconciler: Reconciler, books: Books) -> N
     except StoreError as error:
         raise StartError(f"--store stopped answering: {error}; start again") from error
     await driver.settled()
-    books.note_limits()
+    books.note_settings()
 
 
 def _is_alone(settings: Settings, books: Books) -> bool:

@@ -11,7 +11,8 @@ from math import inf
 from time import monotonic, perf_counter, time
 from typing import Any, Final
 
-from breadbox.errors import StoreUrlError
+from breadbox.errors import StoreError, StoreUrlError
+from breadbox.stores.base import PayloadCustodian
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.ids import PayloadId
@@ -21,7 +22,7 @@ from breadbox_server.jobs import CLOSE_S_MAX, bounded
 from breadbox_server.journal.claims import Claim, Holder
 from breadbox_server.journal.compaction import SIZE_BYTES_MAX, Compaction
 from breadbox_server.journal.place import AUTO, NONE, JournalPlace
-from breadbox_server.journal.recovery import Recovered, begin, recover
+from breadbox_server.journal.recovery import Recovered, begin, look, recover
 from breadbox_server.journal.storage import JournalArchive, JournalError, JournalHeldError
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.metrics import Metrics
@@ -30,6 +31,7 @@ from breadbox_server.settings import Settings
 log = logging.getLogger(__name__)
 
 _CONFIG_NOTE: Final = "default_config"
+_STORE_NOTE: Final = "store"
 CLAIM_PERIOD_S: Final = 0.05
 """Between two attempts at a journal that another server holds."""
 ENDING_S_MAX: Final = 2.0
@@ -47,13 +49,13 @@ class Books:
     compaction: Compaction | None = None
     let_go: frozenset[PayloadId] = frozenset()
     """Payloads that the journal says were about to be deleted when the earlier process ended."""
-    note_limits: Callable[[], None] = lambda: None
+    note_settings: Callable[[], None] = lambda: None
     """To be called once the core's first decisions are durable."""
 
 
 @asynccontextmanager
 async def books_open(
-    settings: Settings, rng: random.Random, metrics: Metrics
+    settings: Settings, rng: random.Random, metrics: Metrics, custodian: PayloadCustodian
 ) -> AsyncIterator[Books]:
     """Build the core: from its journal, or empty; inside the block it can be written.
 
@@ -61,7 +63,8 @@ async def books_open(
     dead, for at most `STARTING_S`.
 
     Raises:
-        StartError: The journal cannot be reached or read; says what, why, what to do.
+        StartError: The journal cannot be reached or read, or is not that of the store; says what,
+            why, what to do.
     """
     place = _choose_place(settings)
     if place is None:
@@ -72,7 +75,8 @@ async def books_open(
     except JournalError as error:
         raise _cannot_start(error) from error
     try:
-        # First of all: what is read back before could be added to by another server meanwhile.
+        await _check_store(archive, settings, custodian)
+        # Before the rest is read: another server could add to it meanwhile.
         claim = await _claim(archive, takes_over=settings.takes_over)
         recovered = _recover(archive, settings, rng, claim.epoch)
         has_new_limits = _apply_new_limits(archive, settings, recovered)
@@ -96,19 +100,51 @@ async def books_open(
         size_bytes_max=min(SIZE_BYTES_MAX, place.turns_bytes_max()),
     )
 
-    def note_limits() -> None:
+    def note_settings() -> None:
         if has_new_limits:
             archive.write_note(_CONFIG_NOTE, repr(settings.default_config))
+        if archive.read_note(_STORE_NOTE) != settings.store_shown:
+            archive.write_note(_STORE_NOTE, settings.store_shown)
 
     try:
         yield Books(
             *(recovered.buffers, recovered.now, journal, compaction, recovered.let_go),
-            note_limits,
+            note_settings,
         )
     finally:
         # The claim first: SQLite's lock goes with the archive.
         await bounded(writer.close, CLOSE_S_MAX, "closing the journal")
         archive.close()
+
+
+async def _check_store(
+    archive: JournalArchive, settings: Settings, custodian: PayloadCustodian
+) -> None:
+    """See that the payloads which the journal knows are not given up for a slip of the pen.
+
+    A store of another URL than at the last start in which the journal has not left word is
+    another store. Of the same URL it is the one that was, whatever it may have lost.
+
+    Raises:
+        StartError: It is another store, and the journal knows payloads; nothing was changed. Or it
+            does not answer.
+    """
+    noted = archive.read_note(_STORE_NOTE)
+    if settings.accepts_store or noted in ("", settings.store_shown):
+        return
+    try:
+        is_known = archive.identity() in await custodian.journals()
+    except StoreError as error:
+        raise StartError(f"--store {settings.store_shown} cannot be used: {error}") from error
+    if is_known or not archive.is_begun():
+        return
+    buffers = look(archive).buffers
+    if count := sum(1 for name in buffers.names() for _ in buffers.payloads(name)):
+        raise StartError(
+            f"--store {settings.store_shown} holds nothing of the journal {archive.shown}, which "
+            f"knows {count} payloads in {noted}: all of them would be given up as lost; give that "
+            "store, or start with --accept-store if it is gone"
+        )
 
 
 async def _claim(archive: JournalArchive, *, takes_over: bool) -> Claim:

@@ -11,11 +11,9 @@ what they refer to now, and an orphan what they referred to neither at the last 
 """
 
 import asyncio
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Any
 
 from breadbox.stores import open_custodian
 from breadbox.stores.base import Custody, PayloadCustodian, StoreSharedError
@@ -24,14 +22,12 @@ from breadbox_server.convert import payload_reference
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.errors import StartError
 from breadbox_server.journal.place import JournalPlace
-from breadbox_server.journal.recovery import Recovered, recover
+from breadbox_server.journal.recovery import look
 from breadbox_server.journal.storage import JournalArchive, JournalError
 
 __all__ = ["Findings", "JournalError", "StartError", "delete", "examine"]
 
 DELETE_BATCH = 256
-READS = 3
-"""Attempts at a journal that a server may be trimming meanwhile."""
 
 
 @dataclass(slots=True)
@@ -142,7 +138,7 @@ async def _delete_orphans(
 async def _compare(custodian: PayloadCustodian, archive: JournalArchive) -> Findings:
     """Look once. The store is listed first: what is admitted meanwhile is in the books only."""
     kept = {payload_id async for payload_id in custodian.confirmed()}
-    found = _recover(archive)
+    found = look(archive)
     told = set(_references(found.buffers))
     found.buffers.handle_timer(now=max(found.now, time()))
     books = _references(found.buffers)
@@ -166,17 +162,3 @@ def _references(buffers: BufferSet) -> dict[str, PayloadReference]:
         for name in buffers.names()
         for payload in buffers.payloads(name)
     }
-
-
-def _recover(archive: JournalArchive) -> Recovered:
-    """Read the books; again if that fails, which a newer snapshot between two reads explains."""
-    for _ in range(READS - 1):
-        try:
-            return recover(archive, _restore)
-        except JournalError:
-            continue
-    return recover(archive, _restore)
-
-
-def _restore(state: Any) -> BufferSet:
-    return BufferSet.restore(state, random.Random(0))

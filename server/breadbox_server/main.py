@@ -336,6 +336,13 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     "have kept payloads in this store: where those are gone.",
 )
 @_option(
+    "--accept-store",
+    "accepts_store",
+    is_flag=True,
+    help="Take another --store than the journal's, in which that has nothing: what the journal "
+    "knows and the store lacks is given up as lost. Without it, such a start is refused.",
+)
+@_option(
     "--journal-sync/--no-journal-sync",
     "has_journal_sync",
     default=False,

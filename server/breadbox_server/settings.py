@@ -90,6 +90,9 @@ class Settings:
     deletes_orphans: bool = False
     """Whether payloads that no buffer knows are deleted however many they are, and whichever
     journals may have known them."""
+    accepts_store: bool = False
+    """Whether another store than that of the last start, in which the journal has left no word, is
+    taken although payloads are given up with it."""
     has_journal_sync: bool = False
     """Whether a turn in SQLite must survive the machine, not only the process."""
     snapshot_entries: int = 30_000

@@ -197,6 +197,9 @@ class SimulatedCustodian:
         self._custody = custody
         await self.link.ask(partial(self._store.take, self._sent()))
 
+    async def journals(self) -> set[str]:
+        return await self.link.ask(lambda: set(self._store.journals.epochs))
+
     async def forget_other_journals(self) -> None:
         await self.link.ask(partial(self._store.journals.forget_others, self._sent()))
 

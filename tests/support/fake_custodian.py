@@ -29,7 +29,7 @@ class FakeCustodian:
         self.is_closed = False
         self.starts = 1
         """Counted up by a test that lets the store come back."""
-        self.journals = KnownJournals()
+        self.known_journals = KnownJournals()
         self._custody: Custody | None = None
         self.may_confirm = asyncio.Event()
         self.may_confirm.set()
@@ -48,12 +48,16 @@ class FakeCustodian:
 
     async def take(self, custody: Custody) -> None:
         self._check_up()
-        self.journals.check(custody)
+        self.known_journals.check(custody)
         self._custody = custody
+
+    async def journals(self) -> set[str]:
+        self._check_up()
+        return set(self.known_journals.epochs)
 
     async def forget_other_journals(self) -> None:
         self._check_up()
-        self.journals.forget_others(self._custody)
+        self.known_journals.forget_others(self._custody)
 
     async def ping(self) -> None:
         self._check_up()
@@ -62,7 +66,7 @@ class FakeCustodian:
         self.confirming.set()
         await self.may_confirm.wait()
         self._check_up()
-        self.journals.check(self._custody)
+        self.known_journals.check(self._custody)
         self.confirm_trips.append(len(references))
         answers = []
         for reference in references:
@@ -76,7 +80,7 @@ class FakeCustodian:
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
         self._check_up()
-        self.journals.check(self._custody)
+        self.known_journals.check(self._custody)
         await self._delete([reference.payload_id for reference in references])
 
     async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
@@ -95,7 +99,7 @@ class FakeCustodian:
 
     async def delete_ids(self, payload_ids: Iterable[str]) -> None:
         self._check_up()
-        self.journals.check(self._custody, is_alone=True)
+        self.known_journals.check(self._custody, is_alone=True)
         await self._delete(payload_ids)
 
     async def _delete(self, payload_ids: Iterable[str]) -> None:

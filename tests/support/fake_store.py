@@ -121,6 +121,10 @@ class FakeCustodian:
         self.payloads.journals.check(custody)
         self._custody = custody
 
+    async def journals(self) -> set[str]:
+        self.payloads.require_up()
+        return set(self.payloads.journals.epochs)
+
     async def forget_other_journals(self) -> None:
         self.payloads.require_up()
         self.payloads.journals.forget_others(self._custody)

@@ -339,12 +339,14 @@ class StoreContract:
         await one.take(Custody("one", 1_000))
         await two.take(Custody("two", 5))
         await two.confirm(references)
+        assert "two" in await one.journals()
         with pytest.raises(StoreSharedError):
             await one.delete_ids(payload_ids)
         assert [True] * 64 == await one.present(references)
         # Its own it may delete, and what it is told to.
         await two.delete(references[:1])
         await one.forget_other_journals()
+        assert await one.journals() <= {"one"}
         await one.delete_ids(payload_ids)
         assert [False] * 64 == await one.present(references)
 

@@ -214,6 +214,9 @@ class PayloadCustodian(Protocol):
         The epoch is read again for each call.
         """
 
+    async def journals(self) -> set[str]:
+        """Identities of the journals that have left word here. Changes nothing."""
+
     async def forget_other_journals(self) -> None:
         """Take what is confirmed here for payloads of this custody's journal alone."""
 

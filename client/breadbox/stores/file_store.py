@@ -284,6 +284,10 @@ class FileCustodian:
         self._custody = custody
         await asyncio.to_thread(self._check_custody)
 
+    async def journals(self) -> set[str]:
+        """See PayloadCustodian."""
+        return {path.name for path in await asyncio.to_thread(self._journals)}
+
     async def forget_other_journals(self) -> None:
         """See PayloadCustodian."""
         await asyncio.to_thread(self._forget_other_journals)
@@ -395,12 +399,15 @@ class FileCustodian:
                 ):
                     file.write(f"{custody.epoch:>{_EPOCH_DIGITS}}\n")
 
-    def _other_journals(self) -> list[Path]:
-        mine = "" if self._custody is None else self._custody.journal
+    def _journals(self) -> list[Path]:
         with _translated_errors():
             if not self._directory.journals.exists():
                 return []
-            return [path for path in self._directory.journals.iterdir() if path.name != mine]
+            return list(self._directory.journals.iterdir())
+
+    def _other_journals(self) -> list[Path]:
+        mine = "" if self._custody is None else self._custody.journal
+        return [path for path in self._journals() if path.name != mine]
 
     def _forget_other_journals(self) -> None:
         with _translated_errors():

@@ -160,16 +160,27 @@ class RedisCustodian:
         with _answers():
             _checked(await self._eval(self._client, _TAKE, []))
 
+    async def journals(self) -> set[str]:
+        """See PayloadCustodian."""
+        with _answers():
+            return {journal async for _, journals in self._journals() for journal in journals}
+
     async def forget_other_journals(self) -> None:
         """See PayloadCustodian."""
         with _answers():
-            keys = [key async for key in self._client.scan_iter(JOURNALS_PATTERN, _SCAN_COUNT)]
-            for key in keys:
-                journals = {each.decode() for each in await self._client.hkeys(key)}
+            async for key, journals in self._journals():
                 if self._custody is not None:
                     journals.discard(self._custody.journal)
                 if journals:
                     await self._client.hdel(key, *journals)
+
+    async def _journals(self) -> AsyncIterator[tuple[bytes, set[str]]]:
+        """Each hash of journals, with those in it."""
+        keys = [JOURNALS_KEY]
+        if self._is_cluster:
+            keys = [key async for key in self._client.scan_iter(JOURNALS_PATTERN, _SCAN_COUNT)]
+        for key in keys:
+            yield key, {each.decode() for each in await self._client.hkeys(key)}
 
     async def ping(self) -> None:
         """See PayloadCustodian."""

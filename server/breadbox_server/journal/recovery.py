@@ -1,6 +1,7 @@
 """Builds the core again from a snapshot and the turns after it. Blocking."""
 
 import gc
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +20,15 @@ from breadbox_server.journal.codec import (
     encode_snapshot,
 )
 from breadbox_server.journal.frames import frame_snapshot, open_snapshot, open_turn
-from breadbox_server.journal.storage import BEGINNING, JournalArchive, JournalDamagedError
+from breadbox_server.journal.storage import (
+    BEGINNING,
+    JournalArchive,
+    JournalDamagedError,
+    JournalError,
+)
 
+LOOKS_MAX: Final = 3
+"""Attempts at a journal that a server may be trimming meanwhile."""
 _REMEDY: Final = (
     "put it back from a copy, start the Breadbox that wrote it, or delete the journal to start "
     "empty (payloads that it knew are kept until --delete-orphans)"
@@ -57,6 +65,27 @@ def begin(archive: JournalArchive, buffers: BufferSet, now: float) -> Recovered:
     archive.begin(record)
     _, chain = open_snapshot(BEGINNING, record)
     return Recovered(buffers, BEGINNING, now, chain, BEGINNING, 0, 0)
+
+
+def look(archive: JournalArchive) -> Recovered:
+    """Read the books beside whoever writes them; for who only wants to know what is in them.
+
+    Again if that fails, which a newer snapshot between two reads explains.
+
+    Raises:
+        JournalDamagedError: They cannot be read; says why and what to do.
+        JournalUnavailableError: The journal cannot be reached.
+    """
+    for _ in range(LOOKS_MAX - 1):
+        try:
+            return recover(archive, _restore)
+        except JournalError:
+            continue
+    return recover(archive, _restore)
+
+
+def _restore(state: Any) -> BufferSet:
+    return BufferSet.restore(state, random.Random(0))
 
 
 @contextmanager
