@@ -9,7 +9,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-core test-service test-integration test-containers test-peers \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
-  verify-spelling verify-limits limits protos simulate bench bench-core bench-peers chaos endings learn-check dist up down clean
+  verify-spelling verify-limits limits protos simulate bench bench-core bench-peers chaos endings learn-check dist up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -106,10 +106,14 @@ $(VENV)/.release: pyproject.toml $(VENV)/.ready
 dist: $(VENV)/.release  ## Build wheel and sdist of HEAD, the same bytes each time, check and try them
 	$(BIN)/python scripts/make_dist.py $(ARGS)
 
-up:  ## Start the local cluster
+up:  ## Start the local cluster; its tokens and passwords are made once
 	$(COMPOSE) up --build --detach
+	@echo 'It trains. To use it from here:  eval "$$(make -s env)" && $(BIN)/breadbox top'
 
-down:  ## Stop the local cluster and delete its volumes
+env:  ## Print what your own command line needs for the local cluster: address, token, store
+	@$(COMPOSE) run --rm --no-deps -T secrets env
+
+down:  ## Stop the local cluster and delete its volumes, secrets among them
 	$(COMPOSE) down --volumes
 
 clean:  ## Delete what the other targets made

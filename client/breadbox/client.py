@@ -61,6 +61,7 @@ def connect(
         buffer: Buffer that calls are about unless they say otherwise.
         tls: Certificates; None: not encrypted.
         token: Bearer token, sent with every call; anybody on the way can read it without TLS.
+            `@FILE` stands for what the file holds.
         deadline_s: Seconds for which server or store may be silent, on top of a wait that was
             asked for; slowness is no silence: while bytes of payloads move, a call goes on.
         reconnect_s: Seconds for which a call then tries again, as it does with a server or a store

@@ -28,7 +28,7 @@ def connect_from_environment(
         server: HOST:PORT; None: `BREADBOX_SERVER`, else localhost:50051.
         buffer: Name of the buffer; None: `BREADBOX_BUFFER`, else "default".
         reconnect_s: Seconds for which a call tries to reach a server that went away.
-        environment: Where `BREADBOX_TOKEN` (bearer token), `BREADBOX_TLS` (1: encrypt),
+        environment: Where `BREADBOX_TOKEN` (bearer token, or `@FILE`), `BREADBOX_TLS` (1: encrypt),
             `BREADBOX_TLS_CA`, `BREADBOX_TLS_CERT`, `BREADBOX_TLS_KEY` (PEM files; naming one
             encrypts) and `BREADBOX_STORE_URL` (where payloads live, seen from here) are looked up.
 

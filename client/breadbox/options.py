@@ -79,7 +79,8 @@ class ClientOptions:
     tls: Tls | None = None
     """None: not encrypted."""
     token: str | None = field(default=None, repr=False)
-    """Sent as a bearer token with every call. Without TLS anybody on the way can read it."""
+    """Sent as a bearer token with every call. Without TLS anybody on the way can read it. `@FILE`
+    stands for what the file holds."""
     deadline_s: float = 10.0
     """Seconds for which server or store may be silent, on top of a wait that was asked for."""
     reconnect_s: float = 30.0
@@ -104,8 +105,20 @@ class ClientOptions:
             raise InvalidRequestError("buffer", "must not be empty")
 
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """What accompanies every call."""
-        return (("authorization", f"Bearer {self.token}"),) if self.token else None
+        """What accompanies every call.
+
+        Raises:
+            InvalidRequestError: The token's file cannot be read, or is not text.
+        """
+        token = self.token or ""
+        if token.startswith("@"):
+            try:
+                token = (_read("token", token[1:]) or b"").decode("ascii").strip()
+            except UnicodeDecodeError:
+                raise InvalidRequestError("token", "must be a file of plain text") from None
+            if not token:
+                raise InvalidRequestError("token", "must be a file that is not empty")
+        return (("authorization", f"Bearer {token}"),) if token else None
 
 
 def open_channel(

@@ -1,15 +1,13 @@
 #!/bin/sh
-# Starts Redis as user `redis`, with the password in a file that only it reads: neither the process
-# list nor `docker inspect` of the command shows it.
+# Starts Redis as user `redis`, with the users that `breadbox secrets` made; it holds their hashes.
 set -eu
-: "${REDIS_PASSWORD:?set BREADBOX_REDIS_PASSWORD}"
 umask 077
 mkdir -p /run/breadbox
+cp /secrets/redis/users.acl /run/breadbox/users.acl
 {
   cat /etc/breadbox/redis.conf
   printf 'maxmemory %s\n' "${REDIS_MAXMEMORY:-2gb}"
-  printf 'requirepass "%s"\n' "$REDIS_PASSWORD"
+  printf 'aclfile /run/breadbox/users.acl\n'
 } >/run/breadbox/redis.conf
 chown -R redis:redis /run/breadbox /data
-unset REDIS_PASSWORD
 exec setpriv --reuid=redis --regid=redis --init-groups redis-server /run/breadbox/redis.conf

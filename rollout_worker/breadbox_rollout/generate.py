@@ -63,7 +63,7 @@ def _generate_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--server", help="Take the current model of this server instead; "
                                           "BREADBOX_SERVER is not looked at."),
             option("--buffer", default="default", help="Buffer whose model that is."),
-            option("--token", help="Bearer token."),
+            option("--token", help="Bearer token, or @FILE that holds it."),
             option("--tls-ca", type=click.Path(path_type=Path), help="PEM; turns TLS on."),
             option("--tls-cert", type=click.Path(path_type=Path), help="PEM, of this process."),
             option("--tls-key", type=click.Path(path_type=Path), help="PEM, of this process."),

@@ -86,7 +86,7 @@ def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
         (
             option("--server", default="127.0.0.1:50051", help="HOST:PORT, or unix:PATH."),
             option("--buffer", default="default", help="Buffer to fill."),
-            option("--token", help="Bearer token."),
+            option("--token", help="Bearer token, or @FILE that holds it."),
             option("--tls-ca", type=click.Path(path_type=Path), help="PEM; turns TLS on."),
             option("--tls-cert", type=click.Path(path_type=Path), help="PEM, of this worker."),
             option("--tls-key", type=click.Path(path_type=Path), help="PEM, of this worker."),

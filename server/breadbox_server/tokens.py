@@ -400,8 +400,13 @@ def token(
     click.echo(made)
 
 
-def add_line(path: Path, line: str) -> None:
+def add_line(path: Path, line: str, *, replaces: str = "") -> None:
     """Add a line to a token file in one step; make the file, for its owner alone, if there is none.
+
+    Args:
+        path: The file, or a link to it.
+        line: Without its end.
+        replaces: Name of a token whose line goes in the same step, if it stands there.
 
     Raises:
         OSError: The file cannot be read or replaced.
@@ -412,19 +417,20 @@ def add_line(path: Path, line: str) -> None:
     try:
         # Until it is closed: of two that add a line at once the second waits.
         fcntl.flock(directory, fcntl.LOCK_EX)
-        _add_line(path, line)
+        _add_line(path, line, replaces)
     finally:
         os.close(directory)
 
 
-def _add_line(path: Path, line: str) -> None:
+def _add_line(path: Path, line: str, replaces: str) -> None:
     try:
         old, seen = path.read_bytes().decode("ascii"), path.stat()
     except FileNotFoundError:
         old, seen = "", None
     except UnicodeDecodeError:
         raise ValueError("it is not plain text") from None
-    text = "\n".join([*old.splitlines(), line, ""])
+    kept = [each for each in old.splitlines() if not replaces or each.split()[1:2] != [replaces]]
+    text = "\n".join([*kept, line, ""])
     parse(text)
     half = path.with_name(f".{path.name}.half")
     with open(half, "w", opener=new_opener) as file:

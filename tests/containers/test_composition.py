@@ -23,7 +23,10 @@ BACK_S = 60.0
 def client(composition: Composition) -> Iterator[breadbox.Client]:
     """A client on this host, outside the containers' networks."""
     with breadbox.connect(
-        composition.address, store_url=composition.store_url, reconnect_s=BACK_S
+        composition.address,
+        token=composition.token,
+        store_url=composition.store_url,
+        reconnect_s=BACK_S,
     ) as connected:
         eventually_sync(lambda: composition.is_healthy("server"), "health", within_s=START_S)
         yield connected
@@ -73,16 +76,59 @@ def test_no_container_of_ours_runs_as_root(composition: Composition) -> None:
     assert {"server": "10001", "rollout_worker": "10001", "learner": "10001"} == users
 
 
-def test_the_store_password_stands_in_no_process_list_and_no_log(
+def test_no_secret_stands_in_a_process_list_a_log_or_what_the_engine_shows(
     composition: Composition, client: breadbox.Client
 ) -> None:
     """The client is asked for so that the server has started, and logged what it logs."""
-    services = ("redis", "server", "rollout_worker", "learner")
+    services = ("redis", "server", "rollout_worker", "learner", "prometheus")
     shown = [composition.docker("top", composition.container(service)) for service in services]
-    shown += [composition.logs(service) for service in services]
+    shown += [composition.logs(service) for service in (*services, "secrets")]
+    shown += [str(composition.inspect(service)) for service in services]
     shown.append(composition.metrics())
+    made = composition.secrets()
 
-    assert [] == [text for text in shown if composition.password in text]
+    assert [] == [text for text in shown if any(secret in text for secret in made)]
+
+
+def test_each_container_sees_the_secrets_that_are_its_own(composition: Composition) -> None:
+    seen = {
+        service: composition.docker(
+            "exec", composition.container(service), "sh", "-c", "ls /secrets/*/* 2>/dev/null || :"
+        ).split()
+        for service in ("redis", "server", "rollout_worker", "learner", "prometheus")
+    }
+
+    assert {
+        "redis": ["/secrets/redis/users.acl"],
+        "server": ["/secrets/server/config.yml", "/secrets/server/tokens"],
+        "rollout_worker": ["/secrets/producer/token"],
+        "learner": ["/secrets/learner/token"],
+        "prometheus": [],
+    } == seen
+
+
+def test_whoever_has_no_token_is_refused_by_the_server_and_by_redis(
+    composition: Composition, client: breadbox.Client
+) -> None:
+    with (
+        breadbox.connect(composition.address) as stranger,
+        pytest.raises(breadbox.errors.UnauthenticatedError),
+    ):
+        stranger.get_buffer()
+    said = composition.docker(
+        "exec", composition.container("redis"), "redis-cli", "SET", "breadbox:x", "1"
+    )
+
+    assert "NOAUTH" in said
+
+
+def test_secrets_that_are_there_stay_as_they_are(
+    composition: Composition, client: breadbox.Client
+) -> None:
+    before = composition.secrets()
+    composition.compose("run", "--rm", "--no-deps", "-T", "secrets", "make")
+
+    assert before == composition.secrets()
 
 
 def test_every_published_port_is_on_the_loopback_address(composition: Composition) -> None:

@@ -10,6 +10,7 @@ import yaml
 from support.command_options import command_options
 
 ROOT = Path(__file__).resolve().parents[2]
+SECRETS_SCRIPT = ROOT / "deploy" / "compose" / "secrets.sh"
 DOCKERFILES = sorted(ROOT.glob("*/Dockerfile"))
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
@@ -49,6 +50,9 @@ def test_settings_are_options_of_the_command_that_runs() -> None:
         given = {key for key in service.get("environment", {}) if key.startswith("BREADBOX_")}
         if given:
             command = service["command"][0]
+            if "entrypoint" in service:
+                assert given <= set(re.findall(r"BREADBOX_\w+", SECRETS_SCRIPT.read_text()))
+                continue
             assert given <= command_options(command), f"{name} sets what {command} does not read"
 
 
@@ -72,10 +76,50 @@ def test_every_container_is_confined() -> None:
     }
 
 
+def test_every_container_has_a_bound_of_memory_and_processes() -> None:
+    for name, service in services().items():
+        assert service.get("mem_limit"), name
+        assert service.get("pids_limit"), name
+
+
+def test_nothing_secret_is_a_setting() -> None:
+    """Else somebody's default would be everybody's password."""
+    text = (ROOT / "docker-compose.yml").read_text() + (ROOT / ".env.example").read_text()
+
+    assert [] == re.findall(r"\w*(?:PASSWORD|SECRET|TOKEN)\w*=", text)
+    for name, service in services().items():
+        for key, value in service.get("environment", {}).items():
+            if re.search(r"PASSWORD|SECRET|TOKEN|STORE", key):
+                assert str(value).lstrip("@").startswith("/secrets/"), (name, key)
+
+
+def test_each_service_mounts_the_secrets_of_one_reader_and_can_change_none() -> None:
+    mounted = {
+        name: [volume for volume in service.get("volumes", []) if "/secrets/" in volume]
+        for name, service in services().items()
+        if name != "secrets"
+    }
+    for name, volumes in mounted.items():
+        assert all(volume.endswith(":ro") for volume in volumes), name
+    readers = {
+        name: [volume.split("/")[2].split(":")[0] for volume in volumes]
+        for name, volumes in mounted.items()
+    }
+    expected = {"redis": ["redis"], "server": ["server"], "prometheus": []}
+    expected["grafana"] = ["dashboards"]
+    for name in services():
+        for prefix, reader in (
+            *(("rollout_worker", "producer"), ("learner", "learner"), ("buffer", "admin")),
+        ):
+            if name.startswith(prefix):
+                expected[name] = [reader]
+    assert expected == readers
+
+
 def test_what_cannot_be_had_everywhere_sits_behind_a_profile() -> None:
     default = {name for name, service in services().items() if "profiles" not in service}
 
-    assert {"redis", "server", "rollout_worker", "learner", "prometheus"} == default
+    assert {"secrets", "redis", "server", "rollout_worker", "learner", "prometheus"} == default
 
 
 def test_only_those_that_move_payloads_are_on_the_stores_network() -> None:
@@ -122,5 +166,5 @@ def test_a_restarted_learner_goes_on_with_a_run_of_its_own() -> None:
     assert 3 == len(set(folders))
     for name, learner in learners.items():
         assert "true" == learner["environment"]["BREADBOX_RESUME"], name
-        (volume,) = learner["volumes"]
+        (volume,) = [each for each in learner["volumes"] if "/secrets/" not in each]
         assert learner["environment"]["BREADBOX_RUN_DIR"].startswith(volume.partition(":")[2]), name

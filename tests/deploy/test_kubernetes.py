@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from breadbox.options import ClientOptions
+from breadbox_server.credentials import TOKENS, write_secrets
 from support.command_options import command_options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +26,6 @@ CERTIFICATE_SECRET = "breadbox-server-tls"
 """Made by cert-manager or by hand, not by kustomize."""
 KUBERNETES_VERSIONS = ("1.27", kubernetes_validate.latest_version())
 """The oldest that the manifests are meant for, and the newest whose schemas are at hand."""
-STORE_KEYS = {"BREADBOX_STORE", "BREADBOX_CLIENT_STORE", "REDIS_PASSWORD"}
 
 
 def kustomization(folder: Path = BASE) -> Manifest:
@@ -220,15 +220,22 @@ def test_settings_are_options_of_the_command_that_runs() -> None:
         assert given <= known, f"{name} sets what {container['args'][0]} does not read"
 
 
-def test_secrets_come_from_secrets() -> None:
-    generated = {each["name"]: each for each in kustomization()["secretGenerator"]}
+def test_secrets_come_from_what_the_command_makes(tmp_path: Path) -> None:
+    made = {
+        path.relative_to(tmp_path).as_posix() for path in write_secrets(tmp_path / "secrets", "r:1")
+    }
+    made.add(f"secrets/{TOKENS}")
+    generated = {
+        each["name"]: {path.rpartition("/")[2]: path for path in each["files"]}
+        for each in kustomization()["secretGenerator"]
+    }
+
+    assert set() == {path for files in generated.values() for path in files.values()} - made
     for name, container in containers():
         for variable in container.get("env", []):
             if re.search(r"TOKEN$|PASSWORD|STORE$", variable["name"]):
                 reference = variable["valueFrom"]["secretKeyRef"]
-                assert reference["name"] in generated, name
-                if reference["name"] == "breadbox-store":
-                    assert reference["key"] in STORE_KEYS
+                assert reference["key"] in generated[reference["name"]], name
 
 
 def test_every_volume_is_mounted_and_every_mount_has_one() -> None:

@@ -10,6 +10,7 @@ import redis
 
 from breadbox.stores import open_custodian, open_store
 from breadbox.stores.base import Confirmation
+from breadbox_server.credentials import CLIENT_RIGHTS, SERVER_RIGHTS
 from support.redis_cluster import RedisCluster
 from support.redis_server import RedisServer
 from support.store_contract import read_back
@@ -30,6 +31,12 @@ def server() -> Iterator[RedisServer]:
 def users() -> list[str]:
     """The commands that make the users, as they stand in the document."""
     return re.findall(r"^ACL SETUSER .*$", SECURITY.read_text(), re.MULTILINE)
+
+
+def test_the_command_makes_users_with_the_documented_rights() -> None:
+    rights = [re.sub(r"^ACL SETUSER \S+ on >\S+ ", "", line) for line in users()]
+
+    assert [SERVER_RIGHTS, CLIENT_RIGHTS] == rights
 
 
 def url(server: RedisServer, user: str, secret: str) -> str:

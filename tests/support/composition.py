@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,6 @@ class Composition:
         command = compose_command()
         assert command is not None
         self.project = f"breadboxtest{secrets.token_hex(4)}"
-        self.password = secrets.token_hex(16)
         ports = _free_ports(len(PORTS))
         self._ports = dict(zip(PORTS, ports, strict=True))
         self._command = [*command, "--project-name", self.project]
@@ -78,7 +79,6 @@ class Composition:
             **os.environ,
             **{name: str(port) for name, port in self._ports.items()},
             "BREADBOX_TAG": self.project,
-            "BREADBOX_REDIS_PASSWORD": self.password,
             "COMPOSE_PROFILES": "",
             **overrides,
         }
@@ -88,10 +88,32 @@ class Composition:
         """Of the server, from this host."""
         return f"127.0.0.1:{self._ports['BREADBOX_PORT']}"
 
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """What a person's command line needs, as `make env` prints it."""
+        printed = self.compose("run", "--rm", "--no-deps", "-T", "secrets", "env")
+        lines = [line.removeprefix("export ") for line in printed.splitlines() if line.strip()]
+        return dict(line.split("=", 1) for line in lines)
+
     @property
     def store_url(self) -> str:
         """Of the payload store, from this host."""
-        return f"redis://:{self.password}@127.0.0.1:{self._ports['BREADBOX_REDIS_PORT']}/0"
+        return self.environment["BREADBOX_STORE_URL"]
+
+    @property
+    def token(self) -> str:
+        """An administrator's."""
+        return self.environment["BREADBOX_TOKEN"]
+
+    def secrets(self) -> list[str]:
+        """Every token and every password that was made."""
+        printed = self.compose(
+            *("run", "--rm", "--no-deps", "-T", "--entrypoint", "sh", "secrets", "-c"),
+            "cat /secrets/*/token /secrets/*/password /secrets/server/config.yml",
+        )
+        found = re.findall(r"bbx_[\w-]{43}|[0-9a-f]{48}", printed)
+        assert len(found) == 6, len(found)
+        return found
 
     def compose(self, *arguments: str, within_s: float = COMMAND_S_MAX) -> str:
         """Run one Compose command; its output.

@@ -97,7 +97,9 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 _SERVER_OPTIONS = (
     option("--server", default="localhost:50051", help="Address of the server, HOST:PORT."),
-    option("--token", default=None, help="Bearer token. Better set in the environment."),
+    option(
+        "--token", default=None, help="Bearer token; better set in the environment, or as @FILE."
+    ),
     option("--tls", is_flag=True, help="Encrypt; on by itself when a certificate is named."),
     option("--tls-ca", default=None, help="PEM file with the authorities to trust."),
     option("--tls-cert", default=None, help="PEM file with this client's certificate."),

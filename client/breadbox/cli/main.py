@@ -36,6 +36,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "fsck": ("breadbox.cli.fsck:fsck", "server", "Check a payload store for orphans and losses."),
     "doctor": ("breadbox.cli.doctor:doctor", "", "Check address, store, clock, rights and speed."),
     "token": ("breadbox_server.tokens:token", "server", "Make a bearer token."),
+    "secrets": (
+        "breadbox_server.credentials:make_secrets",
+        "server",
+        "Make all tokens and passwords of an installation.",
+    ),
     "import": (f"{_OFFLINE}:import_episodes", "learner,offline", "Put episodes in."),
     "export": (f"{_OFFLINE}:export_episodes", "learner,offline", "Write episodes out."),
     "completion": ("breadbox.cli.completion:completion", "", "Print shell completion."),

@@ -1,11 +1,10 @@
 #!/bin/sh
-# Starts Redis with the password in a file: it stands in no process list.
+# Starts Redis with the users that `breadbox secrets` made; it holds hashes of their passwords.
 set -eu
 umask 077
 {
   cat /etc/breadbox/redis.conf
   printf 'maxmemory %s\n' "${REDIS_MAXMEMORY:?}"
-  printf 'requirepass "%s"\n' "${REDIS_PASSWORD:?}"
+  printf 'aclfile /secrets/redis/users.acl\n'
 } >/run/breadbox/redis.conf
-unset REDIS_PASSWORD
 exec redis-server /run/breadbox/redis.conf
