@@ -426,6 +426,8 @@ class Client:
             BackpressureError: Nothing was admitted for `append_wait_s`; `results` has what was.
             LimitExceededError: As many workers take part in the session as may.
             StoreUnavailableError: The store stayed away for `reconnect_s`.
+            PayloadMissingError: The store lost what it was given, again and again for
+                `reconnect_s`.
             UnsupportedArrayError: An array cannot be stored; fragments before it may be admitted.
         """
         return self._run(

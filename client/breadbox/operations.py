@@ -417,22 +417,40 @@ def publish(
 ) -> Operation[PublishReply]:
     """Write weights, then publish them with their version in one step."""
     store = yield from opened_store(context)
-    for last_try in (False, True):
+    losses = RetryBudget(context.policy, context.rng)
+    while True:
         reference = yield from storing(
             context, lambda deadline: payload.write_weights(store.within(deadline), weights)
         )
         call = calls.publish_model(buffer, session_id, model_version, reference)
         try:
             reply, _ = yield from repeat(context, _always(call), context.append_policy)
-        except errors.PayloadMissingError:
-            if last_try:
-                raise
+        except errors.PayloadMissingError as error:
+            yield from _wait_after_loss(context, losses, error)
         except (errors.SessionEndedError, errors.VersionRegressedError):
             yield from _discard(context, store, [reference])
             raise
         else:
             return reply
-    raise AssertionError("the last try returns or raises")
+
+
+def _wait_after_loss(
+    context: Context, losses: RetryBudget, error: errors.PayloadMissingError
+) -> Operation[None]:
+    """Return when a payload that was lost before it was announced is to be written again.
+
+    At once after the first loss; then a store that loses what it is given counts as away.
+
+    Raises:
+        PayloadMissingError: It has lost them for `reconnect_s`.
+    """
+    away = errors.StoreUnavailableError(str(error))
+    delay_s = losses.delay_s_after(away, now=context.now())
+    if losses.attempts == 1:
+        return
+    if delay_s is None:
+        raise error
+    yield Sleep(delay_s)
 
 
 def load_weights(context: Context, reference: PayloadReference) -> Operation[dict[str, Any]]:
@@ -524,7 +542,8 @@ def append_many(
 
     Raises:
         BackpressureError: Nothing was admitted for `append_wait_s`; `results` tells what was.
-        PayloadMissingError: The store lost a payload twice between writing and announcing.
+        PayloadMissingError: The store lost a payload between writing and announcing, again and
+            again for `reconnect_s`.
     """
     store = yield from opened_store(context)
     chosen = codecs or context.options.codecs
@@ -595,8 +614,8 @@ class _Appending:
         """How the first attempt at writing failed, and when."""
         self._doubtful: set[int] = set()
         """Positions announced by a call that was sent more than once (O3)."""
-        self._rewritten: set[int] = set()
-        """Positions whose payload was written again since they were last asked to wait."""
+        self._losses = RetryBudget(context.policy, context.rng)
+        """Of payloads that were written, since one of them was last there."""
 
     def run(self, following: "_Appending | None") -> Operation[list[AppendResult]]:
         pending: Sequence[int] = range(len(self._fragments))
@@ -691,6 +710,8 @@ class _Appending:
         yield from _discard(context, self._store, refused)
         if missing:
             yield from self._rewrite(missing)
+        if len(missing) < len(pending):
+            self._losses = RetryBudget(context.policy, context.rng)
         waits = any(self._results[position].outcome.asks_to_wait for position in left)
         return ((reply.retry_delay_s or 0.25) if waits else None), left
 
@@ -705,7 +726,6 @@ class _Appending:
             self._results[position] = result
             if result.outcome.asks_to_wait:
                 left.append(position)
-                self._rewritten.discard(position)
             elif result.outcome is AdmissionOutcome.PAYLOAD_MISSING:
                 left.append(position)
                 missing.append(position)
@@ -714,13 +734,11 @@ class _Appending:
         return left, missing, refused
 
     def _rewrite(self, missing: Sequence[int]) -> Operation[None]:
-        for position in missing:
-            if position in self._rewritten:
-                raise errors.PayloadMissingError(self._references[position].payload_id)
+        lost = errors.PayloadMissingError(self._references[missing[0]].payload_id)
+        yield from _wait_after_loss(self._context, self._losses, lost)
         references = yield from self._write(missing)
         for position, reference in zip(missing, references, strict=True):
             self._references[position] = reference
-        self._rewritten.update(missing)
 
     def _give_up_if_late(
         self, progress_at: float, left: Sequence[int], delay_s: float

@@ -542,11 +542,30 @@ def test_a_lost_payload_is_written_again_once(store: RecordingStore) -> None:
     assert [] == world.clock.slept_s
 
 
-def test_a_payload_lost_twice_is_an_error(store: RecordingStore) -> None:
+def test_a_store_that_loses_what_it_is_given_is_waited_for(store: RecordingStore) -> None:
     world = OperationWorld(store=store)
-    world.will("AppendFragments", reply(MISSING), reply(MISSING))
+    world.will("AppendFragments", *[reply(MISSING)] * 5, reply(ADMITTED))
+    assert [ADMITTED] == append(world)
+    assert 6 == len(store.written)
+    assert 4 == len(world.clock.slept_s)
+
+
+def test_payloads_lost_for_longer_than_an_outage_may_last_are_an_error(
+    store: RecordingStore,
+) -> None:
+    world = OperationWorld(ClientOptions(reconnect_s=5.0), store=store)
+    world.will("AppendFragments", *[reply(MISSING)] * 1000)
     with pytest.raises(errors.PayloadMissingError):
         append(world)
+    assert 5.0 == world.clock.now
+
+
+def test_what_is_lost_now_and_then_is_no_outage(store: RecordingStore) -> None:
+    world = OperationWorld(ClientOptions(reconnect_s=0.0), store=store)
+    world.will(
+        "AppendFragments", *[reply(ADMITTED, *[MISSING] * left) for left in range(9, -1, -1)]
+    )
+    assert [ADMITTED] * 10 == append(world, 10)
 
 
 def test_a_payload_that_expired_while_the_buffer_was_full_is_written_again_each_time(
@@ -796,10 +815,10 @@ def test_weights_of_a_refused_version_are_deleted(
     assert store.written == store.deleted
 
 
-def test_weights_that_the_store_lost_are_written_again_once(store: RecordingStore) -> None:
-    world = OperationWorld(store=store)
+def test_weights_that_the_store_lost_are_written_again(store: RecordingStore) -> None:
+    world = OperationWorld(ClientOptions(reconnect_s=5.0), store=store)
     lost = errors.PayloadMissingError("x")
-    world.will("PublishModel", lost, "published", lost, lost)
+    world.will("PublishModel", lost, lost, lost, "published", *[lost] * 1000)
     assert "published" == publish(world)
     with pytest.raises(errors.PayloadMissingError):
         publish(world)
