@@ -9,7 +9,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-core test-service test-integration test-containers test-peers \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
-  verify-spelling verify-limits limits protos simulate bench bench-core bench-peers chaos endings learn-check dist up env down clean
+  verify-spelling verify-limits limits protos simulate bench bench-core bench-peers chaos endings learn-check dist lock up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -105,6 +105,11 @@ $(VENV)/.release: pyproject.toml $(VENV)/.ready
 
 dist: $(VENV)/.release  ## Build wheel and sdist of HEAD, the same bytes each time, check and try them
 	$(BIN)/python scripts/make_dist.py $(ARGS)
+
+lock: $(VENV)/.release  ## Bring uv.lock up to pyproject.toml (ARGS="--upgrade": and to the newest releases)
+	$(BIN)/uv lock --default-index https://pypi.org/simple $(ARGS)
+	$(BIN)/uv export -q --frozen --no-header --no-annotate --only-group image-build \
+	  -o deploy/build-tools.txt
 
 up:  ## Start the local cluster; its tokens and passwords are made once
 	$(COMPOSE) up --build --detach

@@ -141,7 +141,8 @@ def test_no_secret_stands_in_a_command_line() -> None:
 def test_an_image_has_a_pinned_base_and_does_not_run_as_root(path: Path) -> None:
     lines = path.read_text().splitlines()
 
-    assert ["FROM python:3.11-slim-bookworm"] == [one for one in lines if one.startswith("FROM")]
+    base = "FROM python:3.11-slim-bookworm"
+    assert [f"{base} AS build", base] == [one for one in lines if one.startswith("FROM")]
     assert "USER breadbox" in lines
     assert "HEALTHCHECK" in path.read_text()
 
@@ -150,8 +151,18 @@ def test_an_image_has_a_pinned_base_and_does_not_run_as_root(path: Path) -> None
 def test_an_image_installs_dependencies_before_it_takes_the_source(path: Path) -> None:
     text = path.read_text()
 
-    dependencies = text.index('pip install -q ".[')
-    assert text.index("COPY pyproject.toml") < dependencies < text.index("COPY . .")
+    dependencies, ours = text.index("-r requirements.txt"), text.index("./*.whl\n")
+    assert text.index("COPY --from=build /out/requirements.txt .") < dependencies < ours
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
+def test_all_that_an_image_installs_but_torch_has_a_hash(path: Path) -> None:
+    text = path.read_text().replace("\\\n", " ")
+    commands = re.findall(r"pip install (.*)", text)
+    unlocked = [one for one in commands if "--require-hashes" not in one]
+
+    assert 2 == len(commands) - len(unlocked)
+    assert {"-q --no-deps ./*.whl"} == {one for one in unlocked if "torch" not in one}
 
 
 def test_there_is_one_image_per_deployable() -> None:
