@@ -19,7 +19,7 @@ from bench.payload_rows import GROUP
 from bench.workloads import WORKLOADS
 from breadbox.payload.dtypes import stored_array
 from breadbox.payload.fragments import fragment_tree
-from breadbox.payload.trees import flatten
+from breadbox.trees import flatten
 
 _HERE = Path(__file__).parent
 _PACKAGE = "dm-reverb[tensorflow]"

@@ -15,18 +15,19 @@ from breadbox.payload.format import Head, decode_tree
 from breadbox.payload.fragments import FIELDS, Selection, require_fields
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.receive import Placement, receive
-from breadbox.payload.trees import (
+from breadbox.stores.base import PayloadStore
+from breadbox.summaries import summary, summary_html
+from breadbox.trees import (
     Structure,
+    child_path,
+    field_of,
     flatten,
-    join_path,
-    map_leaves,
     map_present,
     map_structure,
+    map_tree,
     require_alike,
     unflatten,
 )
-from breadbox.stores.base import PayloadStore
-from breadbox.summaries import summary, summary_html
 from breadbox.types import Device, FragmentReference
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def load_batch(
 def _mapped_batch(reference: FragmentReference, tree: Tree) -> Batch:
     """Return a batch of one row over a decoded fragment's own memory."""
     require_fields(tree)
-    fields = {name: map_leaves(lambda leaf: leaf[None], tree[name]) for name in _STACKED_FIELDS}
+    fields = {name: map_tree(lambda leaf: leaf[None], tree[name]) for name in _STACKED_FIELDS}
     fields["extras"] = fields["extras"] or {}
     versions = tree["model_version"]
     if versions is None:
@@ -467,7 +468,7 @@ class _Builder:
 
 
 def _is_per_fragment(name: str) -> bool:
-    return name.partition(".")[0] in _PER_FRAGMENT_FIELDS
+    return field_of(name) in _PER_FRAGMENT_FIELDS
 
 
 def _named(structure: Structure, head: Head, leaves: Mapping[str, Any]) -> Tree:
@@ -489,7 +490,7 @@ def _joined(trees: Sequence[Tree]) -> Tree:
             if leaf.shape[1:] != example.shape[1:] or leaf.dtype != example.dtype:
                 wanted = f"{example.dtype}{[-1, *example.shape[1:]]}"
                 got = f"{leaf.dtype}{[-1, *leaf.shape[1:]]}"
-                raise TreeMismatchError(join_path("final_obs", path), wanted, got)
+                raise TreeMismatchError(child_path("final_obs", path), wanted, got)
         if isinstance(example, np.ndarray):
             joined.append(np.concatenate(leaves))
         else:
@@ -501,7 +502,7 @@ def _joined(trees: Sequence[Tree]) -> Tree:
 
 def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
     """Return the batch with every leaf replaced by what `change` returns for it."""
-    leaves = {name: map_leaves(change, getattr(batch, name)) for name in _LEAF_FIELDS}
+    leaves = {name: map_tree(change, getattr(batch, name)) for name in _LEAF_FIELDS}
     return replace(batch, **leaves)
 
 
@@ -533,7 +534,7 @@ def _on_device(batch: Batch, device: Any) -> Batch:
         return bits.view(_torch_dtype(stack.template[index])).view(array.shape)
 
     loose = {
-        name: map_leaves(lambda each: _tensor(each).to(device), getattr(batch, name))
+        name: map_tree(lambda each: _tensor(each).to(device), getattr(batch, name))
         for name in ("model_version", "final_obs_row", "final_obs_step", "final_obs")
     }
     return replace(batch, **stack.fields(leaf), **loose)

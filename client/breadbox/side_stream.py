@@ -5,7 +5,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any
 
-from breadbox.payload.trees import flatten
+from breadbox.trees import flatten
 
 
 def side_stream_for(device: Any) -> "SideStream | None":

@@ -1,9 +1,11 @@
 """What holds arrays, in one line or as a table: paths, dtypes and shapes instead of numbers."""
 
 import html
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
+
+from breadbox.trees import leaves as leaves_of
 
 LEAVES_MAX = 40
 """Leaves that are named; what has more ends with an ellipsis."""
@@ -18,7 +20,7 @@ def summary(name: str, facts: Sequence[str], trees: Mapping[str, Any]) -> str:
         trees: Nested dicts, lists and tuples of arrays or tensors, by name. Anything else in them
             is named by its type.
     """
-    leaves = [*islice(_leaves(trees, ""), LEAVES_MAX + 1)]
+    leaves = [*islice(leaves_of(trees), LEAVES_MAX + 1)]
     shown = ((path, _leaf_texts(leaf)) for path, leaf in leaves[:LEAVES_MAX])
     parts = [*facts, *(f"{path}: {''.join(texts)}" for path, texts in shown)]
     if len(leaves) > LEAVES_MAX:
@@ -28,7 +30,7 @@ def summary(name: str, facts: Sequence[str], trees: Mapping[str, Any]) -> str:
 
 def summary_html(name: str, facts: Sequence[str], trees: Mapping[str, Any]) -> str:
     """Render what `summary` does as a table of path, dtype and shape, for notebooks."""
-    rows = ((path, *_leaf_texts(leaf)) for path, leaf in _leaves(trees, ""))
+    rows = ((path, *_leaf_texts(leaf)) for path, leaf in leaves_of(trees))
     shown = ((path, dtype, shape + place) for path, dtype, shape, place in rows)
     return html_table(f"{name}: {', '.join(facts)}", ("path", "dtype", "shape"), shown)
 
@@ -47,18 +49,6 @@ def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]
         for tag, cells in lines
     )
     return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
-
-
-def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every leaf with its path, in order; whatever the keys are."""
-    if isinstance(tree, Mapping):
-        for key, child in tree.items():
-            yield from _leaves(child, f"{path}.{key}" if path else str(key))
-    elif isinstance(tree, (list, tuple)):
-        for index, child in enumerate(tree):
-            yield from _leaves(child, f"{path}.{index}")
-    elif tree is not None:
-        yield path, tree
 
 
 def _leaf_texts(leaf: Any) -> tuple[str, str, str]:

@@ -1,6 +1,5 @@
 """From fragments to tensors that a recurrent policy can be run over."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,9 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from breadbox.batches import Batch
-from breadbox.fragment import Fragment
 from breadbox.summaries import summary
-from breadbox_learner.trees import Tree, map_tree, stack_trees
+from breadbox.trees import Tree, map_tree
 
 _TENSOR_FIELDS = (
     "obs", "action", "reward", "terminated", "truncated", "first", "next_obs", "in_state",
@@ -109,49 +107,11 @@ def training_batch(batch: Batch) -> TrainingBatch:
     )
 
 
-def collate(fragments: Sequence[Fragment]) -> TrainingBatch:
-    """Stack fragments of one length into a batch on the host.
-
-    Loading straight into a batch (`lease.batches`) saves this copy.
-
-    Raises:
-        TreeMismatchError: Two fragments differ in structure, shape or dtype.
-        ValueError: There are none.
-    """
-
-    def stacked(name: str) -> Tree:
-        return stack_trees([getattr(fragment, name) for fragment in fragments])
-
-    rows, steps, final_obs = _final_observations(fragments)
-    is_told = all("episode_return" in fragment.extras for fragment in fragments)
-    return TrainingBatch(
-        obs=stacked("obs"),
-        action=stacked("action"),
-        reward=stacked("reward"),
-        terminated=stacked("terminated"),
-        truncated=stacked("truncated"),
-        first=stacked("first"),
-        episode_id=stacked("episode_id"),
-        next_obs=stacked("next_obs"),
-        in_state=stacked("in_state"),
-        log_prob=stacked("log_prob"),
-        final_row=rows,
-        final_step=steps,
-        final_obs=final_obs,
-        episode_return=(
-            np.stack([fragment.extras["episode_return"] for fragment in fragments])
-            if is_told
-            else None
-        ),
-        worker_ids=[fragment.worker_id for fragment in fragments],
-        fragment_indices=[fragment.fragment_index for fragment in fragments],
-        session_ids=[fragment.session_id for fragment in fragments],
-        discontinuities=[fragment.discontinuity for fragment in fragments],
-    )
-
-
 def _truncated_only(batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp], Tree]:
-    """The final observations of truncated episodes; see `_final_observations`."""
+    """Where a truncated episode's true final observation is known, and those observations.
+
+    Terminated episodes are left out: nothing comes after them, so nobody asks for that value.
+    """
     none = np.zeros(0, dtype=np.intp)
     row, step = batch.final_obs_row, batch.final_obs_step
     if row is None or step is None:
@@ -164,29 +124,6 @@ def _truncated_only(batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp], T
         step[wanted].cpu().numpy().astype(np.intp),
         map_tree(lambda leaf: leaf[wanted], batch.final_obs),
     )
-
-
-def _final_observations(
-    fragments: Sequence[Fragment],
-) -> tuple[NDArray[np.intp], NDArray[np.intp], Tree]:
-    """Where a truncated episode's true final observation is known, and those observations.
-
-    Terminated episodes are left out: nothing comes after them, so nobody asks for that value.
-    """
-    rows: list[int] = []
-    steps: list[int] = []
-    observations: list[Tree] = []
-    for row, fragment in enumerate(fragments):
-        if fragment.final_obs_step is None:
-            continue
-        for position, step in enumerate(fragment.final_obs_step):
-            if not fragment.truncated[step] or fragment.terminated[step]:
-                continue
-            rows.append(row)
-            steps.append(int(step))
-            observations.append(map_tree(lambda leaf, k=position: leaf[k], fragment.final_obs))
-    stacked = stack_trees(observations) if observations else None
-    return np.array(rows, dtype=np.intp), np.array(steps, dtype=np.intp), stacked
 
 
 @dataclass(frozen=True, slots=True)

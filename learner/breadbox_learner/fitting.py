@@ -8,10 +8,9 @@ from typing import Any
 
 import gymnasium
 
-from breadbox.payload.trees import flatten, join_path
+from breadbox.trees import Tree, child_path, field_of, flatten
 from breadbox.types import ArrayType, FragmentReference
 from breadbox_learner.spaces import Spaces
-from breadbox_learner.trees import Tree
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +46,9 @@ def expected_rows(spaces: Spaces, state: Tree) -> dict[str, tuple[int, ...]]:
 
 def _rows_of(space: "gymnasium.Space[Any]", path: str) -> dict[str, tuple[int, ...]]:
     if isinstance(space, gymnasium.spaces.Dict):
-        parts = [_rows_of(child, join_path(path, key)) for key, child in space.spaces.items()]
+        parts = [_rows_of(child, child_path(path, key)) for key, child in space.spaces.items()]
     elif isinstance(space, gymnasium.spaces.Tuple):
-        parts = [_rows_of(child, join_path(path, i)) for i, child in enumerate(space.spaces)]
+        parts = [_rows_of(child, child_path(path, i)) for i, child in enumerate(space.spaces)]
     else:
         # Spaces of no fixed shape, such as text, are left to the policy.
         parts = [{} if space.shape is None else {path: tuple(space.shape)}]
@@ -131,9 +130,7 @@ class Fitting:
 
 def _kind_of(arrays: Arrays) -> tuple[tuple[str, ArrayType], ...]:
     """What fragments of one batch must have in common."""
-    return tuple(
-        sorted(item for item in arrays.items() if item[0].partition(".")[0] not in _LOOSE_FIELDS)
-    )
+    return tuple(sorted(item for item in arrays.items() if field_of(item[0]) not in _LOOSE_FIELDS))
 
 
 def _difference(wanted: Arrays, got: Arrays) -> Misfit | None:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from breadbox.policies import Evaluation, PolicyModule
+from breadbox.trees import Tree, map_tree
 from breadbox_learner.advantages import VTrace, estimate_advantages_torch, find_successors
 from breadbox_learner.batching import TrainingBatch, extend
 from breadbox_learner.ppo_config import PpoConfig
 from breadbox_learner.ranks import Alone, Ranks
-from breadbox_learner.trees import Tree, map_tree
 
 EPSILON = 1e-8
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from breadbox import Client
 from breadbox.batches import Batch
 from breadbox.fragment import Fragment
-from breadbox_learner.trees import Tree, map_tree
+from breadbox.trees import Tree, map_tree
 
 
 class SampledBuffer:

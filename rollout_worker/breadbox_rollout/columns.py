@@ -1,29 +1,9 @@
 """Rows of trees into arrays that are allocated once: no list of steps, no stacking at the end."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from breadbox.errors import TreeMismatchError, UnsupportedArrayError
-from breadbox.fragment import Tree
-
-
-def map_tree(function: Callable[[NDArray[Any]], Any], tree: Tree) -> Tree:
-    """Return *tree* with *function* applied to every leaf; None stays None."""
-    if tree is None:
-        return None
-    if isinstance(tree, dict):
-        return {key: map_tree(function, value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(map_tree(function, value) for value in tree)
-    return function(tree)
-
-
-def tree_row(tree: Tree, row: int) -> Tree:
-    """Return one row of a tree of arrays, as views (arrays of one axis: as scalars)."""
-    return map_tree(lambda array: array[row], tree)
+from breadbox.trees import Tree, child_path, flatten, map_tree, rows, unflatten
 
 
 class Columns:
@@ -49,32 +29,29 @@ class Columns:
             UnsupportedArrayError: A leaf is no array of numbers, bytes or text.
         """
         if not self._allocated:
-            self._arrays = self._allocate(tree, "")
+            self._arrays = self._allocate(tree)
             self._allocated = True
         self._write(self._arrays, row, tree, "")
 
     def rows(self, end: int) -> Tree:
         """Return rows 0 to end - 1, as views."""
-        return map_tree(lambda array: array[:end], self._arrays)
+        return rows(self._arrays, None, end)
 
     def row(self, row: int) -> Tree:
         """Return one row, as views."""
         # Ellipsis keeps rows without axes arrays; a plain index would make them scalars.
         return map_tree(lambda array: array[row, ...], self._arrays)
 
-    def _allocate(self, tree: Tree, path: str) -> Tree:
-        if tree is None:
-            return None
-        if isinstance(tree, dict):
-            return {key: self._allocate(value, f"{path}/{key}") for key, value in tree.items()}
-        if isinstance(tree, list | tuple):
-            return type(tree)(
-                self._allocate(value, f"{path}/{index}") for index, value in enumerate(tree)
-            )
-        leaf = np.asarray(tree)
-        if leaf.dtype.hasobject:
-            raise UnsupportedArrayError(path, f"{self._where}: {type(tree).__name__} is no array")
-        return np.empty((self._row_count, *leaf.shape), leaf.dtype)
+    def _allocate(self, tree: Tree) -> Tree:
+        structure, leaves = flatten(tree)
+        columns = []
+        for path, value in leaves:
+            leaf = np.asarray(value)
+            if leaf.dtype.hasobject:
+                name = type(value).__name__
+                raise UnsupportedArrayError(path, f"{self._where}: {name} is no array")
+            columns.append(np.empty((self._row_count, *leaf.shape), leaf.dtype))
+        return unflatten(structure, columns)
 
     def _write(self, arrays: Tree, row: int, tree: Tree, path: str) -> None:
         if isinstance(arrays, np.ndarray):
@@ -89,13 +66,13 @@ class Columns:
                 wanted, got = f"keys {sorted(arrays)}", f"keys {sorted(tree)}"
                 raise TreeMismatchError(path, wanted, got, self._where)
             for key, array in arrays.items():
-                self._write(array, row, tree[key], f"{path}/{key}")
+                self._write(array, row, tree[key], child_path(path, key))
         elif type(arrays) is type(tree) and isinstance(tree, list | tuple):
             if len(arrays) != len(tree):
                 wanted, got = f"{len(arrays)} items", f"{len(tree)} items"
                 raise TreeMismatchError(path, wanted, got, self._where)
             for index, (array, value) in enumerate(zip(arrays, tree, strict=True)):
-                self._write(array, row, value, f"{path}/{index}")
+                self._write(array, row, value, child_path(path, index))
         elif arrays is not None or tree is not None:
             wanted, got = type(arrays).__name__, type(tree).__name__
             raise TreeMismatchError(path, wanted, got, self._where)

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from breadbox.fragment import Tree
 from breadbox.paths import naming
+from breadbox.trees import leaves
 from breadbox_rollout.media import Frame, FrameWriter, ImageFolderWriter, VideoWriter
 
 _TEXT_CHARACTERS_MAX = 1000
@@ -140,7 +140,8 @@ class _ColumnSpool:
         return not self._files
 
     def add(self, row: Tree) -> None:
-        for name, leaf in _leaves(row, ""):
+        for name, value in leaves(row):
+            leaf = np.asarray(value)
             if name not in self._files:
                 path = self._folder / f"column-{len(self._files)}"
                 self._files[name] = (path.open("w+b"), leaf.dtype, leaf.shape)
@@ -173,17 +174,6 @@ class _ColumnSpool:
         with ExitStack() as closing:
             for file, _, _ in self._files.values():
                 closing.callback(file.close)
-
-
-def _leaves(tree: Tree, path: str) -> list[tuple[str, NDArray[Any]]]:
-    """Return named leaves: "action" for a leaf at the top, "action.camera" for one in a dict."""
-    if isinstance(tree, dict):
-        parts = [(f"{path}.{key}" if path else str(key), value) for key, value in tree.items()]
-    elif isinstance(tree, list | tuple):
-        parts = [(f"{path}.{index}", value) for index, value in enumerate(tree)]
-    else:
-        return [(path, np.asarray(tree))]
-    return [leaf for name, value in parts for leaf in _leaves(value, name)]
 
 
 def without_images(tree: Tree) -> Tree:

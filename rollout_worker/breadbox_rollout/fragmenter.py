@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.fragment import Fragment, Tree
-from breadbox_rollout.columns import Columns, map_tree
+from breadbox.trees import map_tree
+from breadbox_rollout.columns import Columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

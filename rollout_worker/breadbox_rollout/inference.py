@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from breadbox.errors import InvalidRequestError, ReplayBufferError
 from breadbox.fragment import Tree
 from breadbox.policies import PolicyModule, State, check_greedy
-from breadbox_rollout.columns import map_tree
+from breadbox.trees import map_tree
 
 
 @dataclass(frozen=True, slots=True)

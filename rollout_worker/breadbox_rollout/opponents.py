@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from breadbox.fragment import Fragment, Tree
 from breadbox.policies import PolicyModule, State, set_policy_weights
+from breadbox.trees import map_tree
+from breadbox.trees import row as tree_row
 from breadbox_rollout.arrays import GroupArrays
-from breadbox_rollout.columns import map_tree, tree_row
 from breadbox_rollout.inference import Inference
 from breadbox_rollout.models import ModelWatcher
 from breadbox_rollout.player import Seated
@@ -141,7 +142,7 @@ class Opponents(Seated):
             version = chairs[rows[0]].version
             assert version is not None
             decision = version.inference.act(
-                map_tree(lambda array, rows=rows: array[rows], obs),  # type: ignore[misc]
+                map_tree(lambda array, rows=rows: array[rows], obs),
                 [chairs[row].state for row in rows],
                 first[rows],
             )

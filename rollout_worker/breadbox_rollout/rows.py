@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from breadbox.errors import TreeMismatchError
 from breadbox.fragment import Tree
+from breadbox.trees import child_path
 from breadbox_rollout.failures import EnvironmentFailedError, FailureKind
 from breadbox_rollout.space_codec import Space
 
@@ -25,7 +26,7 @@ def write_checked(arrays: Tree, rows: Rows, obs: Tree, space: Space) -> None:
             then is undefined.
     """
     try:
-        _write(arrays, rows, obs, space, "")
+        _write(arrays, rows, obs, space, "observation")
     except TreeMismatchError as error:
         raise EnvironmentFailedError(FailureKind.OBSERVATION_MISMATCH, str(error)) from error
 
@@ -36,13 +37,13 @@ def _write(arrays: Tree, rows: Rows, obs: Tree, space: Space, path: str) -> None
             got = f"keys {sorted(obs)}" if isinstance(obs, dict) else type(obs).__name__
             raise TreeMismatchError(path, f"keys {sorted(arrays)}", got)
         for key, part in space.items():
-            _write(arrays[key], rows, obs[key], part, f"{path}/{key}")
+            _write(arrays[key], rows, obs[key], part, child_path(path, key))
         return
     if isinstance(space, spaces.Tuple):
         if not isinstance(obs, list | tuple) or len(obs) != len(arrays):
             raise TreeMismatchError(path, f"{len(arrays)} items", type(obs).__name__)
         for position, part in enumerate(space.spaces):
-            _write(arrays[position], rows, obs[position], part, f"{path}/{position}")
+            _write(arrays[position], rows, obs[position], part, child_path(path, position))
         return
     _write_leaf(arrays, rows, np.asarray(obs), path)
 
@@ -55,9 +56,7 @@ def _write_leaf(array: NDArray[Any], rows: Rows, leaf: NDArray[Any], path: str) 
     if not isinstance(rows, int | slice):
         leaf = leaf[rows]
     if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-        raise EnvironmentFailedError(
-            FailureKind.NOT_FINITE, f"observation{path} holds NaN or infinity"
-        )
+        raise EnvironmentFailedError(FailureKind.NOT_FINITE, f"{path} holds NaN or infinity")
     array[rows] = leaf
 
 

@@ -8,6 +8,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from breadbox.errors import InvalidRequestError
+from breadbox.trees import child_path
 
 Space = gymnasium.Space[Any]
 
@@ -37,10 +38,12 @@ def encode_space(space: Space, path: str = "") -> dict[str, Any]:
         case spaces.MultiBinary():
             return {"kind": "multi_binary", "n": np.asarray(space.n).tolist()}
         case spaces.Dict():
-            named = [(key, encode_space(part, f"{path}/{key}")) for key, part in space.items()]
+            named = [
+                (key, encode_space(part, child_path(path, key))) for key, part in space.items()
+            ]
             return {"kind": "dict", "parts": named}
         case spaces.Tuple():
-            parts = [encode_space(part, f"{path}/{i}") for i, part in enumerate(space.spaces)]
+            parts = [encode_space(part, child_path(path, i)) for i, part in enumerate(space.spaces)]
             return {"kind": "tuple", "parts": parts}
     where = f" at {path}" if path else ""
     raise InvalidRequestError("space", f"{space}{where} has no fixed shape; wrap the environment")

@@ -75,8 +75,8 @@ def test_tensors_elsewhere_say_where() -> None:
         (None, "X()"),
         ({}, "X()"),
         ({1: np.zeros(2)}, "X(obs.1: float64[2])"),
-        ((np.float32(1.0), [None, "text"]), "X(obs.0: float32[], obs.1.1: str)"),
-        ([0] * 1000, f"X({', '.join(f'obs.{i}: int' for i in range(LEAVES_MAX))}, ...)"),
+        ((np.float32(1.0), [None, "text"]), "X(obs[0]: float32[], obs[1][1]: str)"),
+        ([0] * 1000, f"X({', '.join(f'obs[{i}]: int' for i in range(LEAVES_MAX))}, ...)"),
     ],
 )
 def test_whatever_is_in_a_tree_is_shown(tree: Any, expected: str) -> None:

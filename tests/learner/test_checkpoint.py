@@ -14,13 +14,14 @@ from safetensors.torch import load, save
 
 from breadbox.policies import PolicyModule, make_policy
 from breadbox_learner import checkpoint
-from breadbox_learner.batching import TrainingBatch, collate
+from breadbox_learner.batching import TrainingBatch
 from breadbox_learner.checkpoint import CheckpointError, SessionState
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.ppo_config import PpoConfig
 from breadbox_learner.returns import EpisodeReturns
 from breadbox_learner.run_folder import RunFolder, RunFolderError
 from breadbox_learner.trainer import TrainerState
+from support.collating import collate
 from support.local_rollout import LocalRollout
 
 IDENTITY = {"env": "CartPole-v1", "policy": "mlp"}

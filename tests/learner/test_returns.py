@@ -8,8 +8,9 @@ import pytest
 
 from breadbox.fragment import Fragment
 from breadbox_learner import returns
-from breadbox_learner.batching import TrainingBatch, collate
+from breadbox_learner.batching import TrainingBatch
 from breadbox_learner.returns import EnvironmentSteps, EpisodeReturns
+from support.collating import collate
 from support.fragments import vector_fragment
 
 

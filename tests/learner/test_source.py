@@ -490,5 +490,5 @@ def test_spaces_tell_the_shapes_that_a_policy_can_take() -> None:
         ),
         gymnasium.spaces.MultiDiscrete([2, 3]),
     )
-    wanted = {"obs.image": (8, 8, 3), "obs.more.0": (), "action": (2,), "in_state.0": (5,)}
+    wanted = {"obs.image": (8, 8, 3), "obs.more[0]": (), "action": (2,), "in_state[0]": (5,)}
     assert wanted == expected_rows(spaces, (torch.zeros(1, 5),))

@@ -86,7 +86,7 @@ def test_a_payload_says_where_it_belongs() -> None:
 def test_columns_read_what_is_named_and_nothing_else(store: PayloadStore) -> None:
     fragment = rich_fragment()
     references = stored(store, fragment, codecs={"reward": "lz4"})
-    (read,) = read_fragments(store, references, columns=["reward", "obs.more.0", "in_state"])
+    (read,) = read_fragments(store, references, columns=["reward", "obs.more[0]", "in_state"])
     assert same(fragment.reward, read.reward)
     assert read.obs["image"] is None
     assert same(fragment.obs["more"][0], read.obs["more"][0])
@@ -179,7 +179,7 @@ def test_a_leaf_without_a_row_per_step_is_named_and_nothing_is_written() -> None
     short.obs["more"][0] = short.obs["more"][0][:-1]
     with pytest.raises(TreeMismatchError) as caught:
         write_fragments(store, [plain_fragment(0), short])
-    assert "obs.more.0" == caught.value.path
+    assert "obs.more[0]" == caught.value.path
     assert "worker 'w', fragment 1" == caught.value.where
     assert 0 == store.payloads.held_bytes()
     with pytest.raises(TreeMismatchError):

@@ -57,7 +57,7 @@ def payload_of(tree: object = EXAMPLE, codecs: str = "raw") -> bytearray:
 def test_leaves_that_cannot_be_stored_are_named(leaf: object, problem: str, codec: str) -> None:
     with pytest.raises(UnsupportedArrayError) as caught:
         encode_tree({"obs": {"good": np.zeros(2), "bad": [leaf]}}, codecs=codec)
-    assert "obs.bad.0" == caught.value.path
+    assert "obs.bad[0]" == caught.value.path
     assert problem in caught.value.problem
 
 

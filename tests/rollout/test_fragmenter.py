@@ -368,7 +368,7 @@ def test_keys_that_vary_are_an_error_that_names_path_and_fragment_and_is_survive
     assert "fragment 0 of worker w: (root): wanted keys ['image'], got keys ['image', 'task']" == (
         str(caught.value)
     )
-    with pytest.raises(TreeMismatchError, match=r"/image: wanted uint8\[2\], got uint8\[3\]"):
+    with pytest.raises(TreeMismatchError, match=r"image: wanted uint8\[2\], got uint8\[3\]"):
         push({"image": np.zeros(3, np.uint8)})
     fragmenter.abort(next_obs=None)
     push({"image": np.ones(2, np.uint8)}, first=True)

@@ -121,7 +121,9 @@ def test_a_failed_step_is_no_answer_but_an_abort_followed_by_a_new_episode(
 
 def test_a_mismatch_names_path_wanted_and_got() -> None:
     group, _ = started("w")
-    assert "/level: wanted float32[1], got float32[2]" == group.step().failures[0]["detail"]
+    assert (
+        "observation.level: wanted float32[1], got float32[2]" == group.step().failures[0]["detail"]
+    )
 
 
 def test_a_failure_costs_its_own_environment_only() -> None:

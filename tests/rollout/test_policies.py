@@ -196,7 +196,7 @@ NESTED = spaces.Dict({"view": spaces.Dict({"left": IMAGE}), "vector": VECTOR})
         ("mlp", spaces.Box(0, 255, (4, 84, 84), np.uint8), "holds an image, Box"),
         ("mlp", spaces.Box(0, 255, (84, 84), np.uint8), "holds an image, Box"),
         ("mlp", OBSERVATIONS["conv_lstm"], "holds an image at /image, "),
-        ("lstm", NESTED, "holds an image at /view/left, "),
+        ("lstm", NESTED, "holds an image at view.left, "),
     ],
 )
 def test_an_image_that_would_be_flattened_is_refused_with_what_takes_it(

@@ -153,7 +153,7 @@ def test_an_array_that_cannot_be_stored_costs_its_own_fragment_only() -> None:
 
     def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
         if any(fragment.fragment_index == 1 for fragment in fragments):
-            raise UnsupportedArrayError("/obs", "is an object array")
+            raise UnsupportedArrayError("obs", "is an object array")
         return [ADMITTED] * len(fragments)
 
     with bench_of() as bench:

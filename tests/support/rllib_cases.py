@@ -86,19 +86,19 @@ def _lists_episodes(wanted: Any) -> bool:
 
 def make_episode(spec: dict[str, Any]) -> Episode:
     """An episode that a case lists step by step."""
-    from breadbox_learner.offline import trees
+    from breadbox_learner.offline import rows
 
     return Episode(
         id=spec["id"],
-        observations=trees.stack(spec["observations"]),
-        actions=trees.stack(spec["actions"]),
+        observations=rows.stack(spec["observations"]),
+        actions=rows.stack(spec["actions"]),
         rewards=np.array(spec["rewards"]),
         terminated=spec["terminated"],
         truncated=spec["truncated"],
         t_started=spec.get("t_started", 0),
         lookback=spec.get("len_lookback_buffer", 0),
         extra_model_outputs={
-            name: trees.stack(values)
+            name: rows.stack(values)
             for name, values in (spec.get("extra_model_outputs") or {}).items()
         },
     )

@@ -115,7 +115,7 @@ def choose(codecs: Codecs, path: str) -> CodecChoice:
     if isinstance(codecs, str):
         return parse_codec(codecs)
     for pattern, text in codecs.items():
-        if fnmatchcase(path, pattern):
+        if path == pattern or fnmatchcase(path, pattern):
             return parse_codec(text)
     return RAW
 

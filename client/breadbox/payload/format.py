@@ -56,10 +56,17 @@ from breadbox.payload.limits import (
     HEADER_BYTES_MAX,
     NAME_CHARACTERS_MAX,
     PAYLOAD_BYTES_MAX,
-    TREE_DEPTH_MAX,
     Expansion,
 )
-from breadbox.payload.trees import Structure, Tree, flatten, flatten_leaves, paths_of, unflatten
+from breadbox.trees import (
+    TREE_DEPTH_MAX,
+    Structure,
+    Tree,
+    flatten,
+    flatten_leaves,
+    paths_of,
+    unflatten,
+)
 from breadbox.v1 import payload_pb2
 
 FORMAT_VERSION: Final = 1

@@ -16,8 +16,8 @@ from breadbox.payload.format import Head, decode_tree, encode_with_layout
 from breadbox.payload.header import serialize_attributes
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.receive import Placement, receive
-from breadbox.payload.trees import Structure, map_leaves, map_present
 from breadbox.stores.base import PayloadStore
+from breadbox.trees import Structure, field_of, is_within, map_present, map_tree, rows
 from breadbox.types import ArrayType, FragmentReference, PayloadReference
 
 _log = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ class Selection:
     def includes(self, field_name: str) -> bool:
         """Whether a field of `Fragment` is read, or a part of it."""
         return self._columns is None or any(
-            column.partition(".")[0] == field_name for column in self._columns
+            field_of(column) == field_name for column in self._columns
         )
 
     def of(
@@ -310,20 +310,18 @@ class Selection:
         """Columns that select the array of this name; None when it is not selected."""
         if self._columns is None:
             return set()
-        matched = {
-            column for column in self._columns if name == column or name.startswith(f"{column}.")
-        }
+        matched = {column for column in self._columns if is_within(name, column)}
         return matched or None
 
     def _rows(self, stored: StoredArray, reference: FragmentReference) -> tuple[int, int] | None:
-        if self._steps is None or stored.name.partition(".")[0] not in STEP_FIELDS:
+        if self._steps is None or field_of(stored.name) not in STEP_FIELDS:
             return None
         if not stored.shape or stored.shape[0] != reference.metadata.step_count:
             raise PayloadCorruptError(
                 f"array {stored.name!r} of {stored.describe()} does not have one row per step"
             )
         first, last = self._steps
-        if stored.name.partition(".")[0] == "obs" and last < stored.shape[0]:
+        if field_of(stored.name) == "obs" and last < stored.shape[0]:
             last += 1  # The observation behind the slice becomes its next_obs.
         return first, last
 
@@ -334,13 +332,13 @@ def _cut_to_steps(tree: dict[str, Any], steps: tuple[int, int], step_count: int)
     if first > 0:
         tree["in_state"] = None
     if last < step_count:
-        tree["next_obs"] = map_leaves(lambda leaf: leaf[-1], tree["obs"])
-        tree["obs"] = map_leaves(lambda leaf: leaf[:-1], tree["obs"])
+        tree["next_obs"] = map_tree(lambda leaf: leaf[-1], tree["obs"])
+        tree["obs"] = rows(tree["obs"], None, -1)
     ends = tree["final_obs_step"]
     if ends is not None:
         kept = (ends >= first) & (ends < last)
         tree["final_obs_step"] = ends[kept] - np.int32(first)
-        tree["final_obs"] = map_leaves(lambda leaf: leaf[kept], tree["final_obs"])
+        tree["final_obs"] = map_tree(lambda leaf: leaf[kept], tree["final_obs"])
 
 
 def require_fields(tree: Any) -> dict[str, Any]:
@@ -376,7 +374,7 @@ def _check_layout(layout: Layout, step_count: int) -> None:
         TreeMismatchError: A leaf does not have one row per step; names its path.
     """
     for stored in layout.arrays:
-        if stored.name.partition(".")[0] not in STEP_FIELDS:
+        if field_of(stored.name) not in STEP_FIELDS:
             continue
         if not stored.shape or stored.shape[0] != step_count:
             raise TreeMismatchError(

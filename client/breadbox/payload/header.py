@@ -31,12 +31,10 @@ from breadbox.payload.limits import (
     DIMENSIONS_MAX,
     HEADER_PARTS_MAX,
     NAME_CHARACTERS_MAX,
-    NODES_MAX,
     PAYLOAD_BYTES_MAX,
-    TREE_DEPTH_MAX,
     Expansion,
 )
-from breadbox.payload.trees import Structure, join_path
+from breadbox.trees import NODES_MAX, TREE_DEPTH_MAX, Structure, child_path
 from breadbox.v1 import payload_pb2
 
 BlockChecksums = Sequence[Sequence[int]]
@@ -354,7 +352,7 @@ def _path_below(path: str, key: str | int) -> str:
     """
     if len(path) + len(str(key)) > NAME_CHARACTERS_MAX:
         return _PATH_TOO_LONG
-    return join_path(path, key)
+    return child_path(path, key)
 
 
 def _structure_of(root: payload_pb2.TreeNode, names: Sequence[str]) -> Structure:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from breadbox.payload.trees import Structure
+from breadbox.trees import Structure
 from breadbox.v1 import payload_pb2
 
 GAP_BYTES_MAX: Final = 63

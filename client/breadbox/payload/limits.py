@@ -19,12 +19,6 @@ PAYLOAD_BYTES_MAX: Final = 1 << 36
 ARRAYS_MAX: Final = 16_384
 """Arrays in a payload."""
 
-NODES_MAX: Final = 65_536
-"""Nodes of a tree, leaves included."""
-
-TREE_DEPTH_MAX: Final = 32
-"""Containers within containers; protobuf itself stops at 100 messages, two per container."""
-
 DIMENSIONS_MAX: Final = 32
 """Axes of an array: what every supported numpy can make."""
 

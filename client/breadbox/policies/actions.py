@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from breadbox.errors import InvalidRequestError
 from breadbox.policies.protocol import Tree
+from breadbox.trees import child_path
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -227,7 +228,7 @@ def make_action_head(space: "gymnasium.Space[object]", path: str = "") -> Action
         return GaussianHead(space.shape)
     if isinstance(space, gymnasium.spaces.Dict):
         return DictHead(
-            {key: make_action_head(part, f"{path}/{key}") for key, part in space.items()}
+            {key: make_action_head(part, child_path(path, key)) for key, part in space.items()}
         )
     where = f" at {path}" if path else ""
     raise InvalidRequestError("action_space", f"has no action head for {space}{where}")

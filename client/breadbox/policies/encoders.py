@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from breadbox.errors import InvalidRequestError
 from breadbox.policies.protocol import Tree
+from breadbox.trees import child_path
 
 _CONVOLUTIONS = ((16, 8, 4), (32, 4, 2), (32, 3, 1))
 """(channels, kernel, stride): the classic network for 84x84 frames, with fewer channels."""
@@ -73,9 +74,9 @@ def _flat_size(space: "gymnasium.Space[object]", path: str) -> int:
     ):
         return math.prod(space.shape)
     if isinstance(space, gymnasium.spaces.Dict):
-        return sum(_flat_size(part, f"{path}/{key}") for key, part in space.items())
+        return sum(_flat_size(part, child_path(path, key)) for key, part in space.items())
     if isinstance(space, gymnasium.spaces.Tuple):
-        return sum(_flat_size(part, f"{path}/{i}") for i, part in enumerate(space.spaces))
+        return sum(_flat_size(part, child_path(path, i)) for i, part in enumerate(space.spaces))
     where = f" at {path}" if path else ""
     raise InvalidRequestError("observation_space", f"cannot be flattened: {space}{where}")
 

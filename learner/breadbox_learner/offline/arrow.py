@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as compute
 from numpy.typing import NDArray
 
+from breadbox.trees import Tree
 from breadbox_learner.offline.errors import OfflineDataError
 from breadbox_learner.offline.limits import DataLimits, demand_bytes
-from breadbox_learner.offline.trees import Tree
 
 _EXTENSION_SHAPE = b"ARROW:extension:metadata"
 _TUPLE_MARK = {b"breadbox:container": b"tuple"}

@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox_learner.offline import trees
+from breadbox import trees
+from breadbox.trees import Tree
 from breadbox_learner.offline.columns import Columns
 from breadbox_learner.offline.episode import Episode, Info
 from breadbox_learner.offline.errors import SchemaError
 from breadbox_learner.offline.options import MappingOptions, RowGrouping
 from breadbox_learner.offline.report import FindingKind, FindingPolicy, ValidationReport
 from breadbox_learner.offline.row_table import RowTable, read_rows
-from breadbox_learner.offline.trees import Tree
+from breadbox_learner.offline.rows import row_types, rows_equal
 
 Key = tuple[str | None, str | None]
 
@@ -61,14 +62,13 @@ def one_step_episodes(table: RowTable, options: MappingOptions) -> list[Episode]
                 agent_id=agent_id,
                 module_id=_module_id(table, row, agent_id, options) if agent_ids else None,
                 observations=trees.row(pairs, row),
-                actions=trees.slice_tree(table.actions, row, row + 1),
+                actions=trees.rows(table.actions, row, row + 1),
                 rewards=table.rewards[row : row + 1],
                 terminated=bool(table.terminated[row]),
                 truncated=bool(table.truncated[row]),
                 infos=None if table.infos is None else [{}, table.infos[row] or {}],
                 extra_model_outputs={
-                    name: trees.slice_tree(extra, row, row + 1)
-                    for name, extra in table.extras.items()
+                    name: trees.rows(extra, row, row + 1) for name, extra in table.extras.items()
                 },
             )
         )
@@ -157,7 +157,7 @@ def _demand_same_columns(held: RowTable, table: RowTable) -> None:
         ("actions", held.actions, table.actions),
         *((name, held.extras[name], extra) for name, extra in table.extras.items()),
     ):
-        if not trees.same_structure(before, now):
+        if row_types(before) != row_types(now):
             raise SchemaError("has another shape than in the rows before", column=name)
 
 
@@ -229,7 +229,7 @@ def _assemble(
         code = int(parts.groups.codes[start])
         if code in parts.skipped:
             continue
-        held = trees.slice_tree(observations, start + number, stop + number + 1)
+        held = trees.rows(observations, start + number, stop + number + 1)
         t = parts.table.t
         t_started = start - int(group_starts[code]) if t is None else int(t[start])
         episodes.append(_make_episode(parts, start, stop, held, t_started, options))
@@ -287,9 +287,7 @@ def _discontinuities(
         yield FindingKind.GAP, gaps, "timesteps before it are missing"
     if options.ignore_final_observation or not inner.any():
         return
-    reached = trees.rows_equal(
-        trees.slice_tree(table.new_obs, None, -1), trees.slice_tree(table.obs, 1, None)
-    )
+    reached = rows_equal(trees.rows(table.new_obs, None, -1), trees.rows(table.obs, 1, None))
     seams = inner & ~gaps & ~reached
     yield FindingKind.SEAM, seams, "the step before led to another observation"
 
@@ -343,7 +341,7 @@ def _make_episode(
         agent_id=agent_id,
         module_id=_module_id(table, start, agent_id, options),
         observations=observations,
-        actions=trees.slice_tree(table.actions, start, stop),
+        actions=trees.rows(table.actions, start, stop),
         rewards=table.rewards[start:stop],
         terminated=bool(table.terminated[stop - 1]),
         truncated=bool(table.truncated[stop - 1]),
@@ -351,7 +349,7 @@ def _make_episode(
         infos=infos,
         step_times=step_times(table.t, start, stop) if options.multi_agent else None,
         extra_model_outputs={
-            name: trees.slice_tree(extra, start, stop) for name, extra in table.extras.items()
+            name: trees.rows(extra, start, stop) for name, extra in table.extras.items()
         },
     )
     if episode_id is None:

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from breadbox import trees
 from breadbox.summaries import summary
-from breadbox_learner.offline import trees
+from breadbox.trees import Tree
 from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.trees import Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +36,11 @@ class OfflineBatch:
         return sum(self.agent_step_counts.values())
 
     def flat(self) -> dict[str, Any]:
-        """One level: `module/column` or `module/column/leaf` to array."""
+        """One level: `module/column` or `module/column/key` to array, as RLlib names them."""
         return {
-            "/".join(part for part in (module, name, path) if part): leaf
+            "/".join(map(str, (module, *trees.path_parts(path)))): leaf
             for module, batch in self.modules.items()
-            for name, tree in batch.items()
-            for path, leaf in trees.leaves(tree)
+            for path, leaf in trees.leaves(batch)
         }
 
 

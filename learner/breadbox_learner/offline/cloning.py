@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from breadbox import trees
 from breadbox.policies import PolicyModule
-from breadbox_learner.offline import trees
+from breadbox.trees import Tree
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.episode_buffer import EpisodeBuffer
 from breadbox_learner.offline.errors import SamplingError
@@ -19,7 +20,6 @@ from breadbox_learner.offline.pipeline import DEFAULT_MODULE, PipelineContext
 from breadbox_learner.offline.prefetch import Prefetcher
 from breadbox_learner.offline.sampling import StepSampling, epoch_positions, sample_steps
 from breadbox_learner.offline.schema import ACTIONS, OBS, REWARDS
-from breadbox_learner.offline.trees import Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox_learner.offline import packing, trees
+from breadbox import trees
+from breadbox.trees import Tree
+from breadbox_learner.offline import packing
 from breadbox_learner.offline.errors import OfflineDataError, SchemaError
 from breadbox_learner.offline.options import MappingOptions
+from breadbox_learner.offline.rows import length, stack
 from breadbox_learner.offline.schema import ACTIONS, NEW_OBS, OBS
 from breadbox_learner.offline.spaces import SpaceSpec, from_jsonable, is_composite, spec_of
-from breadbox_learner.offline.trees import Tree
 
 Columns = Mapping[str, Any]
 """Columns of equal length: arrays, lists, or (already nested) dicts and tuples of arrays."""
@@ -25,7 +27,7 @@ def row_of(column: Any, row: int) -> Any:
 def rows_of(column: Any) -> list[Any]:
     """All rows of a column, one by one."""
     if isinstance(column, dict | tuple):
-        return [trees.row(column, row) for row in range(len(trees.first_leaf(column)))]
+        return [trees.row(column, row) for row in range(length(column))]
     return list(column)
 
 
@@ -50,7 +52,7 @@ def row_count(columns: Columns) -> int:
         raise SchemaError("there are no columns")
     first, wanted = None, -1
     for name, values in columns.items():
-        held = len(trees.first_leaf(values)) if isinstance(values, dict | tuple) else len(values)
+        held = length(values) if isinstance(values, dict | tuple) else len(values)
         if first is None:
             first, wanted = name, held
         elif held != wanted:
@@ -132,7 +134,7 @@ def stack_samples(values: Any) -> Tree:
         return values
     if not len(values):
         return np.zeros(0)
-    return trees.stack(values)
+    return stack(values)
 
 
 def bool_flags(values: Any, physical: str) -> NDArray[np.bool_]:

@@ -14,9 +14,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from breadbox_learner.offline import trees
+from breadbox import trees
+from breadbox.trees import Tree
 from breadbox_learner.offline.errors import EpisodeJoinError, EpisodeShapeError
-from breadbox_learner.offline.trees import Tree
+from breadbox_learner.offline.rows import row_types, rows_equal
 
 Info = Mapping[str, Any]
 """What the environment said beside an observation."""
@@ -137,11 +138,11 @@ class Episode:
 
     def own_observations(self) -> Tree:
         """The T + 1 observations without the lookback."""
-        return trees.slice_tree(self.observations, self.lookback, None)
+        return trees.rows(self.observations, self.lookback, None)
 
     def own_actions(self) -> Tree:
         """The T actions without the lookback."""
-        return trees.slice_tree(self.actions, self.lookback, None)
+        return trees.rows(self.actions, self.lookback, None)
 
     def own_rewards(self) -> NDArray[Any]:
         """The T rewards without the lookback."""
@@ -156,7 +157,7 @@ class Episode:
     def own_extra_model_outputs(self) -> dict[str, Tree]:
         """Every extra output without the lookback."""
         return {
-            name: trees.slice_tree(output, self.lookback, None)
+            name: trees.rows(output, self.lookback, None)
             for name, output in self.extra_model_outputs.items()
         }
 
@@ -186,12 +187,12 @@ class Episode:
         reaches_end = stop == len(self)
         return replace(
             self,
-            observations=trees.slice_tree(self.observations, low, high + 1),
-            actions=trees.slice_tree(self.actions, low, high),
+            observations=trees.rows(self.observations, low, high + 1),
+            actions=trees.rows(self.actions, low, high),
             rewards=self.rewards[low:high],
             infos=None if self.infos is None else self.infos[low : high + 1],
             extra_model_outputs={
-                name: trees.slice_tree(output, low, high)
+                name: trees.rows(output, low, high)
                 for name, output in self.extra_model_outputs.items()
             },
             step_times=None if self.step_times is None else self.step_times[low:high],
@@ -218,15 +219,15 @@ class Episode:
         return replace(
             self,
             observations=trees.concat(
-                [self.observations, trees.slice_tree(later.observations, start + 1, None)]
+                [self.observations, trees.rows(later.observations, start + 1, None)]
             ),
-            actions=trees.concat([self.actions, trees.slice_tree(later.actions, start, None)]),
+            actions=trees.concat([self.actions, trees.rows(later.actions, start, None)]),
             rewards=np.concatenate([self.rewards, later.rewards[start:]]),
             infos=self._joined_infos(later),
             step_times=self._joined_times(later),
             extra_model_outputs={
                 name: trees.concat(
-                    [output, trees.slice_tree(later.extra_model_outputs[name], start, None)]
+                    [output, trees.rows(later.extra_model_outputs[name], start, None)]
                 )
                 for name, output in self.extra_model_outputs.items()
             },
@@ -247,11 +248,11 @@ class Episode:
             problem = f"the later part was taken at time {later.times()[0]}, before this one's end"
         elif self.extra_model_outputs.keys() != later.extra_model_outputs.keys():
             problem = "the parts have other extra model outputs"
-        elif not trees.same_structure(self.observations, later.observations):
+        elif row_types(self.observations) != row_types(later.observations):
             problem = "the parts have observations of other shapes"
-        elif not trees.rows_equal(
-            trees.slice_tree(self.observations, -1, None),
-            trees.slice_tree(later.observations, later.lookback, later.lookback + 1),
+        elif not rows_equal(
+            trees.rows(self.observations, -1, None),
+            trees.rows(later.observations, later.lookback, later.lookback + 1),
         )[0]:
             problem = "the later part starts from another observation than this one ends with"
         if problem is not None:

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox import trees
 from breadbox.fragment import Fragment
-from breadbox_learner.offline import trees
+from breadbox.trees import Tree
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.errors import EpisodeShapeError, OfflineDataError
 from breadbox_learner.offline.pieces import STATE_IN, STATE_OUT, recorded_state
-from breadbox_learner.offline.trees import Tree
 
 LOG_PROB = "log_prob"
 VALUE = "value"
@@ -110,7 +110,7 @@ class FragmentCutter:
             session_id=self.session_id,
             model_version_min=self.model_version,
             model_version_max=self.model_version,
-            obs=trees.concat([trees.slice_tree(part.own_observations(), 0, -1) for part in parts]),
+            obs=trees.concat([trees.rows(part.own_observations(), 0, -1) for part in parts]),
             action=trees.concat([part.own_actions() for part in parts]),
             reward=np.concatenate([part.own_rewards() for part in parts]).astype(np.float32),
             terminated=_flags(self.step_count, ends, [part.terminated for part in parts]),
@@ -126,7 +126,7 @@ class FragmentCutter:
         if ended:
             fragment.final_obs_step = np.array([end for end, _ in ended], dtype=np.int32)
             fragment.final_obs = trees.concat(
-                [trees.slice_tree(part.observations, -1, None) for _, part in ended]
+                [trees.rows(part.observations, -1, None) for _, part in ended]
             )
         self.next_index += 1
         return fragment
@@ -139,7 +139,7 @@ class FragmentCutter:
             # Policies start an episode from their initial state, whatever is said here.
             self.assumed_state_count += not stretch.is_start
             return self._zero_state
-        if not trees.same_leaves(self._zero_state, state):
+        if _types(self._zero_state) != _types(state):
             raise OfflineDataError(
                 f"{stretch.steps!r} has recurrent states of other shapes than the first episode"
             )
@@ -274,8 +274,7 @@ def _parts_of(fragment: Fragment) -> Iterator[Episode]:
 
 def _part(fragment: Fragment, start: int, stop: int) -> Episode:
     extras = {
-        name: trees.slice_tree(as_containers(tree), start, stop)
-        for name, tree in fragment.extras.items()
+        name: trees.rows(as_containers(tree), start, stop) for name, tree in fragment.extras.items()
     }
     for name, column in ((LOG_PROB, fragment.log_prob), (VALUE, fragment.value)):
         if column is not None:
@@ -290,11 +289,11 @@ def _part(fragment: Fragment, start: int, stop: int) -> Episode:
         id=f"{fragment.session_id}/{fragment.worker_id}/{int(fragment.episode_id[start])}",
         observations=trees.concat(
             [
-                trees.slice_tree(as_containers(fragment.obs), start, stop),
+                trees.rows(as_containers(fragment.obs), start, stop),
                 _observation_after(fragment, stop),
             ]
         ),
-        actions=trees.slice_tree(as_containers(fragment.action), start, stop),
+        actions=trees.rows(as_containers(fragment.action), start, stop),
         rewards=fragment.reward[start:stop],
         terminated=bool(fragment.terminated[stop - 1]),
         truncated=bool(fragment.truncated[stop - 1]),
@@ -316,7 +315,7 @@ def _observation_after(fragment: Fragment, stop: int) -> Tree:
         if found.size:
             return trees.take(as_containers(fragment.final_obs), found)
     if fragment.ended[last]:
-        return trees.slice_tree(as_containers(fragment.obs), last, stop)
+        return trees.rows(as_containers(fragment.obs), last, stop)
     if stop == fragment.step_count:
         return trees.map_tree(lambda leaf: np.asarray(leaf)[None], as_containers(fragment.next_obs))
     raise EpisodeShapeError(f"fragment {fragment.fragment_index}: step {last} ends nothing")
@@ -329,3 +328,7 @@ def as_containers(tree: Any) -> Tree:
     if isinstance(tree, list | tuple):
         return tuple(as_containers(branch) for branch in tree)
     return tree
+
+
+def _types(tree: Tree) -> list[tuple[str, Any, Any]]:
+    return [(path, leaf.shape, leaf.dtype) for path, leaf in trees.leaves(tree)]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox.trees import Tree, field_of, gather
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.errors import OfflineDataError
 from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits
 from breadbox_learner.offline.report import FindingKind, ValidationReport
-from breadbox_learner.offline.trees import Tree
 
 MANIFEST_NAME = "manifest.jsonl"
 
@@ -113,21 +113,14 @@ def _read_observations(folder: Path, entry: dict[str, Any], limits: DataLimits) 
 
 
 def _tree(columns: dict[str, NDArray[Any]], root: str) -> Tree:
-    """Columns named `root`, or `root.key.key`, as an array or nested dicts."""
-    if root in columns:
-        return columns[root]
-    tree: dict[str, Any] = {}
-    for name, column in columns.items():
-        first, *keys = name.split(".")
-        if first != root:
-            continue
-        branch = tree
-        for key in keys[:-1]:
-            branch = branch.setdefault(key, {})
-        branch[keys[-1]] = column
-    if not tree:
+    """The columns whose paths begin with `root`, as one tree."""
+    try:
+        tree = gather({name: each for name, each in columns.items() if field_of(name) == root})
+    except ValueError as error:
+        raise OfflineDataError(f"holds columns of no tree: {error}") from error
+    if root not in tree:
         raise OfflineDataError(f"holds no column {root!r}")
-    return tree
+    return tree[root]
 
 
 def _read_video(path: Path, limits: DataLimits) -> NDArray[np.uint8]:

@@ -13,8 +13,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from breadbox import trees
 from breadbox.extras import how_to_install
-from breadbox_learner.offline import trees
+from breadbox.trees import Tree
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.errors import (
     OfflineDataError,
@@ -22,7 +23,7 @@ from breadbox_learner.offline.errors import (
     SpaceMismatchError,
     UnsupportedDatasetError,
 )
-from breadbox_learner.offline.trees import Tree
+from breadbox_learner.offline.rows import as_arrays
 from breadbox_learner.offline.writers import WrittenCounts
 
 MINARI_SCHEME = "minari:"
@@ -216,4 +217,4 @@ def _to_minari(minari: ModuleType, episode: Episode) -> Any:
 
 
 def _arrays(tree: Tree) -> Tree:
-    return trees.map_tree(np.asarray, tree)
+    return as_arrays(np.asarray, tree)

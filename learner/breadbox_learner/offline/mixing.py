@@ -14,6 +14,7 @@ from breadbox.client import Client
 from breadbox.fragment import Fragment
 from breadbox.lease import Lease
 from breadbox.payload.fragments import FIELDS
+from breadbox.trees import field_of
 from breadbox.types import ArrayType, FragmentReference
 
 _OPTIONAL_FIELDS = frozenset({"in_state", "log_prob", "value", "extras"})
@@ -133,7 +134,7 @@ def _common_columns(described: Sequence[Mapping[str, ArrayType]]) -> list[str] |
 
 
 def _is_optional(name: str) -> bool:
-    return name.partition(".")[0] in _OPTIONAL_FIELDS
+    return field_of(name) in _OPTIONAL_FIELDS
 
 
 def _without_absent(tree: Any) -> Any:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox import trees
+from breadbox.trees import Tree
 from breadbox_learner.advantages import estimate_advantages
-from breadbox_learner.offline import trees
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.errors import OfflineDataError, SamplingError
 from breadbox_learner.offline.pipeline import (
@@ -19,6 +20,7 @@ from breadbox_learner.offline.pipeline import (
     PipelineContext,
     RowSpan,
 )
+from breadbox_learner.offline.rows import stack
 from breadbox_learner.offline.schema import (
     ACTIONS,
     INFOS,
@@ -28,7 +30,6 @@ from breadbox_learner.offline.schema import (
     TERMINATEDS,
     TRUNCATEDS,
 )
-from breadbox_learner.offline.trees import Tree
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +70,7 @@ def add_observations(draft: Draft, _context: PipelineContext) -> None:
     """`obs`: the observation before each step."""
     draft.columns.setdefault(
         OBS,
-        [trees.slice_tree(e.observations, e.lookback, -1) for e in draft.episodes],
+        [trees.rows(e.observations, e.lookback, -1) for e in draft.episodes],
     )
 
 
@@ -77,7 +78,7 @@ def add_next_observations(draft: Draft, _context: PipelineContext) -> None:
     """`new_obs`: the observation after each step."""
     draft.columns.setdefault(
         NEW_OBS,
-        [trees.slice_tree(e.observations, e.lookback + 1, None) for e in draft.episodes],
+        [trees.rows(e.observations, e.lookback + 1, None) for e in draft.episodes],
     )
 
 
@@ -92,7 +93,7 @@ def add_columns(draft: Draft, _context: PipelineContext) -> None:
         if name not in (STATE_IN, STATE_OUT):
             columns.setdefault(
                 name,
-                [trees.slice_tree(e.extra_model_outputs[name], e.lookback, None) for e in episodes],
+                [trees.rows(e.extra_model_outputs[name], e.lookback, None) for e in episodes],
             )
 
 
@@ -339,7 +340,7 @@ def _pad_rows(draft: Draft, numbers: list[int], context: PipelineContext) -> dic
     batch[LOSS_MASK] = real & batch[LOSS_MASK] if LOSS_MASK in batch else real
     batch[SEQ_LENS] = lengths
     for name, states in draft.row_columns.items():
-        batch[name] = trees.stack([states[number] for number in numbers])
+        batch[name] = stack([states[number] for number in numbers])
     return batch
 
 
@@ -357,7 +358,7 @@ def _padded(held: list[Tree], rows: list[RowSpan], length: int) -> Tree:
 
 def _with_one_step(episode: Episode) -> Episode:
     def repeat_last(tree: Tree) -> Tree:
-        return trees.concat([tree, trees.slice_tree(tree, -1, None)])
+        return trees.concat([tree, trees.rows(tree, -1, None)])
 
     infos, times = episode.infos, episode.step_times
     return replace(

@@ -11,9 +11,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from breadbox.trees import Tree
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.multi_agent import AnyEpisode, flatten_agents
-from breadbox_learner.offline.trees import Tree
 
 DEFAULT_MODULE = "default_policy"
 

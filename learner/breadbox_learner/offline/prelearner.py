@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from breadbox.trees import Tree
 from breadbox_learner.offline.assembly import RowAssembler, map_rows
 from breadbox_learner.offline.batch import OfflineBatch, count_env_steps
 from breadbox_learner.offline.columns import Columns
@@ -29,7 +30,6 @@ from breadbox_learner.offline.sampling import (
 )
 from breadbox_learner.offline.schema import REWARDS
 from breadbox_learner.offline.serialized import map_serialized
-from breadbox_learner.offline.trees import Tree
 from breadbox_learner.offline.validation import validate_episodes
 
 logger = logging.getLogger(__name__)

@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox import trees
+from breadbox.trees import Tree
 from breadbox_learner.offline import columns as read
-from breadbox_learner.offline import trees
 from breadbox_learner.offline.columns import Columns
 from breadbox_learner.offline.errors import MissingColumnError, SpaceMismatchError
 from breadbox_learner.offline.options import MappingOptions
+from breadbox_learner.offline.rows import row_types
 from breadbox_learner.offline.schema import (
     ACTIONS,
     AGENT_ID,
@@ -27,7 +29,6 @@ from breadbox_learner.offline.schema import (
     OfflineSchema,
     T,
 )
-from breadbox_learner.offline.trees import Tree
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,7 +190,7 @@ def _read_new_obs(columns: Columns, obs: Tree, options: MappingOptions) -> Tree:
         NEW_OBS, columns, "the observation that a step led to; or ignore_final_observation"
     )
     new_obs = read.samples_tree(columns[name], NEW_OBS, name, options)
-    if not trees.same_structure(obs, new_obs):
+    if row_types(obs) != row_types(new_obs):
         raise SpaceMismatchError("has observations of another shape than obs", column=name)
     return new_obs
 

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox import trees
+from breadbox.trees import Tree
 from breadbox_learner.offline import columns as read
-from breadbox_learner.offline import packing, trees
+from breadbox_learner.offline import packing
 from breadbox_learner.offline.assembly import step_times
 from breadbox_learner.offline.columns import Columns
 from breadbox_learner.offline.episode import Episode, Info
@@ -21,8 +23,8 @@ from breadbox_learner.offline.options import MappingOptions
 from breadbox_learner.offline.plain_rows import blocks, fill_infos, read_plain_rows
 from breadbox_learner.offline.report import FindingKind, ValidationReport
 from breadbox_learner.offline.row_layout import RowLayout
+from breadbox_learner.offline.rows import as_arrays
 from breadbox_learner.offline.schema import ACTIONS, NEW_OBS, OBS
-from breadbox_learner.offline.trees import Tree
 
 
 def map_sample_batches(
@@ -138,8 +140,8 @@ class _RowReader:
         value = read.row_of(columns[physical], row)
         try:
             if isinstance(value, dict | tuple):
-                tree = trees.map_tree(np.asarray, value)
-                self._demand_steps(trees.first_leaf(tree), count, physical)
+                tree = as_arrays(np.asarray, value)
+                self._demand_steps(next(trees.leaves(tree))[1], count, physical)
                 return tree if places is None else trees.take(tree, np.array(places))
             limits = self.layout.options.limits
             if self.layout.packed[physical]:
@@ -195,15 +197,15 @@ class _RowReader:
         is_last = stop == len(steps)
         terminated, truncated = steps.flags_at(stop - 1)
         observations = [
-            trees.slice_tree(steps.obs, start, stop),
-            trees.slice_tree(steps.final_obs, number, number + 1),
+            trees.rows(steps.obs, start, stop),
+            trees.rows(steps.final_obs, number, number + 1),
         ]
         return Episode(
             id=uuid.uuid4().hex if episode_id is None else episode_id,
             agent_id=agent_id,
             module_id=module_id or self.layout.options.module_id_of(agent_id),
             observations=trees.concat(observations),
-            actions=trees.slice_tree(steps.actions, start, stop),
+            actions=trees.rows(steps.actions, start, stop),
             rewards=steps.rewards[start:stop],
             terminated=terminated,
             # A row goes on with another episode: if nothing ended this one, it was cut off here.
@@ -214,7 +216,7 @@ class _RowReader:
             else None,
             infos=None if steps.infos is None else steps.infos[start : stop + 1],
             extra_model_outputs={
-                name: trees.slice_tree(extra, start, stop) for name, extra in steps.extras.items()
+                name: trees.rows(extra, start, stop) for name, extra in steps.extras.items()
             },
         )
 

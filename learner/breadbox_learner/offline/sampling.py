@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox_learner.offline import trees
+from breadbox import trees
+from breadbox.trees import Tree
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.episode_buffer import EpisodeBuffer, Place
 from breadbox_learner.offline.errors import SamplingError
-from breadbox_learner.offline.trees import Tree
+from breadbox_learner.offline.rows import pick_pair, stack
 
 N_STEP = "n_step"
 WEIGHTS = "weights"
@@ -128,7 +129,7 @@ def _sum_steps(place: Place, n: int, powers: NDArray[Any], sampling: StepSamplin
     extras: dict[str, Tree] = {}
     if sampling.with_extras:
         extras = {
-            name: trees.slice_tree(output, low, low + 1)
+            name: trees.rows(output, low, low + 1)
             for name, output in episode.extra_model_outputs.items()
         }
     extras[N_STEP] = np.array([n])
@@ -140,8 +141,8 @@ def _sum_steps(place: Place, n: int, powers: NDArray[Any], sampling: StepSamplin
         id=episode.id,
         agent_id=episode.agent_id,
         module_id=episode.module_id,
-        observations=trees.pick_pair(episode.observations, low, low + n),
-        actions=trees.slice_tree(episode.actions, low, low + 1),
+        observations=pick_pair(episode.observations, low, low + n),
+        actions=trees.rows(episode.actions, low, low + 1),
         rewards=_discounted_sum(episode.rewards[low : low + n], powers),
         terminated=terminated,
         truncated=episode.truncated and is_end,
@@ -304,7 +305,7 @@ def sample_rows(buffer: EpisodeBuffer, row_count: int, length: int) -> dict[str,
     _demand_steps(buffer, row_count)
     rows = [_fill_row(buffer, length) for _ in range(row_count)]
     buffer.counters.sampled_step_count += row_count * length
-    return {name: trees.stack([row[name] for row in rows]) for name in rows[0]}
+    return {name: stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def _fill_row(buffer: EpisodeBuffer, length: int) -> dict[str, Tree]:
@@ -330,7 +331,7 @@ def _slots(episode: Episode, start: int, stop: int) -> dict[str, Tree]:
     is_last = reached.copy()
     is_last[-1] = True
     return {
-        "obs": trees.slice_tree(episode.own_observations(), start, stop),
+        "obs": trees.rows(episode.own_observations(), start, stop),
         "actions": trees.take(episode.own_actions(), np.minimum(slots, last - 1)),
         "rewards": led_here[start:stop],
         "is_first": is_first,

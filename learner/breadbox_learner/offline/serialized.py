@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox_learner.offline import trees
+from breadbox.trees import Tree
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.errors import EpisodeStateError, OfflineDataError
 from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits
 from breadbox_learner.offline.msgpack_codec import pack_message, unpack_message
 from breadbox_learner.offline.report import FindingKind, ValidationReport
+from breadbox_learner.offline.rows import as_arrays, stack
 from breadbox_learner.offline.spaces import (
     SpaceSpec,
     batch_from_jsonable,
@@ -23,7 +24,6 @@ from breadbox_learner.offline.spaces import (
     is_composite,
     spec_of,
 )
-from breadbox_learner.offline.trees import Tree
 
 IN_STATES = "in_states"
 STEP_TIMES = "step_times"
@@ -231,7 +231,7 @@ def _read_buffer(state: Mapping[str, Any], key: str, space: Any) -> Tree:
         if spec is not None:
             return _convert(data, spec, is_stacked)
         if is_stacked:
-            return trees.map_tree(_stacked_leaf, _with_tuples(data, _DEPTH_MAX))
+            return as_arrays(_stacked_leaf, _with_tuples(data, _DEPTH_MAX))
         if not isinstance(data, list):
             raise EpisodeStateError(f"holds a {type(data).__name__}, wanted a list")
         return _stack_list(data)
@@ -252,7 +252,7 @@ def _convert(data: Any, spec: SpaceSpec, is_stacked: bool) -> Tree:
     if is_stacked:
         return batch_from_jsonable(data, spec, _first_length(data, spec))
     if isinstance(data, list) and data and isinstance(data[0], dict | tuple | list):
-        return trees.stack([from_jsonable(sample, spec) for sample in data])
+        return stack([from_jsonable(sample, spec) for sample in data])
     return batch_from_jsonable(data, spec, _first_length(data, spec))
 
 
@@ -279,7 +279,7 @@ def _stacked_leaf(leaf: Any) -> NDArray[Any]:
 def _stack_list(samples: list[Any]) -> Tree:
     if not samples:
         return np.zeros(0)
-    return trees.stack([_with_tuples(sample, _DEPTH_MAX) for sample in samples])
+    return stack([_with_tuples(sample, _DEPTH_MAX) for sample in samples])
 
 
 def _with_tuples(held: Any, depth: int) -> Any:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from breadbox.trees import Tree, child_path
 from breadbox_learner.offline.dtypes import plain_dtype, plain_shape
 from breadbox_learner.offline.errors import SpaceMismatchError, named
-from breadbox_learner.offline.trees import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,13 @@ def _convert(value: Any, spec: SpaceSpec, batch: tuple[int, ...], path: str) -> 
             held = sorted(value) if isinstance(value, Mapping) else type(value).__name__
             raise SpaceMismatchError(f"leaf {path or '(root)'}: {held}, wanted {sorted(spec)}")
         return {
-            key: _convert(value[key], branch, batch, f"{path}/{key}".lstrip("/"))
+            key: _convert(value[key], branch, batch, child_path(path, key))
             for key, branch in spec.items()
         }
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(spec):
         raise SpaceMismatchError(f"leaf {path or '(root)'}: wanted {len(spec)} entries")
     return tuple(
-        _convert(value[index], branch, batch, f"{path}/{index}".lstrip("/"))
+        _convert(value[index], branch, batch, child_path(path, index))
         for index, branch in enumerate(spec)
     )
 

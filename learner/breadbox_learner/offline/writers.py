@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from breadbox_learner.offline import trees
+from breadbox import trees
 from breadbox_learner.offline.arrow import to_arrow
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.errors import SchemaError, UnsupportedDatasetError
@@ -196,8 +196,8 @@ def step_columns(episode: Episode) -> dict[str, Any]:
     columns: dict[str, Any] = {
         EPS_ID: np.full(count, episode.id),
         T: np.arange(episode.t_started, episode.t),
-        OBS: trees.slice_tree(observations, 0, -1),
-        NEW_OBS: trees.slice_tree(observations, 1, None),
+        OBS: trees.rows(observations, 0, -1),
+        NEW_OBS: trees.rows(observations, 1, None),
         ACTIONS: episode.own_actions(),
         REWARDS: episode.own_rewards(),
         TERMINATEDS: last & episode.terminated,
