@@ -4,10 +4,8 @@ Identity on the wire is (domain, reason); the text is for people. Nothing here c
 a credential or payload bytes: errors of the store are told in our words, never in the store's.
 """
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Final
 
 import grpc
@@ -93,19 +91,6 @@ TABLE: Final[Mapping[type[Exception], Row]] = {
 TELLABLE: Final = tuple(TABLE)
 
 
-def errors_that_need_a_row() -> list[type[Exception]]:
-    """Every error class that the core and the shell can refuse a call with."""
-    return [
-        *_subclasses_in(core_errors),
-        *_subclasses_in(shell_errors),
-        library_errors.StoreUnavailableError,
-        shell_errors.OutageError,
-        library_errors.StoreFullError,
-        library_errors.PayloadMissingError,
-        library_errors.PayloadCorruptError,
-    ]
-
-
 def code_of(error: Exception) -> grpc.StatusCode:
     """The gRPC code of an error that has a row."""
     return _row(error).code
@@ -159,13 +144,3 @@ def _metadata(error: Exception) -> dict[str, str]:
     if isinstance(error, shell_errors.OutageError):
         return {"away": ", ".join(error.places)}
     return {}
-
-
-def _subclasses_in(module: ModuleType) -> list[type[Exception]]:
-    return [
-        kind
-        for _, kind in inspect.getmembers(module, inspect.isclass)
-        if issubclass(kind, core_errors.DomainError)
-        and kind is not core_errors.DomainError
-        and kind.__module__ == module.__name__
-    ]

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import grpc
 import pytest
@@ -56,9 +56,28 @@ WITH_RETRY = {"WAITERS_FULL", "APPENDS_FULL", "WATCHERS_FULL", "STORE_FULL", "GA
 
 
 def test_every_error_has_a_row_and_an_example():
-    wanted = set(status.errors_that_need_a_row())
+    wanted = {
+        *_errors_of(core_errors),
+        *_errors_of(shell_errors),
+        library_errors.StoreUnavailableError,
+        library_errors.StoreFullError,
+        library_errors.PayloadMissingError,
+        library_errors.PayloadCorruptError,
+        shell_errors.OutageError,
+    }
     assert wanted == set(status.TABLE)
     assert wanted == {type(error) for error in EXAMPLES}
+
+
+def _errors_of(module: ModuleType) -> set[type[Exception]]:
+    return {
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and issubclass(kind, core_errors.DomainError)
+        and kind is not core_errors.DomainError
+        and kind.__module__ == module.__name__
+    }
 
 
 def test_reasons_are_unique_and_upper_case():

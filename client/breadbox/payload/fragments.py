@@ -236,11 +236,6 @@ class Selection:
         self._columns = None if columns is None else tuple(columns)
         self._steps = steps
 
-    @property
-    def is_all(self) -> bool:
-        """Whether everything is read."""
-        return self._columns is None and self._steps is None
-
     def includes(self, field_name: str) -> bool:
         """Whether a field of `Fragment` is read, or a part of it."""
         return self._columns is None or any(

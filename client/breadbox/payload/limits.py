@@ -9,6 +9,7 @@ from functools import cache
 from typing import Final
 
 from breadbox.errors import InvalidRequestError
+from breadbox.trees import NODES_MAX
 
 HEADER_BYTES_MAX: Final = 4 * 1024 * 1024
 """The header: room for the checksums of 64 GiB and for every array and node below."""

@@ -23,7 +23,6 @@ from breadbox_learner.offline.pipeline import (
 from breadbox_learner.offline.rows import stack
 from breadbox_learner.offline.schema import (
     ACTIONS,
-    INFOS,
     NEW_OBS,
     OBS,
     REWARDS,
@@ -95,13 +94,6 @@ def add_columns(draft: Draft, _context: PipelineContext) -> None:
                 name,
                 [trees.rows(e.extra_model_outputs[name], e.lookback, None) for e in episodes],
             )
-
-
-def add_infos(draft: Draft, _context: PipelineContext) -> None:
-    """`infos`: the info before each step, as an object array; no part of the default."""
-    draft.columns.setdefault(
-        INFOS, [_object_array(episode.own_infos()[:-1]) for episode in draft.episodes]
-    )
 
 
 def cut_rows(draft: Draft, context: PipelineContext) -> None:
@@ -298,13 +290,6 @@ def _common_extras(episodes: Sequence[Episode]) -> list[str]:
         return []
     shared = set.intersection(*(set(episode.extra_model_outputs) for episode in episodes))
     return [name for name in episodes[0].extra_model_outputs if name in shared]
-
-
-def _object_array(values: Sequence[Any]) -> NDArray[Any]:
-    array = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):
-        array[index] = value
-    return array
 
 
 def recorded_state(episode: Episode, step: int) -> Tree | None:

@@ -42,9 +42,6 @@ class AdmissionOutcome(Enum):
         # Asked once per fragment: an attribute, since a property of an enum is slow to look up.
         self.asks_to_wait = value in ("buffer_full", "bytes_full")
 
-    # Members are equal only to themselves; the hash that Enum has is a call of a Python function.
-    __hash__ = object.__hash__
-
 
 class ReleaseMode(Enum):
     """How a lease ends."""
