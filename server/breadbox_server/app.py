@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from breadbox.errors import StoreError, StoreUrlError
 from breadbox.stores import open_custodian, open_parts
 from breadbox.stores.base import PayloadCustodian, PayloadParts
-from breadbox.stores.disk_room import MIB, DiskRoom
+from breadbox.stores.disk_room import MIB
 from breadbox.stores.private_files import UnsafePathError, make_private_directory, opener
 from breadbox.stores.urls import parse_store_url
 from breadbox.v1 import replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
@@ -127,9 +127,9 @@ async def serving(
         tokens = _read_tokens(settings, metrics)
         metrics_address = stack.enter_context(_metrics_served(settings, metrics))
         stack.enter_context(_store_directory(settings, leftovers or ExitStack()))
-        settings = _fitted_to_disk(settings)
         custodian = await _open_store(settings, custodian)
         stack.push_async_callback(bounded, custodian.close, CLOSE_S_MAX, "closing the store")
+        settings = await _fitted(settings, custodian)
         seed = settings.seed if settings.seed is not None else random.SystemRandom().getrandbits(64)
         rng = random.Random(seed)
         books = await stack.enter_async_context(books_open(settings, rng, metrics, custodian))
@@ -455,9 +455,7 @@ async def _take_store(custodian: PayloadCustodian, settings: Settings, books: Bo
         if settings.deletes_orphans:
             await custodian.forget_other_journals()
     except StoreError as error:
-        raise StartError(
-            f"--store {settings.store_shown} cannot be used: {error}; start again"
-        ) from error
+        raise _cannot_use(settings, error) from error
 
 
 @contextmanager
@@ -511,24 +509,33 @@ def _store_directory(settings: Settings, leftovers: ExitStack) -> Iterator[None]
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def _fitted_to_disk(settings: Settings) -> Settings:
-    """Promise no buffer more bytes than the file system of a `file://` store can hold."""
-    parsed = parse_store_url(settings.store)
-    if parsed.kind != "file":
-        return settings
-    room = DiskRoom.of(parsed.directory)
+async def _fitted(settings: Settings, custodian: PayloadCustodian) -> Settings:
+    """Promise no buffer more bytes than the store can hold.
+
+    Raises:
+        StartError: The store does not answer any more.
+    """
+    try:
+        usage = await custodian.usage()
+    except StoreError as error:
+        raise _cannot_use(settings, error) from error
     config = settings.default_config
-    if config.capacity_bytes <= room.capacity_bytes_max:
+    if not usage.capacity_bytes_max or config.capacity_bytes <= usage.capacity_bytes_max:
         return settings
     log.warning(
-        "--capacity-bytes is %.0f MiB where the file system of --store has %.0f: "
-        "buffers hold %.0f MiB; give it a larger file system (docker run --shm-size) for more",
+        "--capacity-bytes is %.0f MiB, and the store takes %.0f in all: buffers hold %.0f MiB; "
+        "for more, give Redis more maxmemory, or a directory a larger file system (docker run "
+        "--shm-size)",
         config.capacity_bytes / MIB,
-        room.size_bytes / MIB,
-        room.capacity_bytes_max / MIB,
+        usage.limit_bytes / MIB,
+        usage.capacity_bytes_max / MIB,
     )
-    fitted = replace(config, capacity_bytes=room.capacity_bytes_max)
+    fitted = replace(config, capacity_bytes=usage.capacity_bytes_max)
     return replace(settings, default_config=fitted)
+
+
+def _cannot_use(settings: Settings, error: StoreError) -> StartError:
+    return StartError(f"--store {settings.store_shown} cannot be used: {error}; start again")
 
 
 def tune_garbage_collection() -> None:

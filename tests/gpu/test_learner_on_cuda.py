@@ -18,10 +18,10 @@ from breadbox.policies import PolicyModule, make_policy
 from breadbox.stores import open_store
 from breadbox.testing import start_server
 from breadbox.types import FragmentMetadata, FragmentReference
-from breadbox_learner.batching import collate
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.ppo_config import PpoConfig
 from breadbox_learner.source import LeaseSource
+from support.collating import collate
 from support.local_rollout import LocalRollout
 
 pytestmark = pytest.mark.skipif(

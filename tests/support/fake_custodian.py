@@ -122,7 +122,11 @@ class FakeCustodian:
 
     async def usage(self) -> StoreUsage:
         self._check_up()
-        return StoreUsage(used_bytes=100 * len(self.kept | self.unannounced), limit_bytes=10_000)
+        return StoreUsage(
+            used_bytes=100 * len(self.kept | self.unannounced),
+            limit_bytes=10_000,
+            capacity_bytes_max=0,
+        )
 
     async def close(self) -> None:
         self.is_closed = True

@@ -185,7 +185,9 @@ class FakeCustodian:
 
     async def usage(self) -> StoreUsage:
         self.payloads.require_up()
-        return StoreUsage(used_bytes=self.payloads.held_bytes(), limit_bytes=0)
+        return StoreUsage(
+            used_bytes=self.payloads.held_bytes(), limit_bytes=0, capacity_bytes_max=0
+        )
 
     async def close(self) -> None:
         return None

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from breadbox.fragment import Fragment
 from breadbox.policies import PolicyModule
-from breadbox_learner.batching import collate
 from breadbox_learner.source import FetchedBatch
+from support.collating import collate
 from support.local_rollout import LocalRollout
 
 

@@ -41,6 +41,9 @@ class StoreUsage:
     """Everything in it, whoever put it there."""
     limit_bytes: int
     """Where it refuses to take more; 0: it has no limit of its own."""
+    capacity_bytes_max: int
+    """What buffers can be promised of it, since payloads are not all that it needs room for; 0: as
+    much as one likes."""
 
 
 class StoreTakenError(StoreUnavailableError):

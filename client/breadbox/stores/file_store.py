@@ -348,6 +348,7 @@ class FileCustodian:
         return StoreUsage(
             used_bytes=room.size_bytes - room.free_bytes,
             limit_bytes=room.size_bytes - room.kept_bytes,
+            capacity_bytes_max=room.capacity_bytes_max,
         )
 
     def _identity(self) -> str:

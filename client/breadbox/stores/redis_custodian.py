@@ -140,6 +140,11 @@ def _answers() -> Iterator[None]:
         yield
 
 
+_CAPACITY_SHARE: Final = 0.7
+"""Of maxmemory that buffers can be promised: the rest is for keys, for the journal, for what is
+being written, and for what the allocator loses."""
+
+
 class RedisCustodian:
     """A `PayloadCustodian` in Redis. See `breadbox.stores.base` for the contract."""
 
@@ -269,9 +274,11 @@ class RedisCustodian:
         """See PayloadCustodian. Of a cluster the primaries count; without a limit on all, none."""
         nodes = await self._info("memory")
         limits = [int(node["maxmemory"]) for node in nodes]
+        limit_bytes = sum(limits) if all(limits) else 0
         return StoreUsage(
             used_bytes=sum(int(node["used_memory"]) for node in nodes),
-            limit_bytes=sum(limits) if all(limits) else 0,
+            limit_bytes=limit_bytes,
+            capacity_bytes_max=int(limit_bytes * _CAPACITY_SHARE),
         )
 
     async def incarnation(self) -> str:
