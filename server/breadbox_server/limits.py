@@ -215,7 +215,7 @@ LIMITS: Final = (
         TASKS_MAX,
         "",
         Scope.SERVER,
-        "episodes of others count as task `other`",
+        "who reports the most makes room, or counts as task `other`",
         metric="breadbox_episodes_total",
     ),
     Limit(

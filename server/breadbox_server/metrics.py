@@ -32,6 +32,7 @@ from breadbox_server.core.events import (
 from breadbox_server.core.inputs import AdmissionOutcome
 from breadbox_server.limits import TASKS_MAX
 from breadbox_server.tallies import TallyHistogram
+from breadbox_server.task_series import Reporter, TaskSeries
 from breadbox_server.waiting import WaitingFor
 
 # From a fetch that finds everything there (well under a millisecond) to the longest wait (5 min).
@@ -62,7 +63,8 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self._tasks: set[str] = set()
+        self._tasks = TaskSeries(TASKS_MAX)
+        self._ends_of_task: dict[str, set[str]] = {}
         self._of_buffer: dict[str, dict[tuple[Any, tuple[str, ...]], Any]] = {}
         self._make_core_series()
         self._make_shell_series()
@@ -347,13 +349,20 @@ class Metrics:
         finally:
             self.store_seconds.labels(operation).observe(perf_counter() - started)
 
-    def count_episode(self, task: str, end: str, *, return_sum: float, step_count: int) -> None:
-        """Count one finished episode; tasks beyond the first `TASKS_MAX` count as "other"."""
-        if task not in self._tasks:
-            if len(self._tasks) >= TASKS_MAX:
-                task = "other"
-            else:
-                self._tasks.add(task)
+    def count_episode(
+        self, task: str, end: str, *, reporter: Reporter, return_sum: float, step_count: int
+    ) -> None:
+        """Count one finished episode, as its task or, where there is no room for that, as "other".
+
+        The series of a task that made room for this one are dropped; see `TaskSeries`.
+        """
+        task, ended = self._tasks.place(task, reporter)
+        if ended is not None:
+            for each in self._ends_of_task.pop(ended):
+                self.episodes.remove(ended, each)
+            self.episode_return.remove(ended)
+            self.episode_steps.remove(ended)
+        self._ends_of_task.setdefault(task, set()).add(end)
         self.episodes.labels(task, end).inc()
         self.episode_return.labels(task).observe(return_sum)
         self.episode_steps.labels(task).observe(step_count)

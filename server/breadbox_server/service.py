@@ -36,6 +36,7 @@ from breadbox_server.errors import GatewayOffError
 from breadbox_server.gateway import Gateway, Incoming, first_message
 from breadbox_server.limits import EPISODES_MAX, GATEWAY_PAYLOADS_MAX, TASK_SIZE_BYTES_MAX
 from breadbox_server.metrics import Metrics
+from breadbox_server.task_series import Reporter
 
 pb = replay_buffer_service_pb2
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -317,9 +318,14 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         checked = [
             _checked_episode(episode, position) for position, episode in enumerate(request.episodes)
         ]
+        token = current_caller().name
         for task, end, episode in checked:
             self._metrics.count_episode(
-                task, end, return_sum=episode.return_sum, step_count=episode.step_count
+                task,
+                end,
+                reporter=Reporter(token, episode.worker_id),
+                return_sum=episode.return_sum,
+                step_count=episode.step_count,
             )
         return pb.ReportEpisodesResponse()
 

@@ -11,6 +11,7 @@ from breadbox.v1 import buffer_pb2, fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.app import SERVICE_NAME
 from breadbox_server.core.config import BufferConfig, FullPolicy
+from breadbox_server.limits import TASKS_MAX
 from support.eventually import eventually
 from support.served import CALL_S, Served, reason_of, served, span
 
@@ -420,6 +421,38 @@ async def test_a_return_that_would_spoil_the_sum_of_all_is_refused(field: str, v
     labels = {"task": "default"}
 
     assert 2.0 == registry.get_sample_value("breadbox_episode_return_sum", labels)
+
+
+async def test_a_worker_that_invents_tasks_does_not_use_up_the_room_of_others():
+    async with served() as it:
+
+        async def report(worker_id: str, task: str) -> None:
+            episode = pb.EpisodeReport(
+                worker_id=worker_id, task=task, return_sum=1.0, end=pb.EPISODE_END_TERMINATED
+            )
+            await it.stub.ReportEpisodes(
+                pb.ReportEpisodesRequest(episodes=[episode]), timeout=CALL_S
+            )
+
+        def episodes(task: str) -> float | None:
+            labels = {"task": task, "end": "terminated"}
+            return it.server.metrics.registry.get_sample_value("breadbox_episodes_total", labels)
+
+        for index in range(TASKS_MAX + 6):
+            await report("hostile", f"invented-{index}")
+        for worker_id in ("honest-0", "honest-1"):
+            await report(worker_id, "pole")
+        await report("honest-1", "maze")
+        seen = [episodes(task) for task in ("pole", "maze", "other", "invented-0", "invented-2")]
+        returns = [
+            it.server.metrics.registry.get_sample_value(
+                "breadbox_episode_return_count", {"task": task}
+            )
+            for task in ("pole", "invented-1")
+        ]
+
+    assert [2.0, 1.0, 6.0, None, 1.0] == seen
+    assert [2.0, None] == returns
 
 
 async def test_a_full_blocking_buffer_says_how_long_to_wait():
