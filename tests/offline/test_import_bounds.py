@@ -5,18 +5,25 @@ time, than it has when it starts to read.
 """
 
 import base64
+import importlib
+import io
 import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import av
 import lz4.frame
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from PIL import Image
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -29,7 +36,11 @@ CPU_S = 60
 READER = """
 import json, resource, sys
 from pathlib import Path
-import pyarrow.compute, pyarrow.json, pyarrow.parquet
+import av, pyarrow.compute, pyarrow.json, pyarrow.parquet
+try:
+    import h5py, minari, PIL.Image
+except ImportError:
+    pass
 from breadbox_learner.offline.dataset import Dataset
 from breadbox_learner.offline.errors import OfflineDataError
 from breadbox_learner.offline.limits import DataLimits
@@ -57,7 +68,7 @@ QUIET = {
 }
 
 
-def read_all(paths: list[str]) -> list[str]:
+def read_all(paths: list[str], minari_folder: Path) -> list[str]:
     """What reading some datasets in one bounded process says of each."""
     bounds = [str(MEMORY_BYTES), str(SPACE_BYTES), str(CPU_S)]
     done = subprocess.run(
@@ -65,7 +76,7 @@ def read_all(paths: list[str]) -> list[str]:
         capture_output=True,
         check=False,
         text=True,
-        env=os.environ | QUIET,
+        env=os.environ | QUIET | {"MINARI_DATASETS_PATH": str(minari_folder)},
     )
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert (0, "", len(paths)) == (done.returncode, done.stderr[-2000:], len(said)), said[-1:]
@@ -163,11 +174,199 @@ def lines(*texts: str) -> Callable[[Path], Path]:
     return make
 
 
+def huge_npy() -> bytes:
+    """An array's header that states 8 TiB, and nothing behind it."""
+    written = io.BytesIO()
+    header = {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)}
+    np.lib.format.write_array_header_1_0(written, header)
+    return written.getvalue()
+
+
+def small_npy() -> bytes:
+    written = io.BytesIO()
+    np.save(written, np.zeros(1))
+    return written.getvalue()
+
+
+def recording(obs: bytes = b"", **entry: str) -> Callable[[Path], Path]:
+    """A folder as `breadbox generate` writes it, with an episode of one step."""
+
+    def make(folder: Path) -> Path:
+        columns = ("action", "reward", "terminated", "truncated")
+        with zipfile.ZipFile(folder / "action.npz", "w") as archive:
+            for name in columns:
+                archive.writestr(f"{name}.npy", small_npy())
+        with zipfile.ZipFile(folder / "obs.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("obs.npy", obs)
+        line = {"episode_id": "a", "action_path": "action.npz", **entry}
+        (folder / "manifest.jsonl").write_text(json.dumps(line) + "\n")
+        return folder
+
+    return make
+
+
+def deep_manifest(folder: Path) -> Path:
+    (folder / "manifest.jsonl").write_text("[" * 100_000 + "\n")
+    return folder
+
+
+def many_arrays(folder: Path) -> Path:
+    recording(obs_path="obs.npz")(folder)
+    with zipfile.ZipFile(folder / "obs.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for index in range(20):
+            archive.writestr(f"obs.{index}.npy", bytes(32 << 20))
+    return folder
+
+
+def huge_image(folder: Path) -> Path:
+    """A JPEG that states 65,500 by 65,500 pixels."""
+    recording(base_image_path="images")(folder)
+    (folder / "images").mkdir()
+    written = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(written, "JPEG")
+    size = written.getvalue().index(b"\xff\xc0") + 5
+    data = bytearray(written.getvalue())
+    data[size : size + 4] = (65_500).to_bytes(2, "big") * 2
+    (folder / "images" / "0.jpeg").write_bytes(data)
+    return folder
+
+
+def linked_image(folder: Path) -> Path:
+    recording(base_image_path="images")(folder)
+    (folder / "images").mkdir()
+    (folder / "images" / "0.jpeg").symlink_to("/dev/zero")
+    return folder
+
+
+def playlist(folder: Path) -> Path:
+    """What is called a video names another file, which would be opened."""
+    recording(video_path="a.mp4")(folder)
+    with av.open(str(folder / "other.ts"), "w") as container:
+        stream = container.add_stream("libx264", rate=30)
+        stream.width, stream.height, stream.pix_fmt = 16, 16, "yuv420p"
+        for _ in range(2):
+            frame = av.VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    (folder / "a.mp4").write_text(
+        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nother.ts\n#EXT-X-ENDLIST\n"
+    )
+    return folder
+
+
+def link_out_of_the_folder(folder: Path) -> Path:
+    lines(GOOD_LINE)(folder)
+    (folder / "b.jsonl").symlink_to("/dev/zero")
+    return folder
+
+
+def minari_dataset(change: Callable[[Any, dict[str, Any]], None]) -> Callable[[Path], str]:
+    """A Minari dataset of an episode of one step, changed."""
+
+    def make(folder: Path) -> str:
+        h5py, _ = map(importlib.import_module, ("h5py", "minari"))
+        data = folder.parent / "minari" / f"case{folder.name}-v0" / "data"
+        data.mkdir(parents=True)
+        box = {"type": "Box", "dtype": "float32", "shape": [1], "low": [0.0], "high": [1.0]}
+        metadata = {
+            "dataset_id": f"case{folder.name}-v0",
+            "data_format": "hdf5",
+            "minari_version": "0.5.0",
+            "total_episodes": 1,
+            "total_steps": 1,
+            "observation_space": json.dumps(box),
+            "action_space": json.dumps(box),
+        }
+        with h5py.File(data / "main_data.hdf5", "w") as file:
+            episode = file.create_group("episode_0")
+            episode["observations"] = np.zeros((2, 1), np.float32)
+            episode["actions"] = np.zeros((1, 1), np.float32)
+            for name in ("rewards", "terminations", "truncations"):
+                episode[name] = np.ones(1)
+            change(episode, metadata)
+        (data / "metadata.json").write_text(json.dumps(metadata))
+        return f"minari:case{folder.name}-v0"
+
+    return make
+
+
+def unchanged(episode: Any, metadata: dict[str, Any]) -> None:
+    pass
+
+
+def sparse_array(episode: Any, metadata: dict[str, Any]) -> None:
+    """32 GiB that were never written."""
+    del episode["observations"]
+    episode.create_dataset(
+        "observations", (1 << 33, 1), np.float32, chunks=(1 << 16, 1), compression="gzip"
+    )
+
+
+def many_arrays_together(episode: Any, metadata: dict[str, Any]) -> None:
+    infos = episode.create_group("infos")
+    for index in range(20):
+        infos.create_dataset(str(index), (15 << 20,), np.uint8, chunks=(1 << 20,))
+
+
+def other_file(episode: Any, metadata: dict[str, Any]) -> None:
+    del episode["observations"]
+    episode["observations"] = importlib.import_module("h5py").ExternalLink("/etc/passwd", "/")
+
+
+def raw_file(episode: Any, metadata: dict[str, Any]) -> None:
+    del episode["observations"]
+    outside = [("/etc/passwd", 0, 8)]
+    episode.create_dataset("observations", (2, 1), np.float32, external=outside)
+
+
+def circle(episode: Any, metadata: dict[str, Any]) -> None:
+    episode.create_group("infos")["again"] = episode
+
+
+def one_row_for_all(episode: Any, metadata: dict[str, Any]) -> None:
+    h5py = importlib.import_module("h5py")
+    texts = episode.create_group("infos").create_dataset(
+        "said", (100,), h5py.string_dtype(), chunks=(100,), compression="gzip"
+    )
+    texts[:] = ["x" * (4 << 20)] * 100
+
+
+def frames_of_many_pixels(episode: Any, metadata: dict[str, Any]) -> None:
+    del episode["observations"]
+    written = io.BytesIO()
+    Image.new("RGB", (8000, 8000)).save(written, "JPEG")
+    episode["observations"] = np.stack([np.frombuffer(written.getvalue(), np.uint8)] * 2)
+
+
+def code_for_spaces(episode: Any, metadata: dict[str, Any]) -> None:
+    del metadata["observation_space"]
+    spec = {"id": "a-v0", "entry_point": "os:mkdir", "kwargs": {"path": "/tmp/ran"}}
+    metadata["env_spec"] = json.dumps(spec)
+
+
+def huge_space(episode: Any, metadata: dict[str, Any]) -> None:
+    space = {"type": "Box", "dtype": "float64", "shape": [1 << 40], "low": 0.0, "high": 1.0}
+    metadata["observation_space"] = json.dumps(space)
+
+
+def deep_space(episode: Any, metadata: dict[str, Any]) -> None:
+    text = '{"type":"Tuple","subspaces":['
+    metadata["observation_space"] = text * 5000 + "]}" * 5000
+
+
+def many_episodes(episode: Any, metadata: dict[str, Any]) -> None:
+    metadata["total_episodes"] = 1 << 40
+
+
+def no_actions(episode: Any, metadata: dict[str, Any]) -> None:
+    del episode["actions"]
+
+
 STEP = {"obs": [1.0], "new_obs": [1.0], "actions": 0, "rewards": 1.0, "terminateds": True}
 GOOD_LINE = json.dumps({"eps_id": "a", "t": 0, **STEP})
 MANY_KEYS = json.dumps({"eps_id": "a", "t": 0, **STEP, **{f"k{i}": 0 for i in range(1000)}})
 
-REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
+REFUSED: dict[str, tuple[Callable[[Path], Path | str], str]] = {
     "a name that doubles": (
         packed_steps(packed(doubled_tuple(40))),
         "row 0, column 'obs': pickle refused at byte",
@@ -183,7 +382,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a row of 320 MB": (one_long_row, "a.parquet, column 'obs.list.element': row group 0 states"),
     "an absent row of 128 MiB": (
         an_absent_row_of_a_huge_type,
-        "a.parquet, column 'obs': a row states for 134217728",
+        "a.parquet, column 'obs': a row states 134217728",
     ),
     "100,000 lists in each other": (
         lines(GOOD_LINE, '{"obs":' + "[" * 100_000 + "]" * 100_000 + "}"),
@@ -209,6 +408,52 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lines(*[MANY_KEYS] * 90, *["{}"] * 700_000),
         "different keys have more than",
     ),
+    "a list of a deep manifest": (deep_manifest, "row 0): is nested too deeply"),
+    "an array of 8 TiB": (recording(huge_npy(), obs_path="obs.npz"), "states 8796093022208 bytes"),
+    "arrays that are too large together": (many_arrays, "obs.npz states 671088640 bytes"),
+    "an image of 4 gigapixels": (huge_image, "0.jpeg cannot be decoded"),
+    "an image that is a link": (linked_image, "'0.jpeg' is no file"),
+    "a video that names another": (playlist, "a.mp4 cannot be decoded"),
+    "a link out of the folder": (link_out_of_the_folder, "b.jsonl: is a link out of its folder"),
+    "32 GiB of HDF5": (
+        minari_dataset(sparse_array),
+        "column 'episode_0/observations': an array states 34359738368 bytes",
+    ),
+    "arrays of HDF5 together": (minari_dataset(many_arrays_together), "'episode_0' states 314"),
+    "HDF5 that leads to another file": (
+        minari_dataset(other_file),
+        "column 'episode_0/observations': is a link to somewhere else",
+    ),
+    "HDF5 held in another file": (
+        minari_dataset(raw_file),
+        "column 'episode_0/observations': is held in other files",
+    ),
+    "HDF5 in a circle": (
+        minari_dataset(circle),
+        "column 'episode_0/infos/again': is held in two places",
+    ),
+    "texts of HDF5": (
+        minari_dataset(one_row_for_all),
+        "column 'episode_0/infos/said': an array states",
+    ),
+    "frames of many pixels": (
+        minari_dataset(frames_of_many_pixels),
+        "column 'episode_0/observations': frames states 384000000",
+    ),
+    "a dataset that names code": (
+        minari_dataset(code_for_spaces),
+        "column 'observation_space': is missing",
+    ),
+    "a space of 8 TiB": (
+        minari_dataset(huge_space),
+        "column 'observation_space': a space states 8796093022208 bytes",
+    ),
+    "spaces in each other": (
+        minari_dataset(deep_space),
+        "column 'observation_space': is nested too deeply",
+    ),
+    "a trillion episodes": (minari_dataset(many_episodes), "holds 1 episodes, but states"),
+    "an episode without actions": (minari_dataset(no_actions), "cannot be read: KeyError"),
     "a line that fits no block": (
         lines(GOOD_LINE, '{"obs":"' + "x" * (1 << 21) + '"}'),
         "a.jsonl, row 1: a line has more than",
@@ -221,25 +466,39 @@ def many_fine_lines(folder: Path) -> Path:
     return lines(*(text.replace('"a"', f'"{index}"') for index in range(10_000)))(folder)
 
 
+FINE: dict[str, Callable[[Path], Path | str]] = {
+    "lines": many_fine_lines,
+    "minari": minari_dataset(unchanged),
+}
+
+
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What reading each case says."""
-    makers = {name: make for name, (make, _) in REFUSED.items()} | {"fine": many_fine_lines}
+    makers = {name: make for name, (make, _) in REFUSED.items()} | FINE
     folder = tmp_path_factory.mktemp("files")
-    paths = []
-    for index, make in enumerate(makers.values()):
+    paths = {}
+    for index, (name, make) in enumerate(makers.items()):
         (folder / str(index)).mkdir()
-        paths.append(str(make(folder / str(index))))
-    return dict(zip(makers, read_all(paths), strict=True))
+        with suppress(ImportError):
+            paths[name] = str(make(folder / str(index)))
+    return dict(zip(paths, read_all([*paths.values()], folder / "minari"), strict=True))
+
+
+def found(said: dict[str, str], name: str) -> str:
+    if name not in said:
+        pytest.skip("needs minari and h5py, of the extra breadbox[minari]")
+    return said[name]
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_file_that_asks_for_more_than_it_may_is_refused(name: str, said: dict[str, str]) -> None:
     _, problem = REFUSED[name]
 
-    assert said[name].startswith("refused: ")
+    assert found(said, name).startswith(("refused: ", "0 episodes, found: malformed"))
     assert problem in said[name]
 
 
-def test_lines_that_are_fine_are_read_across_blocks(said: dict[str, str]) -> None:
-    assert "10000 episodes" == said["fine"]
+@pytest.mark.parametrize(("name", "count"), [("lines", 10_000), ("minari", 1)])
+def test_what_is_fine_is_read(name: str, count: int, said: dict[str, str]) -> None:
+    assert f"{count} episodes" == found(said, name)

@@ -58,7 +58,8 @@ class Dataset:
 
     def _mapped(self) -> Iterator[list[Episode]]:
         if self.path.startswith(MINARI_SCHEME):
-            yield from ([episode] for episode in read_minari(self.path))
+            limits = self.mapping.limits
+            yield from ([episode] for episode in read_minari(self.path, limits=limits))
             return
         path = Path(self.path)
         if path.name == MANIFEST_NAME or (path / MANIFEST_NAME).exists():
@@ -80,6 +81,16 @@ class Dataset:
         files = [path] if path.is_file() else sorted(filter(is_readable, path.rglob("*")))
         if not files:
             raise UnsupportedDatasetError("holds no file that can be read", file=str(path))
+        folder = path.resolve()
+        for file in files:
+            # Who made the folder chose what links in it lead to.
+            if not file.resolve().is_relative_to(folder):
+                raise OfflineDataError(
+                    "is a link out of its folder; read what it leads to by its own name",
+                    file=str(file),
+                )
+            if not file.is_file():
+                raise OfflineDataError("is no file", file=str(file))
         return files
 
     def _map(self, batch: RowBatch, assembler: RowAssembler) -> list[Episode]:

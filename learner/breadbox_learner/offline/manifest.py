@@ -1,18 +1,19 @@
 """Episodes that `breadbox generate` recorded: a manifest, and the files that its lines name."""
 
 import json
+import math
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.trees import Tree, field_of, gather
 from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.errors import OfflineDataError
-from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits
+from breadbox_learner.offline.errors import OfflineDataError, named
+from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits, demand_bytes, nested_at_most
 from breadbox_learner.offline.report import FindingKind, ValidationReport
 
 MANIFEST_NAME = "manifest.jsonl"
@@ -54,7 +55,8 @@ def _lines(manifest: Path) -> Iterator[bytes]:
 
 
 def _read_episode(folder: Path, line: bytes, limits: DataLimits) -> Episode:
-    entry = json.loads(line)
+    with nested_at_most():
+        entry = json.loads(line)
     if not isinstance(entry, dict):
         raise OfflineDataError("a line of a manifest is an object")
     columns = _read_npz(_file_of(folder, entry, "action_path"), limits)
@@ -85,14 +87,31 @@ def _file_of(folder: Path, entry: dict[str, Any], key: str) -> Path:
 
 def _read_npz(path: Path, limits: DataLimits) -> dict[str, NDArray[Any]]:
     with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            if member.file_size > limits.array_bytes_max:
-                raise OfflineDataError(
-                    f"{path.name}: {member.filename} states {member.file_size} bytes; the limit "
-                    f"is {limits.array_bytes_max}"
-                )
+        members = archive.infolist()
+        for member in members:
+            # An array's own header is believed by numpy; it may state more than its file has.
+            with archive.open(member) as held:
+                stated_bytes = max(member.file_size, _stated_bytes(held))
+            demand_bytes(f"{path.name}: {member.filename}", stated_bytes, limits.array_bytes_max)
+        total_bytes = sum(member.file_size for member in members)
+        demand_bytes(path.name, total_bytes, limits.array_bytes_max)
     with np.load(path, allow_pickle=False) as held:
         return dict(held)
+
+
+def _stated_bytes(file: IO[bytes]) -> int:
+    """Bytes of the array that a file says it holds; 0 of one that is no array."""
+    try:
+        version = np.lib.format.read_magic(file)
+        is_first = version == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if is_first else _HEADER_2
+        shape, _, dtype = read(file)
+    except ValueError:
+        return 0
+    return math.prod(shape) * dtype.itemsize
+
+
+_HEADER_2 = np.lib.format.read_array_header_2_0
 
 
 def _read_observations(folder: Path, entry: dict[str, Any], limits: DataLimits) -> Tree:
@@ -124,21 +143,32 @@ def _tree(columns: dict[str, NDArray[Any]], root: str) -> Tree:
 
 
 def _read_video(path: Path, limits: DataLimits) -> NDArray[np.uint8]:
+    return _decode(path, "mp4", limits)
+
+
+def _decode(path: Path, form: str, limits: DataLimits) -> NDArray[np.uint8]:
+    """All frames of a file.
+
+    Args:
+        path: Of the file.
+        form: Its container. It is not found out from the contents: others than these can name
+            further files, which would be opened.
+        limits: `array_bytes_max` is what all frames together may have.
+    """
     import av
 
     frames: list[NDArray[np.uint8]] = []
     size_bytes = 0
     try:
-        with av.open(str(path)) as container:
-            for frame in container.decode(video=0):
+        with path.open("rb") as file, av.open(file, "r", format=form) as container:
+            # Of the size that a frame states, nothing is allocated before this is asked.
+            stream = container.streams.video[0]
+            stream.codec_context.options = {"max_pixels": str(limits.array_bytes_max // 3)}
+            for frame in container.decode(stream):
+                size_bytes += frame.width * frame.height * 3
+                demand_bytes(f"{path.name}: its frames", size_bytes, limits.array_bytes_max)
                 frames.append(np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8))
-                size_bytes += frames[-1].nbytes
-                if size_bytes > limits.array_bytes_max:
-                    raise OfflineDataError(
-                        f"{path.name} has more frames than the limit of "
-                        f"{limits.array_bytes_max} bytes"
-                    )
-    except av.FFmpegError as error:
+    except (av.FFmpegError, IndexError) as error:
         raise OfflineDataError(f"{path.name} cannot be decoded: {error}") from error
     if not frames:
         raise OfflineDataError(f"{path.name} has no frames")
@@ -147,7 +177,13 @@ def _read_video(path: Path, limits: DataLimits) -> NDArray[np.uint8]:
 
 def _read_images(folder: Path, limits: DataLimits) -> NDArray[np.uint8]:
     paths = sorted(folder.glob("*.jpeg"), key=lambda path: int(path.stem))
-    frames = [_read_video(path, limits)[0] for path in paths]
-    if not frames or len(frames) * frames[0].nbytes > limits.array_bytes_max:
-        raise OfflineDataError(f"{folder.name} has no images, or more than the limit")
+    frames: list[NDArray[np.uint8]] = []
+    for path in paths:
+        if path.is_symlink() or not path.is_file():
+            raise OfflineDataError(f"{named(path.name)} is no file")
+        frames.append(_decode(path, "jpeg_pipe", limits)[0])
+        size_bytes = len(paths) * frames[0].nbytes
+        demand_bytes(f"{folder.name}: its images", size_bytes, limits.array_bytes_max)
+    if not frames:
+        raise OfflineDataError(f"{folder.name} has no images")
     return np.stack(frames)

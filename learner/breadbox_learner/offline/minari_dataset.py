@@ -23,6 +23,8 @@ from breadbox_learner.offline.errors import (
     SpaceMismatchError,
     UnsupportedDatasetError,
 )
+from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits
+from breadbox_learner.offline.minari_checks import demand_sound
 from breadbox_learner.offline.rows import as_arrays
 from breadbox_learner.offline.writers import WrittenCounts
 
@@ -31,27 +33,54 @@ MINARI_SCHEME = "minari:"
 _EPISODES_PER_WRITE = 64
 
 
-def read_minari(path: str) -> Iterator[Episode]:
+_UNSOUND = (
+    *(ArithmeticError, AssertionError, AttributeError, KeyError, IndexError, NotImplementedError),
+    *(OSError, RecursionError, RuntimeError, TypeError, ValueError),
+)
+"""What the package raises where a dataset is not as it expects."""
+
+
+def read_minari(path: str, *, limits: DataLimits = DEFAULT_LIMITS) -> Iterator[Episode]:
     """Episodes of `minari:NAME`, one at a time.
 
     Raises:
         UnsupportedDatasetError: minari is not installed, or there is no such local dataset.
-        OfflineDataError: an episode's parts do not fit together.
+        OfflineDataError: it is malformed, names code or other files, states sizes beyond the
+            limits, or an episode's parts do not fit together.
     """
     minari = _import_minari(path)
     name = path.removeprefix(MINARI_SCHEME)
     try:
+        from minari.storage.datasets_root_dir import get_dataset_path
+
+        folder = get_dataset_path(name) / "data"
+        if folder.is_dir():
+            demand_sound(folder, limits)
         dataset = minari.load_dataset(name)
     except ImportError as error:
         raise _missing_package(path) from error
-    except (FileNotFoundError, ValueError) as error:
+    except OfflineDataError as error:
+        error.add_place(file=path)
+        raise
+    except _UNSOUND as error:
         raise UnsupportedDatasetError(f"cannot be opened: {error}", file=path) from error
-    for held in dataset.iterate_episodes():
+    for held in _sound_episodes(dataset, path):
         try:
             yield episode_from_minari(held, name)
         except OfflineDataError as error:
             error.add_place(file=path)
             raise
+
+
+def _sound_episodes(dataset: Any, path: str) -> Iterator[Any]:
+    try:
+        yield from dataset.iterate_episodes()
+    except OfflineDataError:
+        raise
+    except _UNSOUND as error:
+        raise OfflineDataError(
+            f"cannot be read: {type(error).__name__} {error}".splitlines()[0], file=path
+        ) from error
 
 
 def episode_from_minari(held: Any, dataset_name: str) -> Episode:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from breadbox.trees import Tree
 from breadbox_learner.offline.episode import Episode
 from breadbox_learner.offline.errors import EpisodeStateError, OfflineDataError
-from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits
+from breadbox_learner.offline.limits import DEFAULT_LIMITS, DataLimits, nested_at_most
 from breadbox_learner.offline.msgpack_codec import pack_message, unpack_message
 from breadbox_learner.offline.report import FindingKind, ValidationReport
 from breadbox_learner.offline.rows import as_arrays, stack
@@ -54,10 +54,13 @@ def unpack_episode(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Episo
         EpisodeStateError: corrupt, of an unknown layout, or with contents that are refused.
         EpisodeShapeError: its buffers do not fit together.
     """
-    state = unpack_message(data, limits=limits)
-    if not isinstance(state, dict):
-        raise EpisodeStateError(f"a serialized episode is a map, this is a {type(state).__name__}")
-    return episode_from_state(state)
+    with nested_at_most():
+        state = unpack_message(data, limits=limits)
+        if not isinstance(state, dict):
+            raise EpisodeStateError(
+                f"a serialized episode is a map, this is a {type(state).__name__}"
+            )
+        return episode_from_state(state)
 
 
 def pack_episode(episode: Episode) -> bytes:
