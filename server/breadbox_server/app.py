@@ -497,8 +497,8 @@ def _store_directory(settings: Settings, leftovers: ExitStack) -> Iterator[None]
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StartError(
-                f"--store {settings.store_shown} is in use by another server; "
-                "stop that one or give another directory"
+                f"--store {settings.store_shown} is in use by another server; stop that one (which "
+                "--take-over cannot displace from a directory) or give another directory"
             ) from error
         if settings.is_ephemeral:
             leftovers.callback(shutil.rmtree, directory, ignore_errors=True)

@@ -173,7 +173,9 @@ async def _claim(archive: JournalArchive, *, takes_over: bool) -> Claim:
             elif is_renewed:
                 raise _is_held(archive, error, "start this one with --take-over") from error
             if is_locked:
-                raise _is_held(archive, error, "kill it if it hangs") from error
+                # Its lock goes with its process, and with nothing else.
+                remedy = "kill it if it hangs (--take-over cannot displace it from a directory)"
+                raise _is_held(archive, error, remedy) from error
             left_s = inf if error.left_s is None else error.left_s
             log.debug("%s; waiting for its end", error)
         await asyncio.sleep(CLAIM_PERIOD_S)

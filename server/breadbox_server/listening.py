@@ -1,8 +1,12 @@
 """The addresses that a server answers on: found to be free, then taken."""
 
 import contextlib
+import fcntl
 import os
 import socket
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
 from typing import Final
 
 import grpc
@@ -13,6 +17,9 @@ from breadbox_server.transport import check_anonymous, check_plaintext
 
 ANSWER_S: Final = 1.0
 """Seconds for whoever listens on a unix socket to take a connection; a kernel does so at once."""
+TURN_S: Final = 2.0
+"""Seconds to wait for another server that takes a socket in the same folder at this moment."""
+TURN_PERIOD_S: Final = 0.02
 
 
 def check_addresses(settings: Settings) -> None:
@@ -108,12 +115,10 @@ def _check_unused(listen: str, option: str) -> None:
     Raises:
         StartError: Somebody does.
     """
-    path = listen.removeprefix("unix:")
-    path = path.removeprefix("//") if path.startswith("///") else path
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(ANSWER_S)
         try:
-            probe.connect(path)
+            probe.connect(_path_of(listen))
         except (FileNotFoundError, ConnectionRefusedError):
             return  # Nothing there, or what a server that was killed has left.
         except (TimeoutError, BlockingIOError):
@@ -127,17 +132,46 @@ def _check_unused(listen: str, option: str) -> None:
     )
 
 
+def _path_of(listen: str) -> str:
+    """The path of a unix socket, from either form of its address."""
+    path = listen.removeprefix("unix:")
+    return path.removeprefix("//") if path.startswith("///") else path
+
+
+@contextlib.contextmanager
+def _turn_in(folder: Path) -> Iterator[None]:
+    """Be the only server that takes a socket in a folder, inside the block.
+
+    After `TURN_S`, and where folders cannot be opened or locked, it goes on without: the lock only
+    keeps two that start in the same moment apart.
+    """
+    until = monotonic() + TURN_S
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, descriptor)
+            while monotonic() < until:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    sleep(TURN_PERIOD_S)
+        yield
+
+
 def _bind_socket(server: grpc.aio.Server, listen: str, option: str) -> None:
     """Listen on a unix socket that only this user may open; it needs no encryption.
 
     Raises:
-        StartError: It cannot be made.
+        StartError: It cannot be made, or another server has come first.
     """
-    mask = os.umask(0o077)
-    try:
-        with contextlib.suppress(RuntimeError):
-            if server.add_insecure_port(listen):
-                return
-    finally:
-        os.umask(mask)
+    with _turn_in(Path(_path_of(listen)).parent):
+        _check_unused(listen, option)
+        mask = os.umask(0o077)
+        try:
+            with contextlib.suppress(RuntimeError):
+                if server.add_insecure_port(listen):
+                    return
+        finally:
+            os.umask(mask)
     raise StartError(f"{option} {listen} cannot be used; is its folder there and writable?")

@@ -325,8 +325,9 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     "--take-over",
     "takes_over",
     is_flag=True,
-    help="Take a journal in Redis from a server that lives; that one ends. Without it, this one "
-    "starts once the other has ended or shown no sign of life for 1.5 s, else refuses to.",
+    help="Take a journal in Redis (from a directory none is displaced) from a server that lives; "
+    "that one ends. Without it, this one starts once the other has ended or shown no sign of life "
+    "for 1.5 s, else refuses to.",
 )
 @_option(
     "--delete-orphans",

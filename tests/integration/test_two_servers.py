@@ -265,7 +265,9 @@ def test_a_file_journal_is_locked_whatever_the_store_is(
             second.arguments = (*second.arguments, *arguments)
             with pytest.raises(AssertionError, match="did not start") as caught:
                 second.start()
-            assert f"another server (process {first.pid} on" in str(caught.value).splitlines()[-1]
+            said = str(caught.value).splitlines()[-1]
+            assert f"another server (process {first.pid} on" in said
+            assert "--take-over cannot displace it" in said
         first.kill()
         second.start()
     second.kill()
