@@ -26,6 +26,7 @@ from breadbox_server.authorization import (
 from breadbox_server.clients import ClientCensus, role_of_method
 from breadbox_server.core.errors import DomainError, InvalidArgumentError
 from breadbox_server.errors import InternalError
+from breadbox_server.gateway import READERS
 from breadbox_server.limits import PARTS_MAX
 from breadbox_server.metrics import Metrics
 
@@ -54,6 +55,15 @@ def _readable(method: str, deserialize: Callable[[bytes], Any] | None) -> Callab
             return InvalidArgumentError("request", str(error))
 
     return read
+
+
+def _sendable(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+    """A serializer that takes what is serialized already."""
+
+    def write(message: Any) -> bytes:
+        return message if type(message) is bytes or serialize is None else serialize(message)
+
+    return write
 
 
 class _NotDoneError(Exception):
@@ -153,8 +163,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         make, behaviour = form
         wrapped: MaybeHandler = make(
             self._wrap(method, behaviour),
-            request_deserializer=_readable(method, handler.request_deserializer),
-            response_serializer=handler.response_serializer,
+            request_deserializer=_readable(
+                method, READERS.get(method.removeprefix(SERVICE), handler.request_deserializer)
+            ),
+            response_serializer=_sendable(handler.response_serializer),
         )
         # Methods that exist are few; names that do not exist never get here.
         self._known[method] = wrapped
