@@ -27,6 +27,7 @@ from collections.abc import (
     Callable,
     Coroutine,
     Generator,
+    Iterable,
     Mapping,
     Sequence,
 )
@@ -784,8 +785,12 @@ class Lease:
             except ReplayBufferError as error:
                 _log.warning("lease %s was not read to its end: %s", self.lease_id, error)
                 break
-        self._unreadable = found
+        self.refuse(found)
         return found
+
+    def refuse(self, payload_ids: Iterable[str]) -> None:
+        """Name payloads that can be read and not be used; see `breadbox.Lease.refuse`."""
+        self._unreadable += [each for each in payload_ids if each not in self._unreadable]
 
     async def release(self, mode: ReleaseMode = ReleaseMode.CONSUMED) -> None:
         """End the lease. Idempotent; see `breadbox.Lease.release`."""

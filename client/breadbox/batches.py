@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from breadbox.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
 from breadbox.fragment import Tree
 from breadbox.payload.dtypes import BFLOAT16, as_leaf, byte_view
-from breadbox.payload.format import Head, decode_tree
-from breadbox.payload.fragments import FIELDS, Selection, require_fields
+from breadbox.payload.format import Head
+from breadbox.payload.fragments import FIELDS, Selection, decode_fragment
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.receive import Placement, receive
 from breadbox.stores.base import PayloadStore
@@ -201,7 +201,7 @@ def load_batch(
     if is_mapped and device is None and columns is None and len(references) == 1:
         mapped = store.map_many([references[0].metadata.payload])
         if mapped is not None:
-            return _mapped_batch(references[0], decode_tree(mapped[0])[0])
+            return _mapped_batch(references[0], decode_fragment(mapped[0], references[0]))
     is_elsewhere = device is not None and str(device).partition(":")[0] != "cpu"
     reusable = into.stacked if isinstance(into, Batch) else into
     builder = _Builder(references, Selection(columns), reusable, is_pinned=is_elsewhere)
@@ -219,7 +219,6 @@ def load_batch(
 
 def _mapped_batch(reference: FragmentReference, tree: Tree) -> Batch:
     """Return a batch of one row over a decoded fragment's own memory."""
-    require_fields(tree)
     fields = {name: map_tree(lambda leaf: leaf[None], tree[name]) for name in _STACKED_FIELDS}
     fields["extras"] = fields["extras"] or {}
     versions = tree["model_version"]

@@ -4,7 +4,7 @@ import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, overload
@@ -233,7 +233,7 @@ class Lease:
         self._once = once
         self._renewing = threading.Lock()
         self._unreadable: list[str] = []
-        """Payloads of which `unreadable` found that they cannot be read."""
+        """Payloads that `unreadable` found, or that were refused."""
         self.grant = grant
         """What the server granted."""
         self.released = False
@@ -371,13 +371,20 @@ class Lease:
             except errors.ReplayBufferError as error:
                 _log.warning("lease %s was not read to its end: %s", self.lease_id, error)
                 break
-        self._unreadable = found
+        self.refuse(found)
         return found
+
+    def refuse(self, payload_ids: Iterable[str]) -> None:
+        """Name payloads that can be read and not be used, as of an action that does not exist.
+
+        `release` says so to the server, which treats them like those that cannot be read.
+        """
+        self._unreadable += [each for each in payload_ids if each not in self._unreadable]
 
     def release(self, mode: ReleaseMode = ReleaseMode.CONSUMED) -> None:
         """End the lease. Idempotent: a second call does nothing, whatever its mode.
 
-        The server is told what `unreadable()` found, if it was called.
+        The server is told what `unreadable()` found, if it was called, and what was refused.
 
         Raises:
             LeaseExpiredError: It expired before; the server may serve its chunks again.

@@ -296,6 +296,7 @@ class _Run:
         place = self._ranks.place
         # Another one for each start: the server remembers which requests it has granted.
         nonce = self._ranks.from_main(uuid4().hex.encode()).decode()
+        spaces = spaces_of(self._settings.env, self._settings.env_options)
         return LeaseSource(
             self._client,
             fragment_count=self._settings.fragments_per_batch,
@@ -303,12 +304,7 @@ class _Run:
             prefetch_batches=self._settings.prefetch_batches,
             device=self._settings.device,
             session_id=publisher.session_id,
-            fitting=Fitting(
-                expected_rows(
-                    spaces_of(self._settings.env, self._settings.env_options),
-                    self._policy.initial_state(1),
-                )
-            ),
+            fitting=Fitting(expected_rows(spaces, self._policy.initial_state(1)), spaces),
             while_waiting=lambda: publisher.keep(self._policy),
         )
 

@@ -14,9 +14,11 @@ from breadbox import Client, Lease
 from breadbox.batches import Batch, Stack
 from breadbox.errors import (
     LeaseExpiredError,
+    PayloadMissingError,
     ReplayBufferError,
     SessionEndedError,
     TreeMismatchError,
+    UnsupportedArrayError,
     WaitElapsedError,
 )
 from breadbox.lease import UNREADABLE_ERRORS
@@ -27,6 +29,9 @@ from breadbox_learner.batching import TrainingBatch, training_batch
 from breadbox_learner.fitting import Fitting, Misfit
 
 _log = logging.getLogger(__name__)
+
+_FAULTS_OF_FRAGMENTS = (*LOAD_ERRORS, TreeMismatchError, UnsupportedArrayError)
+"""A batch cannot be loaded as it is; without some of its fragments it may."""
 
 FAILED_LOADS_MAX = 3
 """Batches in a row that may be left out because they cannot be loaded; then the run ends."""
@@ -185,7 +190,7 @@ class LeaseSource:
                 self._failed_loads = 0
                 if fetched is not None:
                     return fetched
-            except LOAD_ERRORS as error:
+            except _FAULTS_OF_FRAGMENTS as error:
                 if self._failed_loads >= FAILED_LOADS_MAX:
                     raise
                 self._failed_loads += 1
@@ -226,22 +231,22 @@ class LeaseSource:
         """Load what fits of a lease; None when nothing does."""
         granted_at = time.monotonic()
         references: Sequence[FragmentReference] = lease.references
-        try:
-            loaded = self._stacked(references)
-        except (*UNREADABLE_ERRORS, TreeMismatchError) as error:
-            if not isinstance(error, TreeMismatchError):
-                references = self._readable(lease, error)
-            references = self._fitting.kept(references, self._client.describe_arrays(references))
-            if not references:
+        while True:
+            try:
+                loaded = self._stacked(self._as_many(references, len(lease.references)))
+            except _FAULTS_OF_FRAGMENTS as error:
+                kept = self._without_faulty(lease, references, error)
+            else:
+                with self._side_stream or nullcontext():
+                    kept = self._usable(lease, loaded)
+                if len(kept) == len(loaded.references):
+                    break
+                if loaded.stacked is not None:
+                    self._spare.append(loaded.stacked)
+            if not kept:
                 return None
-            references = self._as_many(references, len(lease.references))
-            loaded = self._stacked(references)
-        misfit = self._fitting.batch_misfit(loaded)
-        if misfit is not None:
-            self._fitting.leave_out(references, misfit)
-            if loaded.stacked is not None:
-                self._spare.append(loaded.stacked)
-            return None
+            references = kept
+        references = loaded.references
         with self._side_stream or nullcontext():
             batch = training_batch(loaded)
 
@@ -266,23 +271,82 @@ class LeaseSource:
         self._misfits_told += count
         return count
 
-    def _readable(self, lease: Lease, error: ReplayBufferError) -> list[FragmentReference]:
-        """Leave out what cannot be read; the server is told of it with the end of the lease.
+    def _without_faulty(
+        self, lease: Lease, references: Sequence[FragmentReference], error: ReplayBufferError
+    ) -> list[FragmentReference]:
+        """Leave out what a batch could not be loaded for; fewer than there were.
+
+        The server is told with the end of the lease of what nobody can read or use.
 
         Raises:
-            ReplayBufferError: The one given: each payload by itself can be read.
+            ReplayBufferError: The one given: no fragment is at fault alone, or none is left.
         """
-        unreadable = frozenset(lease.unreadable())
-        if not unreadable:
+        if isinstance(error, PayloadMissingError):
+            # The server asks the store itself.
+            kept = self._without(references, {error.payload_id}, error)
+        elif isinstance(error, UNREADABLE_ERRORS):
+            kept = self._without(references, set(lease.unreadable()), error)
+        else:
+            try:
+                described = self._client.describe_arrays(references)
+            except LOAD_ERRORS as unreadable:
+                return self._without_faulty(lease, references, unreadable)
+            pairs = zip(references, described, strict=True)
+            lease.refuse([_id_of(each) for each, arrays in pairs if self._fitting.misfit(arrays)])
+            kept = self._fitting.kept(references, described)
+            if len(kept) == len(references):
+                # Arrays alike may stand in trees that differ: a list is not a dict.
+                kept = self._without(references, self._of_the_fewer(references), error)
+        if len(kept) == len(references) or (not kept and isinstance(error, PayloadMissingError)):
             raise error
+        return kept
+
+    def _without(
+        self,
+        references: Sequence[FragmentReference],
+        payload_ids: set[str],
+        error: ReplayBufferError,
+    ) -> list[FragmentReference]:
         kept: list[FragmentReference] = []
-        for reference in lease.references:
-            if reference.metadata.payload.payload_id in unreadable:
+        for reference in references:
+            if _id_of(reference) in payload_ids:
                 misfit = Misfit("its payload", "one that can be read", str(error))
                 self._fitting.leave_out([reference], misfit)
             else:
                 kept.append(reference)
         return kept
+
+    def _of_the_fewer(self, references: Sequence[FragmentReference]) -> set[str]:
+        """Payloads that do not stack with the first, or all that do, whichever are fewer."""
+        apart = {_id_of(each) for each in references if not self._stack(references[0], each)}
+        together = {_id_of(each) for each in references} - apart
+        return min(apart, together, key=len)
+
+    def _stack(self, *references: FragmentReference) -> bool:
+        try:
+            self._client.load_batch(references, device="cpu", into=None)
+        except _FAULTS_OF_FRAGMENTS:
+            return False
+        return True
+
+    def _usable(self, lease: Lease, loaded: Batch) -> list[FragmentReference]:
+        """Leave out rows that cannot be trained on; the server is told as of unreadable ones."""
+        references = loaded.references
+        misfit = self._fitting.batch_misfit(loaded)
+        if misfit is None:
+            faulty = self._fitting.faulty(loaded)
+        else:
+            # What does not stack, such as final observations, may be of one fragment alone.
+            described = self._client.describe_arrays(references)
+            misfits = [self._fitting.misfit(arrays) for arrays in described]
+            faulty = {row: each for row, each in enumerate(misfits) if each is not None}
+            faulty = faulty or dict.fromkeys(range(len(references)), misfit)
+        if not faulty:
+            return list(references)
+        for row, why in faulty.items():
+            self._fitting.leave_out([references[row]], why)
+        lease.refuse([_id_of(references[row]) for row in faulty])
+        return [each for row, each in enumerate(references) if row not in faulty]
 
     def _stacked(self, references: Sequence[FragmentReference]) -> Batch:
         """Load fragments into memory of a released batch, if there is some."""
@@ -290,7 +354,7 @@ class LeaseSource:
         try:
             with self._side_stream or nullcontext():
                 return self._client.load_batch(references, device=self._device, into=into)
-        except (*LOAD_ERRORS, TreeMismatchError):
+        except _FAULTS_OF_FRAGMENTS:
             if into is not None:
                 self._spare.append(into)
             raise
@@ -318,3 +382,7 @@ class LeaseSource:
             if mode is ReleaseMode.CONSUMED:
                 raise
             _log.warning("a lease could not be given back and will expire: %s", error)
+
+
+def _id_of(reference: FragmentReference) -> str:
+    return reference.metadata.payload.payload_id

@@ -11,6 +11,7 @@ import torch
 
 from breadbox.batches import Batch, Stack, load_batch
 from breadbox.errors import (
+    InvalidRequestError,
     LeaseExpiredError,
     PayloadCorruptError,
     SessionEndedError,
@@ -63,12 +64,16 @@ class FakeLease:
             str(number), 60.0, self.references, client.session_id, 1, request_id
         )
         self.ended: ReleaseMode | None = None
+        self.refused: list[str] = []
 
     def __enter__(self) -> "FakeLease":
         return self
 
     def unreadable(self) -> list[str]:
         return []  # Read once more, it can be read.
+
+    def refuse(self, payload_ids: list[str]) -> None:
+        self.refused += payload_ids
 
     def release(self, mode: ReleaseMode) -> None:
         assert self.ended is None, "released twice"
@@ -492,3 +497,9 @@ def test_spaces_tell_the_shapes_that_a_policy_can_take() -> None:
     )
     wanted = {"obs.image": (8, 8, 3), "obs.more[0]": (), "action": (2,), "in_state[0]": (5,)}
     assert wanted == expected_rows(spaces, (torch.zeros(1, 5),))
+
+
+def test_a_state_without_tensors_is_refused_with_the_remedy() -> None:
+    spaces = Spaces(gymnasium.spaces.Box(0, 1, (3,)), gymnasium.spaces.Discrete(2))
+    with pytest.raises(InvalidRequestError, match="return None for a policy without memory"):
+        expected_rows(spaces, {"memory": ()})

@@ -26,7 +26,7 @@ ever executed, and a reader checks every size against the payload's own before i
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -197,10 +197,17 @@ def parse_head(head: memoryview, size_bytes: int) -> Head:
     return Head(layout, body_offset, block_checksums, attributes)
 
 
-def decode_tree(payload: bytes | bytearray | memoryview) -> tuple[Tree, dict[str, str]]:
+def decode_tree(
+    payload: bytes | bytearray | memoryview, *, check: Callable[[Layout], None] = lambda _: None
+) -> tuple[Tree, dict[str, str]]:
     """Decode a payload, and verify it.
 
     Raw arrays are views of `payload`: writable if it is, and valid as long as its memory.
+
+    Args:
+        payload: All of its bytes.
+        check: Called with what the payload says of itself before its arrays are decoded; what it
+            raises is raised here.
 
     Returns:
         The tree, and the attributes.
@@ -212,6 +219,7 @@ def decode_tree(payload: bytes | bytearray | memoryview) -> tuple[Tree, dict[str
     """
     view = memoryview(payload).cast("B")
     head = parse_head(view, len(view))
+    check(head.layout)
     leaves = []
     for index, stored in enumerate(head.layout.arrays):
         start = head.body_offset + stored.offset_bytes

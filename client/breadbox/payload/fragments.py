@@ -11,7 +11,7 @@ import numpy as np
 from breadbox.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
 from breadbox.fragment import Fragment
 from breadbox.payload.codecs import Codecs
-from breadbox.payload.dtypes import as_leaf
+from breadbox.payload.dtypes import BFLOAT16, as_leaf
 from breadbox.payload.format import Head, decode_tree, encode_with_layout
 from breadbox.payload.header import serialize_attributes
 from breadbox.payload.layout import Layout, StoredArray
@@ -41,6 +41,21 @@ WHOLE_FIELDS: Final = ("next_obs", "in_state", "final_obs_step", "final_obs")
 """Fields that belong to the fragment, not to its steps."""
 
 FIELDS: Final = (*STEP_FIELDS, *WHOLE_FIELDS)
+
+_KINDS_OF_FIELD: Final = {
+    "reward": "biuf",
+    "terminated": "biu",
+    "truncated": "biu",
+    "first": "biu",
+    "episode_id": "iu",
+    "log_prob": "biuf",
+    "value": "biuf",
+    "model_version": "iu",
+    "final_obs_step": "iu",
+}
+"""Fields that are one array of a row each, or absent; and numpy's kinds of what may be in them."""
+
+_REQUIRED_FIELDS: Final = ("reward", "terminated", "truncated", "first", "episode_id")
 
 _KIND: Final = "fragment"
 _IMAGE_SIDE_MIN: Final = 16
@@ -167,7 +182,7 @@ def read_fragments(
         mapped = store.map_many([each.metadata.payload for each in references])
         if mapped is not None:
             return [
-                _fragment_of(reference, require_fields(decode_tree(view)[0]))
+                _fragment_of(reference, decode_fragment(view, reference))
                 for reference, view in zip(references, mapped, strict=True)
             ]
     selection = Selection(columns, steps)
@@ -212,7 +227,7 @@ def describe_arrays(
     described: list[dict[str, ArrayType]] = [{} for _ in references]
 
     def place(position: int, head: Head) -> Sequence[Placement]:
-        require_fields(head.layout.structure)
+        require_fragment(head.layout, references[position].metadata.step_count)
         described[position] = {
             stored.name: ArrayType(stored.type_name, stored.shape) for stored in head.layout.arrays
         }
@@ -251,7 +266,7 @@ class Selection:
             PayloadCorruptError: The payload is not a fragment's.
             InvalidRequestError: A column is not in the payload, or steps are out of range.
         """
-        require_fields(head.layout.structure)
+        require_fragment(head.layout, reference.metadata.step_count)
         steps = self._steps
         if steps is not None and steps[1] > reference.metadata.step_count:
             raise InvalidRequestError(
@@ -347,6 +362,47 @@ def require_fields(tree: Any) -> dict[str, Any]:
     return tree
 
 
+@lru_cache(maxsize=64)
+def require_fragment(layout: Layout, step_count: int) -> None:
+    """See that what a layout describes can be a fragment of so many steps. Once per layout.
+
+    Raises:
+        PayloadCorruptError: A field is missing, of another type or kind, or has other rows.
+    """
+    structure = require_fields(layout.structure)
+    for name in _REQUIRED_FIELDS:
+        if structure[name] is None:
+            raise PayloadCorruptError(f"a fragment has no {name}")
+    if not isinstance(structure["extras"], dict | None):
+        raise PayloadCorruptError("a fragment's extras have no names")
+    for name, kinds in _KINDS_OF_FIELD.items():
+        number = structure[name]
+        if number is None:
+            continue
+        if not isinstance(number, int) or len(layout.arrays[number].shape) != 1:
+            raise PayloadCorruptError(f"a fragment's {name} is not an array of one axis")
+        stored = layout.arrays[number]
+        if stored.dtype.kind not in kinds or (stored.type_name == BFLOAT16 and kinds[-1] != "f"):
+            raise PayloadCorruptError(f"a fragment's {name} is of type {stored.type_name}")
+    ends = structure["final_obs_step"]
+    rows = dict.fromkeys(STEP_FIELDS, step_count)
+    if ends is not None:
+        rows["final_obs"] = layout.arrays[ends].shape[0]
+    for stored in layout.arrays:
+        wanted = rows.get(field_of(stored.name))
+        if wanted is not None and stored.shape[:1] != (wanted,):
+            raise PayloadCorruptError(
+                f"array {stored.name!r} of {stored.describe()} does not have {wanted} rows"
+            )
+
+
+def decode_fragment(payload: memoryview, reference: FragmentReference) -> dict[str, Any]:
+    """Decode a fragment's payload, and verify it; see `decode_tree`."""
+    step_count = reference.metadata.step_count
+    tree, _ = decode_tree(payload, check=lambda layout: require_fragment(layout, step_count))
+    return require_fields(tree)
+
+
 def _fragment_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment:
     metadata = reference.metadata
     fields = {**tree, "extras": tree["extras"] or {}}
@@ -398,6 +454,7 @@ __all__ = [
     "STEP_FIELDS",
     "WHOLE_FIELDS",
     "Selection",
+    "decode_fragment",
     "encode_fragment",
     "fragment_tree",
     "read_fragments",
