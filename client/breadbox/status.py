@@ -5,6 +5,7 @@ failure without one (a dead server, a proxy, gRPC itself) is read by its status 
 total: every failure becomes a `ReplayBufferError`.
 """
 
+import re
 from collections.abc import Callable, Mapping
 
 import grpc
@@ -17,6 +18,8 @@ from breadbox.unreachable import unreachable
 DOMAIN = "breadbox"
 _DETAILS_KEY = "grpc-status-details-bin"
 _RETRY_DELAY_S_DEFAULT = 0.25
+_RETRY_DELAY_S_UNTOLD = 0.02
+"""Where a transport has no place for a call just now: places are free again in no time."""
 
 
 class Failure:
@@ -104,6 +107,7 @@ BY_REASON: Mapping[str, Callable[[Failure], errors.ReplayBufferError]] = {
     "WAITERS_FULL": _backpressure,
     "WATCHERS_FULL": _backpressure,
     "APPENDS_FULL": _backpressure,
+    "SERVER_BUSY": _backpressure,
     "STORE_FULL": _backpressure,
     "GATEWAY_FULL": _backpressure,
     "GATEWAY_OFF": lambda failure: errors.NotSupportedError(failure.text),
@@ -128,8 +132,11 @@ def _unknown(failure: Failure) -> errors.ReplayBufferError:
 
 
 def _exhausted(failure: Failure) -> errors.ReplayBufferError:
+    """From gRPC itself, ours or a proxy's: it gets better, unless it is about a size."""
+    if re.search(r"(larger|bigger) than|size exceeds|exceeds .*limit \(", failure.text):
+        return errors.LimitExceededError(f"{failure.text}; send less at a time")
     if failure.retry_delay_s is None:
-        return errors.LimitExceededError(failure.text)
+        return errors.BackpressureError(failure.text, _RETRY_DELAY_S_UNTOLD)
     return _backpressure(failure)
 
 

@@ -32,6 +32,7 @@ from breadbox_server.authorization import Gate, Role
 from breadbox_server.books import Books, books_open
 from breadbox_server.clients import ClientCensus
 from breadbox_server.clock import Clock, LoopClock
+from breadbox_server.connections import PortConnections
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.errors import StartError
 from breadbox_server.gateway import Gateway
@@ -39,12 +40,13 @@ from breadbox_server.health import Health
 from breadbox_server.interceptors import CallInterceptor
 from breadbox_server.jobs import CLOSE_S_MAX, Jobs, bounded
 from breadbox_server.journal.storage import JournalError
-from breadbox_server.listening import bind, check_addresses, check_free
+from breadbox_server.listening import bind, bound_port, check_addresses, check_free
 from breadbox_server.metrics import Metrics
 from breadbox_server.reconciliation import Reconciler
 from breadbox_server.service import ReplayBufferService, StoreAdvice
 from breadbox_server.settings import Settings, parse_address
 from breadbox_server.tokens import TokenFile
+from breadbox_server.traffic import Traffic
 from breadbox_server.transport import server_credentials
 
 log = logging.getLogger(__name__)
@@ -72,6 +74,14 @@ SERVER_OPTIONS: Final = (
     ("grpc.max_metadata_size", limits.METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", limits.METADATA_BYTES_MAX),
     ("grpc.max_concurrent_streams", limits.STREAMS_MAX),
+    # What comes of a request unasked for; not more because a connection is fast.
+    ("grpc.http2.lookahead_bytes", limits.WINDOW_BYTES),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.server.max_pending_requests", limits.UNASKED_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", limits.UNASKED_MAX_HARD),
+    ("grpc.max_connection_idle_ms", _ms(limits.IDLE_S)),
+    ("grpc.max_connection_age_ms", _ms(limits.AGE_S)),
+    ("grpc.max_connection_age_grace_ms", _ms(limits.AGE_GRACE_S)),
     ("grpc.keepalive_time_ms", _ms(limits.KEEPALIVE_S)),
     ("grpc.keepalive_timeout_ms", _ms(limits.KEEPALIVE_ANSWER_S)),
     # gRPC's default would hang up on clients that ping while a fetch blocks.
@@ -158,17 +168,24 @@ async def serving(
         census = ClientCensus(clock.now)
         for role in Role:
             metrics.clients.labels(role.value).set_function(partial(census.count, role))
-        interceptor = CallInterceptor(metrics, Gate(tokens), census, driver.outage)
+        connections_max = _connections_max(settings)
+        connections = PortConnections()
+        traffic = Traffic(metrics, connections, connections_max)
+        interceptor = CallInterceptor(metrics, Gate(tokens), census, driver.outage, traffic)
         health = Health(("", SERVICE_NAME))
         gateway = _open_gateway(settings, driver, clock, metrics, parts)
         if gateway is not None:
             stack.callback(gateway.close)
-        server = _build_server(settings, driver, metrics, interceptor, health, gateway)
+        server = _build_server(
+            settings, driver, metrics, interceptor, health, gateway, connections_max
+        )
         address = bind(server, settings, credentials)
+        connections.port = bound_port(address)
         ending = _Ending(server, health, driver, settings.drain_grace_s, on_end)
         with _one_line_errors():
             async with Jobs(ending.fail) as jobs:
                 jobs.start(driver.run(ending.fail))
+                jobs.start(traffic.run())
                 if tokens:
                     jobs.start(tokens.keep_fresh(interceptor.recheck))
                 try:
@@ -347,14 +364,14 @@ def _build_server(
     interceptor: CallInterceptor,
     health: Health,
     gateway: Gateway | None,
+    connections_max: int,
 ) -> grpc.aio.Server:
     server = grpc.aio.server(
         interceptors=[interceptor],
         options=(
             *SERVER_OPTIONS,
-            ("grpc.max_allowed_incoming_connections", _connections_max(settings)),
+            ("grpc.max_allowed_incoming_connections", connections_max),
         ),
-        maximum_concurrent_rpcs=limits.CALLS_MAX,
     )
     service = ReplayBufferService(
         driver,

@@ -29,6 +29,15 @@ class WatchersFullError(DomainError):
         self.limit = limit
 
 
+class ServerBusyError(DomainError):
+    """The call had no place among those in progress, or its message among those on their way."""
+
+    reason = "SERVER_BUSY"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text}; try again")
+
+
 class PayloadSizeError(DomainError):
     """The payload in the store has another number of bytes than its reference says."""
 

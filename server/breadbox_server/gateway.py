@@ -17,7 +17,6 @@ Invariants:
 """
 
 import asyncio
-import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -28,8 +27,8 @@ from typing import Final, Protocol, TypeVar
 from breadbox.errors import PayloadMissingError, StoreError
 from breadbox.stores.base import Part, PayloadParts
 from breadbox.stores.deadline import Deadline
-from breadbox.stores.frames import Written, unpack_write
 from breadbox.types import PayloadReference
+from breadbox.v1.replay_buffer_service_pb2 import WritePayloadsRequest as Message
 from breadbox_server import limits
 from breadbox_server.authorization import Caller, Role
 from breadbox_server.core.errors import DrainingError, InvalidArgumentError
@@ -45,17 +44,9 @@ THREADS: Final = 8
 """Threads that talk to the store; calls that wait for one hold their parts meanwhile."""
 SILENCE_S: Final = 5.0
 """Silence of the store that ends a call: shorter than callers' own deadlines of 10 s."""
-TELL_S: Final = 0.5
-"""Seconds between two signs of life for who writes; far less than callers' deadlines of 10 s."""
 
 Range = tuple[PayloadReference, int, int]
 """(payload, first byte, bytes)."""
-
-Message = Written | InvalidArgumentError
-"""Of a write: what came, or why it could not be read."""
-
-READERS: Final = {"WritePayloads": unpack_write}
-"""How messages are read that carry payload bytes, by method."""
 
 
 class Referrer(Protocol):
@@ -124,7 +115,7 @@ class Gateway:
             peer: The caller's connection.
             sizes: Bytes of each payload.
             incoming: Their bytes.
-            tell: Says, now and then, that more is stored.
+            tell: Says that another part is stored.
 
         Raises:
             InvalidArgumentError: There are other bytes than that, or more than a caller may write.
@@ -137,7 +128,6 @@ class Gateway:
             references = [self._store.new_reference(size_bytes) for size_bytes in sizes]
             self.unannounced.add(caller.name, references, self._now())
             storing: Future[None] | None = None
-            told_at = self._now()
             try:
                 for ranges in _in_parts((each, 0, each.size_bytes) for each in references):
                     async with _moving():
@@ -148,8 +138,6 @@ class Gateway:
                     self._bytes_in.inc(sum(length for _, _, length in ranges))
                     if storing is not None:
                         await _done(storing)
-                    if self._now() - told_at >= TELL_S:
-                        told_at = self._now()
                         async with _moving():
                             await tell()
                     storing = self._submit(self._store_now().write_parts, parts)
@@ -169,7 +157,7 @@ class Gateway:
         caller: Caller,
         peer: str,
         ranges: Sequence[Range],
-        send: Callable[[memoryview], Awaitable[None]],
+        send: Callable[[bytearray], Awaitable[None]],
     ) -> None:
         """Send ranges of payloads, one behind another, in parts.
 
@@ -181,11 +169,9 @@ class Gateway:
         """
         self.check_readable(caller, ranges)
         async with self.calls.taken(caller.name, peer):
-            reading: tuple[Future[None], memoryview] | None = None
-            # Fresh memory costs as much as a copy; these are used in turns.
-            memories = itertools.cycle((bytearray(), bytearray()))
+            reading: tuple[Future[None], bytearray] | None = None
             for part in _in_parts(ranges):
-                following = self._read_ahead(part, next(memories))
+                following = self._read_ahead(part)
                 if reading is not None:
                     await self._send(*reading, send)
                 reading = following
@@ -229,23 +215,19 @@ class Gateway:
         except RuntimeError:
             raise DrainingError from None
 
-    def _read_ahead(
-        self, part: Sequence[Range], memory: bytearray
-    ) -> "tuple[Future[None], memoryview]":
-        size_bytes = sum(length for _, _, length in part)
-        memory.extend(bytes(max(0, size_bytes - len(memory))))
-        filled = memoryview(memory)[:size_bytes]
+    def _read_ahead(self, part: Sequence[Range]) -> "tuple[Future[None], bytearray]":
+        memory = bytearray(sum(length for _, _, length in part))
         wanted, at = [], 0
         for reference, start, length in part:
-            wanted.append(Part(reference, start, [filled[at : at + length]]))
+            wanted.append(Part(reference, start, [memoryview(memory)[at : at + length]]))
             at += length
-        return self._submit(self._store_now().read_parts, wanted), filled
+        return self._submit(self._store_now().read_parts, wanted), memory
 
     async def _send(
         self,
         reading: "Future[None]",
-        memory: memoryview,
-        send: Callable[[memoryview], Awaitable[None]],
+        memory: bytearray,
+        send: Callable[[bytearray], Awaitable[None]],
     ) -> None:
         await _done(reading)
         async with _moving():
@@ -415,8 +397,8 @@ class Incoming:
         rest: Those to come.
     """
 
-    def __init__(self, first: Written, rest: AsyncIterator[Message]) -> None:
-        self._left = first.data
+    def __init__(self, first: Message, rest: AsyncIterator[Message]) -> None:
+        self._left = memoryview(first.data)
         self._rest = rest
 
     async def take(self, count: int) -> list[memoryview]:
@@ -431,7 +413,7 @@ class Incoming:
                 message = await anext(self._rest, None)
                 if message is None:
                     raise InvalidArgumentError("data", "is less than size_bytes say")
-                self._left = _checked(message).data
+                self._left = memoryview(_checked(message).data)
             part = self._left[:count]
             taken.append(part)
             count -= len(part)
@@ -448,7 +430,7 @@ class Incoming:
             raise InvalidArgumentError("data", "is more than size_bytes say")
 
 
-async def first_message(messages: AsyncIterator[Message]) -> Written:
+async def first_message(messages: AsyncIterator[Message]) -> Message:
     """Wait for the first message of a write.
 
     Raises:
@@ -462,7 +444,7 @@ async def first_message(messages: AsyncIterator[Message]) -> Written:
     return _checked(first)
 
 
-def _checked(message: Message) -> Written:
+def _checked(message: Message | InvalidArgumentError) -> Message:
     """What has come, if it could be read."""
     if isinstance(message, InvalidArgumentError):
         raise message

@@ -1,9 +1,10 @@
 """What stands around every call: who may make it, how errors are told, what is counted."""
 
 import asyncio
+import inspect
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, NoReturn, TypeAlias
@@ -16,6 +17,7 @@ from grpc_status import rpc_status
 from breadbox.message_parts import require_few_parts
 from breadbox_server import status
 from breadbox_server.authorization import (
+    HEALTH,
     SERVICE,
     Caller,
     Gate,
@@ -26,19 +28,29 @@ from breadbox_server.authorization import (
 from breadbox_server.clients import ClientCensus, role_of_method
 from breadbox_server.core.errors import DomainError, InvalidArgumentError
 from breadbox_server.errors import InternalError
-from breadbox_server.gateway import READERS
 from breadbox_server.limits import PARTS_MAX
 from breadbox_server.metrics import Metrics
+from breadbox_server.traffic import Call, Traffic
 
 log = logging.getLogger(__name__)
 
 MaybeHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
-Behaviour = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Behaviour = Callable[[Any, Context], Awaitable[Any]]
+Answer = Callable[[Call, Context], Awaitable[Any]]
 
 REQUEST_ID_BYTES: Final = 8
 ANSWER_MARGIN_S: Final = 0.15
 """Kept free before a call's deadline, so that the reason for no answer still reaches the caller;
 less than what a wait that was asked for keeps free."""
+RESERVED: Final = frozenset(
+    {
+        HEALTH + "Check",
+        *(SERVICE + name for name in ("ListBuffers", "GetBuffer", "GetStoreConfig")),
+        *(SERVICE + name for name in ("CreateBuffer", "UpdateBuffer", "DeleteBuffer")),
+    }
+)
+"""Methods that have places when all others are taken."""
 
 
 def _readable(method: str, deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
@@ -57,29 +69,8 @@ def _readable(method: str, deserialize: Callable[[bytes], Any] | None) -> Callab
     return read
 
 
-def _sendable(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
-    """A serializer that takes what is serialized already."""
-
-    def write(message: Any) -> bytes:
-        return message if type(message) is bytes or serialize is None else serialize(message)
-
-    return write
-
-
 class _NotDoneError(Exception):
     """The caller's time is almost up, and nothing else is the matter."""
-
-
-def _form_of(method: str, handler: Any) -> tuple[Callable[..., Any], Behaviour] | None:
-    """What makes a handler of a method's form, and what it does; None: not to be wrapped."""
-    if handler.unary_unary is not None:
-        return grpc.unary_unary_rpc_method_handler, handler.unary_unary
-    if not method.startswith(SERVICE):
-        return None
-    # Of ours these are coroutines that write by way of their context, not generators.
-    if handler.unary_stream is not None:
-        return grpc.unary_stream_rpc_method_handler, handler.unary_stream
-    return grpc.stream_stream_rpc_method_handler, handler.stream_stream
 
 
 @dataclass(eq=False, slots=True)
@@ -111,6 +102,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         census: Told of every caller whose call says what it is here for.
         outage: Says what does not answer the server, if anything; a call that is about to run out
             of time is told.
+        traffic: Asked whether there is a place for a call, and for its message.
     """
 
     def __init__(
@@ -119,11 +111,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         gate: Gate | None = None,
         census: ClientCensus | None = None,
         outage: Callable[[], Exception | None] = lambda: None,
+        traffic: Traffic | None = None,
     ) -> None:
         self._metrics = metrics
         self._gate = gate or Gate(None)
         self._census = census or ClientCensus(perf_counter)
         self._outage = outage
+        self._traffic = traffic or Traffic(metrics)
         self._known: dict[str, MaybeHandler] = {}
         self._running: set[_Running] = set()
 
@@ -147,7 +141,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MaybeHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> MaybeHandler:
-        """Wrap our methods; those of health and reflection, once let in, pass as they are."""
+        """Wrap every method, in a form in which its message is asked for by us, or never."""
         method = handler_call_details.method
         known = self._known.get(method)
         handler = known or await continuation(handler_call_details)
@@ -156,43 +150,82 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         try:
             calls_as(self._gate.admit(method, handler_call_details.invocation_metadata or ()))
         except DomainError as error:
-            return self._refusal(method, handler, error)
-        form = _form_of(method, handler)
-        if known is not None or form is None:
-            return handler
-        make, behaviour = form
-        wrapped: MaybeHandler = make(
-            self._wrap(method, behaviour),
-            request_deserializer=_readable(
-                method, READERS.get(method.removeprefix(SERVICE), handler.request_deserializer)
-            ),
-            response_serializer=_sendable(handler.response_serializer),
-        )
-        # Methods that exist are few; names that do not exist never get here.
-        self._known[method] = wrapped
-        return wrapped
+            return self._refusal(method, error)
+        if known is None:
+            # Methods that exist are few; names that do not exist never get here.
+            known = self._known[method] = self._wrapped(method, handler)
+        return known
 
-    def _refusal(self, method: str, handler: Any, error: DomainError) -> MaybeHandler:
-        """A handler that refuses one call, in the method's own form; its request stays unread."""
+    def _refusal(self, method: str, error: DomainError) -> MaybeHandler:
+        """A handler that refuses one call at once; its request stays unread."""
 
-        async def refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def refuse(call: Call, context: Context) -> NoReturn:
             raise error
 
-        async def refuse_stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            await _end(context.abort_with_status(rpc_status.to_status(status.to_status(error))))
+        # In this form whether one answer was asked for or many: a refusal comes with none.
+        return grpc.stream_unary_rpc_method_handler(self._told(method, refuse))
 
+    def _wrapped(self, method: str, handler: Any) -> MaybeHandler:
+        read = _readable(method, handler.request_deserializer)
+        write = handler.response_serializer
         if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(self._wrap(method, refuse))
+            told = self._told(method, self._on_message(method, handler.unary_unary))
+            return grpc.stream_unary_rpc_method_handler(told, read, write)
         if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(refuse_stream)
-        return grpc.stream_stream_rpc_method_handler(refuse_stream)
+            answer = self._on_message(method, _writing(handler.unary_stream))
+        else:
+            answer = self._on_messages(method, _writing(handler.stream_stream))
+        return grpc.stream_stream_rpc_method_handler(self._told(method, answer), read, write)
+
+    def _on_message(self, method: str, behaviour: Behaviour) -> Answer:
+        """Answers the one message of a call."""
+        answer = self._in_time_of(method)
+
+        async def on_message(call: Call, context: Context) -> Any:
+            request = await self._receive(method, call, context)
+            if request is grpc.aio.EOF:
+                raise InvalidArgumentError("request", "is missing")
+            return await answer(method, behaviour, request, context)
+
+        return on_message
+
+    def _on_messages(self, method: str, behaviour: Behaviour) -> Answer:
+        """Answers the messages of a call, one after the other."""
+        answer = self._in_time_of(method)
+
+        async def messages(first: Any, call: Call, context: Context) -> AsyncIterator[Any]:
+            message = first
+            while message is not grpc.aio.EOF:
+                yield message
+                if method.startswith(SERVICE):
+                    # The gateway knows for how long, and how much of them may be on its way.
+                    message = _checked(await context.read())
+                else:
+                    message = await self._receive(method, call, context)
+
+        async def on_messages(call: Call, context: Context) -> Any:
+            first = await self._receive(method, call, context)
+            return await answer(method, behaviour, messages(first, call, context), context)
+
+        return on_messages
+
+    async def _receive(self, method: str, call: Call, context: Context) -> Any:
+        """The next message of a call, which has a place then."""
+        request = _checked(await self._traffic.receive(call, context))
+        self._traffic.admit(call, is_reserved=method in RESERVED)
+        return request
+
+    def _in_time_of(self, method: str) -> Callable[..., Awaitable[Any]]:
+        """Who answers a method: those of health and reflection may take as long as they want."""
+        is_long = not method.startswith(SERVICE) and method != HEALTH + "Check"
+        return _at_leisure if is_long else self._in_time
 
     async def _in_time(
         self,
         method: str,
         behaviour: Behaviour,
         request: Any,
-        context: grpc.aio.ServicerContext[Any, Any],
+        context: Context,
     ) -> Any:
         """Answer before the caller's time is up: else nobody would say what it waited for.
 
@@ -202,8 +235,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         left_s = context.time_remaining()
         if left_s is not None:
             left_s -= min(ANSWER_MARGIN_S, left_s / 4)
-        if isinstance(request, InvalidArgumentError):
-            raise request
         limit = asyncio.timeout(left_s)
         call = _Running(method, request, (), limit)
         if self._gate.asks_for_tokens:
@@ -225,7 +256,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         finally:
             self._running.discard(call)
 
-    def _wrap(self, path: str, behaviour: Behaviour) -> Behaviour:
+    def _told(self, path: str, answer: Answer) -> Behaviour:
+        """Gives an answer, or tells why there is none, and counts either."""
         method = path.rpartition("/")[2]
         role = role_of_method(path)
         seconds = self._metrics.rpc_seconds.labels(method)
@@ -234,13 +266,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             for code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
         }
 
-        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def carry_out(unread: Any, context: Context) -> Any:
             started = perf_counter()
             code = grpc.StatusCode.OK
+            peer = context.peer()
+            call = self._traffic.begin(peer)
             if role is not None:
-                self._census.seen(context.peer(), role)
+                self._census.seen(peer, role)
             try:
-                return await self._in_time(path, behaviour, request, context)
+                return await answer(call, context)
             except asyncio.CancelledError:
                 code = grpc.StatusCode.CANCELLED
                 raise
@@ -248,8 +282,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 code = context.code() or grpc.StatusCode.UNKNOWN
                 raise
             except _NotDoneError:
-                code = grpc.StatusCode.DEADLINE_EXCEEDED
-                await _end(context.abort(code, "the server was not done in time"))
+                code = grpc.StatusCode.CANCELLED
+                late = grpc.StatusCode.DEADLINE_EXCEEDED
+                try:
+                    await _end(context.abort(late, "the server was not done in time"))
+                except grpc.aio.AbortError:
+                    code = late
+                    raise
             except status.TELLABLE as error:
                 code = status.code_of(error)
                 await _end(context.abort_with_status(rpc_status.to_status(status.to_status(error))))
@@ -261,7 +300,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             finally:
                 # gRPC keeps the error that ended a call beside its context: a cycle, which would
                 # keep the request as well until somebody looks for cycles.
-                del request, context
+                del unread, context
+                self._traffic.answered(call)
                 elapsed_s = perf_counter() - started
                 seconds.observe(elapsed_s)
                 counter = answered.get(code)
@@ -271,7 +311,34 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if log.isEnabledFor(logging.DEBUG):
                     log.debug("%s %s %.1f ms", method, code.name, elapsed_s * 1e3)
 
-        return call
+        return carry_out
+
+
+def _checked(request: Any) -> Any:
+    """A message that could be read.
+
+    Raises:
+        InvalidArgumentError: It could not.
+    """
+    if isinstance(request, InvalidArgumentError):
+        raise request
+    return request
+
+
+async def _at_leisure(method: str, behaviour: Behaviour, request: Any, context: Context) -> Any:
+    return await behaviour(request, context)
+
+
+def _writing(behaviour: Any) -> Behaviour:
+    """What answers with a stream, as a coroutine that writes to its context."""
+    if not inspect.isasyncgenfunction(behaviour):
+        return behaviour  # type: ignore[no-any-return]  # gRPC's other form of the same
+
+    async def write(request: Any, context: Context) -> None:
+        async for answer in behaviour(request, context):
+            await context.write(answer)
+
+    return write
 
 
 def _verdict(call: _Running, caller: Caller | DomainError) -> DomainError | None:

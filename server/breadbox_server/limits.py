@@ -33,13 +33,36 @@ METADATA_BYTES: Final = 16 * 2**10
 METADATA_BYTES_MAX: Final = 64 * 2**10
 """Metadata of a call: above the first some calls are refused, above the second all."""
 
+IDLE_S: Final = 300.0
+"""Seconds without a call after which a connection is ended; its client notices nothing."""
+AGE_S: Final = 3600.0
+"""Seconds after which a connection takes no new calls, which its client makes on a new one."""
+AGE_GRACE_S: Final = 600.0
+"""Seconds that the calls of such a connection get to end: more than the longest wait."""
+ARRIVALS_OF_CONNECTION_MAX: Final = 64
+FRUITLESS_MAX: Final = 128
+FRUITLESS_S: Final = 10.0
+"""Calls that were refused or given up before their messages had come, in so many seconds."""
+ANSWER_TAKEN_S: Final = 60.0
+"""Seconds in which the answer of a call has to be taken."""
+WINDOW_BYTES: Final = 64 * 2**10
+"""Of a request, that may come before it is asked for."""
+
 # What calls may do ---------------------------------------------------------------------------
 
 CALLS_MAX: Final = 32_768
 """Calls in progress; above the sum of watchers and waiters that one server is meant to hold."""
+CALLS_RESERVED: Final = 1024
+"""Places beyond these, for health and for what operators call."""
+ARRIVALS_MAX: Final = 128
+ARRIVAL_S: Final = 10.0
+"""Seconds in which the message of a call has to be here."""
+UNASKED_MAX: Final = 1000
+UNASKED_MAX_HARD: Final = 3000
+"""Calls that the loop has not seen yet: above the first some are refused, above the second all."""
 WATCHES_MAX: Final = 4096
 """Watches of the health service."""
-MESSAGE_BYTES_MAX: Final = 4 * 2**20
+MESSAGE_BYTES_MAX: Final = 2 * 2**20
 """A request: 4096 fragments with the longest names are 1.5 MiB; more is a broken peer."""
 TOKEN_LENGTH_MAX: Final = 512
 """Characters of a token; a longer one is refused without being looked at."""
@@ -145,7 +168,9 @@ LIMITS: Final = (
         "",
         Scope.SERVER,
         f"closed at once; fewer where the process may not open so many files, less "
-        f"{RESERVED_FILES} for its own",
+        f"{RESERVED_FILES} for its own; when nine in ten are taken, those that have asked for "
+        "nothing are closed",
+        metric="breadbox_connections",
         option="--connections-max",
     ),
     Limit("time to become HTTP/2", HANDSHAKE_S, "s", Scope.CONNECTION, "closed"),
@@ -163,7 +188,83 @@ LIMITS: Final = (
         Scope.CONNECTION,
         "the next waits in its client",
     ),
-    Limit("calls in progress", CALLS_MAX, "", Scope.SERVER, "RESOURCE_EXHAUSTED"),
+    Limit(
+        "time without a call",
+        IDLE_S,
+        "s",
+        Scope.CONNECTION,
+        "closed; the client connects again with its next call",
+    ),
+    Limit(
+        "age",
+        AGE_S,
+        "s",
+        Scope.CONNECTION,
+        f"new calls go to a new one; those in progress have {AGE_GRACE_S:g} s to end",
+    ),
+    Limit(
+        "requests on their way on a connection",
+        ARRIVALS_OF_CONNECTION_MAX,
+        "",
+        Scope.CONNECTION,
+        "the slowest of its own is refused: SERVER_BUSY",
+        metric="breadbox_calls_refused_total",
+    ),
+    Limit(
+        f"calls within {FRUITLESS_S:g} s that are refused or given up before their requests come",
+        FRUITLESS_MAX,
+        "",
+        Scope.CONNECTION,
+        "closed",
+        metric="breadbox_connections_closed_total",
+    ),
+    Limit(
+        "time to take an answer",
+        ANSWER_TAKEN_S,
+        "s",
+        Scope.CONNECTION,
+        "closed",
+        metric="breadbox_connections_closed_total",
+    ),
+    Limit(
+        "bytes of a request before it is asked for",
+        WINDOW_BYTES,
+        "bytes",
+        Scope.MESSAGE,
+        "the client waits",
+    ),
+    Limit(
+        "calls in progress",
+        CALLS_MAX,
+        "",
+        Scope.SERVER,
+        f"SERVER_BUSY; for health and for looking at, making and deleting buffers there are "
+        f"{CALLS_RESERVED:,} more",
+        metric="breadbox_calls",
+    ),
+    Limit(
+        "calls that nobody has looked at yet",
+        UNASKED_MAX_HARD,
+        "",
+        Scope.SERVER,
+        f"CANCELLED, and clients try again; from {UNASKED_MAX:,} on for more and more",
+    ),
+    Limit(
+        "requests on their way",
+        ARRIVALS_MAX,
+        "",
+        Scope.SERVER,
+        "the slowest is refused: SERVER_BUSY",
+        metric="breadbox_messages_arriving",
+    ),
+    Limit(
+        "time for a request to arrive",
+        ARRIVAL_S,
+        "s",
+        Scope.MESSAGE,
+        "SERVER_BUSY",
+        metric="breadbox_calls_refused_total",
+    ),
     Limit(
         "metadata of a call",
         METADATA_BYTES_MAX,

@@ -85,6 +85,11 @@ def bind(
     return f"{shown_host}:{bound_port}"
 
 
+def bound_port(address: str) -> int:
+    """The port of an address that `bind` gave; 0: it is a unix socket."""
+    return 0 if address.startswith("unix:") else int(address.rpartition(":")[2])
+
+
 def check_free(host: str, port: int, option: str) -> None:
     """Find out why an address cannot be bound; gRPC would only say that it failed.
 

@@ -151,6 +151,25 @@ class Metrics:
             buckets=RPC_BUCKETS_S,
             registry=registry,
         )
+        self.calls = Gauge("breadbox_calls", "Calls in progress", registry=registry)
+        self.messages_arriving = Gauge(
+            "breadbox_messages_arriving", "Calls whose requests are on their way", registry=registry
+        )
+        self.calls_refused = Counter(
+            "breadbox_calls_refused",
+            "Calls for which there was no place, or whose requests did not come",
+            ["limit"],
+            registry=registry,
+        )
+        self.connections = Gauge(
+            "breadbox_connections", "Connections to the port of the calls", registry=registry
+        )
+        self.connections_closed = Counter(
+            "breadbox_connections_closed",
+            "Connections that were hung up on: floods, untaken answers, idle in a full house",
+            ["reason"],
+            registry=registry,
+        )
         self.store_seconds = Histogram(
             "breadbox_store_seconds",
             "Time of one round trip to the payload store",

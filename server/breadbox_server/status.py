@@ -60,6 +60,7 @@ TABLE: Final[Mapping[type[Exception], Row]] = {
     core_errors.DrainingError: Row(_UNAVAILABLE),
     shell_errors.AppendsFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
     shell_errors.WatchersFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
+    shell_errors.ServerBusyError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
     shell_errors.PayloadSizeError: Row(_INVALID),
     shell_errors.GatewayOffError: Row(_PRECONDITION),
     shell_errors.GatewayFullError: Row(_EXHAUSTED, retry_delay_s=STORE_RETRY_DELAY_S),

@@ -46,6 +46,28 @@ def test_every_code_without_a_reason_is_read(code: grpc.StatusCode) -> None:
     assert "text" in str(error)
 
 
+@pytest.mark.parametrize(
+    "text", ["Concurrent RPC limit exceeded!", "Too many pending requests for this server"]
+)
+def test_a_transport_that_has_no_room_asks_to_wait(text: str) -> None:
+    error = status.error_of(status.Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, text))
+    assert isinstance(error, errors.BackpressureError)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SERVER: Received message larger than max (5000000 vs. 4194304)",
+        "CLIENT: Sent message larger than max (5000000 vs. 4194304)",
+        "received metadata size exceeds hard limit (70000 vs. 65536)",
+    ],
+)
+def test_what_is_too_large_stays_so(text: str) -> None:
+    error = status.error_of(status.Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, text))
+    assert isinstance(error, errors.LimitExceededError)
+    assert "send less" in str(error)
+
+
 def test_the_domain_errors_fields_arrive_in_the_librarys_error() -> None:
     from breadbox_server.core import errors as core
 

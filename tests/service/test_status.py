@@ -39,6 +39,7 @@ EXAMPLES = [
     core_errors.DrainingError(),
     shell_errors.AppendsFullError(10),
     shell_errors.WatchersFullError(10),
+    shell_errors.ServerBusyError("no place"),
     shell_errors.PayloadSizeError("fragments[0].payload", Payload(PayloadId("0" * 32), 8)),
     shell_errors.GatewayOffError(),
     shell_errors.GatewayFullError("8 bytes are not announced"),
@@ -52,7 +53,14 @@ EXAMPLES = [
     library_errors.PayloadMissingError("0" * 32),
     library_errors.PayloadCorruptError("a payload is shorter than its reference says"),
 ]
-WITH_RETRY = {"WAITERS_FULL", "APPENDS_FULL", "WATCHERS_FULL", "STORE_FULL", "GATEWAY_FULL"}
+WITH_RETRY = {
+    "WAITERS_FULL",
+    "APPENDS_FULL",
+    "SERVER_BUSY",
+    "WATCHERS_FULL",
+    "STORE_FULL",
+    "GATEWAY_FULL",
+}
 
 
 def test_every_error_has_a_row_and_an_example():
@@ -200,6 +208,9 @@ class GoneContext:
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
 
+    async def read(self) -> pb.ListBuffersRequest:
+        return pb.ListBuffersRequest()
+
     def time_remaining(self) -> float | None:
         return self.left_s
 
@@ -240,7 +251,7 @@ async def test_a_caller_that_went_before_its_answer_is_no_bug(
     details = SimpleNamespace(method=method, invocation_metadata=())
     handler = await CallInterceptor(metrics).intercept_service(continuation, details)
     with caplog.at_level(logging.ERROR), pytest.raises(asyncio.CancelledError):
-        await handler.unary_unary(pb.ListBuffersRequest(), GoneContext(left_s))
+        await handler.stream_unary(None, GoneContext(left_s))
     assert logged == len(caplog.records)
     labels = {"method": "ListBuffers", "code": code}
     assert 1 == metrics.registry.get_sample_value("breadbox_rpcs_total", labels)

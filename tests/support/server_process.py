@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ class ServerProcess:
     """One server process. A context manager; `kill` and `start` again to test restarts.
 
     The port is chosen at the first start and kept, so that clients find a restarted server.
+    `files_max` bounds the files that it may open.
     """
 
     def __init__(
@@ -36,7 +38,9 @@ class ServerProcess:
         log: Path,
         listen: str = "127.0.0.1:0",
         environment: Mapping[str, str] | None = None,
+        files_max: int | None = None,
     ) -> None:
+        self._files_max = files_max
         self.arguments: Sequence[str] = arguments
         self.log = log
         self.address = listen
@@ -70,6 +74,7 @@ class ServerProcess:
                 stderr=log,
                 text=True,
                 env=self._environment,
+                preexec_fn=self._bound_files if self._files_max is not None else None,
             )
         assert self._process.stdout is not None
         timer = threading.Timer(within_s or 0.0, self._process.kill)
@@ -89,6 +94,11 @@ class ServerProcess:
             raise AssertionError(f"the server did not start:\n{self.log.read_text()}")
         self.address = match["address"]
         self.metrics_url = match["metrics"] or ""
+
+    def _bound_files(self) -> None:
+        bound = self._files_max
+        assert bound is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (bound, bound))
 
     def signal(self, number: int) -> None:
         """Send a signal."""

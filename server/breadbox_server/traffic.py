@@ -1,0 +1,261 @@
+"""Calls in progress, by connection: how many there may be, and which connections are hung up on.
+
+A call costs memory before anything is known of it. gRPC receives a message once it is asked for, so
+that few messages are on their way at a time: whoever is slowest makes room for the next. Nobody
+waits for a place here: what is honest is there already when it is asked for.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import grpc
+
+from breadbox_server.errors import ServerBusyError
+from breadbox_server.limits import (
+    ANSWER_TAKEN_S,
+    ARRIVAL_S,
+    ARRIVALS_MAX,
+    ARRIVALS_OF_CONNECTION_MAX,
+    CALLS_MAX,
+    CALLS_RESERVED,
+    FRUITLESS_MAX,
+    FRUITLESS_S,
+)
+from breadbox_server.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks at the connections."""
+SLOW_WEIGHT: Final = 8
+"""For how many fruitless calls one counts that has held a place in vain."""
+TOLD_S: Final = 10.0
+"""Seconds between two lines of the log about connections that were hung up on."""
+ANSWERED_LOOKED_THROUGH: Final = 512
+"""Calls that were answered, after which those are forgotten whose answers were sent."""
+FULL_HOUSE: Final = 0.9
+"""Share of the connections there may be, above which those that ask for nothing make room."""
+
+
+class Connections(Protocol):
+    """The connections of the server's port, named as gRPC names peers."""
+
+    def peers(self) -> set[str]:
+        """All there are. From any thread."""
+
+    def close(self, peers: Iterable[str]) -> None:
+        """Hang up on some. From any thread."""
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One call, from its headers to its answer."""
+
+    peer: str
+    """What gRPC names its connection."""
+    task: asyncio.Task[Any]
+    """Ends when the answer has been sent."""
+    since: float = 0.0
+    """When it began to wait for its message, or for its answer to be taken; on the loop's clock."""
+    is_slow: bool = False
+    """Whether its message has not come in time."""
+    was_admitted: bool = False
+    """Whether its message has come."""
+
+
+class Traffic:
+    """What is in progress, and what may be. Used from the loop's thread only.
+
+    Args:
+        metrics: Shows what is in progress and what is refused.
+        connections: Looked at, and hung up on; None: neither.
+        connections_max: As many as there may be.
+    """
+
+    def __init__(
+        self, metrics: Metrics, connections: Connections | None = None, connections_max: int = 0
+    ) -> None:
+        self._metrics = metrics
+        self._connections = connections
+        self._connections_max = connections_max
+        self._loop = asyncio.get_running_loop()
+        self._arriving: dict[Call, None] = {}
+        self._admitted: dict[Call, None] = {}
+        self._answered: dict[Call, None] = {}
+        """Whose answers were on their way when somebody last looked."""
+        self._fruitless: Counter[str] = Counter()
+        self._useful: set[str] = set()
+        """Connections on which a call was admitted, ever."""
+        self._idle: set[str] = set()
+        """Those on which none was, at the last look."""
+        self._unwanted: dict[str, str] = {}
+        """To be hung up on, and why."""
+        self._wake = asyncio.Event()
+        self._told_until = 0.0
+        metrics.calls.set_function(lambda: len(self._admitted))
+        metrics.messages_arriving.set_function(lambda: len(self._arriving))
+
+    def begin(self, peer: str) -> Call:
+        """Take note of the call that the current task answers."""
+        task = asyncio.current_task()
+        assert task is not None
+        return Call(peer, task)
+
+    async def receive(self, call: Call, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        """The call's next message, or `grpc.aio.EOF`; waits about `ARRIVAL_S` at most.
+
+        Raises:
+            ServerBusyError: It has not come in time, or others needed its place.
+        """
+        if len(self._arriving) >= ARRIVALS_OF_CONNECTION_MAX:
+            self._make_room(call.peer)
+        call.since = self._loop.time()
+        self._arriving[call] = None
+        try:
+            return await context.read()
+        except asyncio.CancelledError:
+            if not call.is_slow or call.task.uncancel():
+                raise
+            raise self._busy("arrivals", "the request did not arrive in time") from None
+        finally:
+            self._arriving.pop(call, None)
+
+    def _make_room(self, peer: str) -> None:
+        """Refuse the slowest of those on the way, if there are too many."""
+        of_peer = [call for call in self._arriving if call.peer == peer]
+        if len(of_peer) >= ARRIVALS_OF_CONNECTION_MAX and is_told_apart(peer):
+            self._refuse_slow(of_peer[0])
+        elif len(self._arriving) >= ARRIVALS_MAX:
+            self._refuse_slow(next(iter(self._arriving)))
+
+    def _refuse_slow(self, call: Call) -> None:
+        del self._arriving[call]
+        call.is_slow = True
+        call.task.cancel()
+
+    def admit(self, call: Call, *, is_reserved: bool = False) -> None:
+        """Let a call whose message is here be carried out. Idempotent.
+
+        Args:
+            call: Which.
+            is_reserved: Whether it is one that operators need when all places are taken.
+
+        Raises:
+            ServerBusyError: All places are taken.
+        """
+        call.was_admitted = True
+        self._useful.add(call.peer)
+        places = CALLS_MAX + CALLS_RESERVED * is_reserved
+        if len(self._admitted) + len(self._answered) >= places and call not in self._admitted:
+            self._forget_sent()
+            if len(self._admitted) + len(self._answered) >= places:
+                raise self._busy("calls", f"{places} calls are in progress already")
+        self._admitted[call] = None
+
+    def answered(self, call: Call) -> None:
+        """Take note that all that is left of a call is to send its answer."""
+        if not call.was_admitted:
+            self._note_fruitless(call.peer, SLOW_WEIGHT if call.is_slow else 1)
+        self._admitted.pop(call, None)
+        call.since = self._loop.time()
+        self._answered[call] = None
+        if not len(self._answered) % ANSWERED_LOOKED_THROUGH:
+            self._forget_sent()
+
+    def _forget_sent(self) -> None:
+        for call in [call for call in self._answered if call.task.done()]:
+            del self._answered[call]
+
+    def _note_fruitless(self, peer: str, weight: int) -> None:
+        if is_told_apart(peer):
+            self._fruitless[peer] += weight
+            if self._fruitless[peer] >= FRUITLESS_MAX:
+                self._hang_up(peer, "flood")
+
+    def _busy(self, limit: str, text: str) -> ServerBusyError:
+        self._metrics.calls_refused.labels(limit).inc()
+        return ServerBusyError(text)
+
+    def _hang_up(self, peer: str, reason: str) -> None:
+        if self._connections is not None:
+            self._unwanted.setdefault(peer, reason)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Hang up on connections that deserve it, for ever."""
+        counts_until = self._loop.time() + FRUITLESS_S
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._find_slow()
+                self._find_untaken()
+                await self._look_around()
+            if self._loop.time() >= counts_until:
+                self._fruitless.clear()
+                counts_until = self._loop.time() + FRUITLESS_S
+            await self._close_unwanted()
+
+    def _find_slow(self) -> None:
+        since = self._loop.time() - ARRIVAL_S
+        for call in tuple(self._arriving):
+            if call.since > since:
+                return
+            self._refuse_slow(call)
+
+    def _find_untaken(self) -> None:
+        """Find connections whose answers are not taken; no other end of such calls would come."""
+        self._forget_sent()
+        since = self._loop.time() - ANSWER_TAKEN_S
+        for call in self._answered:
+            if call.since > since:
+                return
+            self._hang_up(call.peer, "untaken")
+
+    async def _look_around(self) -> None:
+        """Let those that have asked for nothing yet make room, when the house is almost full."""
+        if self._connections is None:
+            return
+        peers = await asyncio.to_thread(self._connections.peers)
+        self._metrics.connections.set(len(peers))
+        self._useful &= peers
+        idle = peers - self._useful
+        if len(peers) >= FULL_HOUSE * self._connections_max:
+            # Those that came since the last look may just be about to ask.
+            for peer in idle & self._idle:
+                self._hang_up(peer, "idle")
+        self._idle = idle
+
+    async def _close_unwanted(self) -> None:
+        self._wake.clear()
+        unwanted, self._unwanted = self._unwanted, {}
+        if not unwanted or self._connections is None:
+            return
+        reasons = Counter(unwanted.values())
+        for reason, count in reasons.items():
+            self._metrics.connections_closed.labels(reason).inc(count)
+        level = logging.WARNING if self._loop.time() >= self._told_until else logging.DEBUG
+        if level == logging.WARNING:
+            # Whoever makes us hang up again and again must not fill the log by it.
+            self._told_until = self._loop.time() + TOLD_S
+        log.log(
+            level,
+            "hung up on %d connections: %s; one of them was %s",
+            len(unwanted),
+            ", ".join(f"{count} for {reason}" for reason, count in reasons.items()),
+            next(iter(unwanted)),
+        )
+        await asyncio.to_thread(self._connections.close, unwanted)
+
+
+def is_told_apart(peer: str) -> bool:
+    """Whether gRPC's name of a connection is its own; all of a unix socket have one name.
+
+    Those are of this user, or of somebody else with access to its files.
+    """
+    return not peer.startswith("unix")

@@ -1,0 +1,300 @@
+"""A server under attack, and an honest pair beside it that tells whether it is any worse off.
+
+    with ground(tmp_path) as it:
+        it.attack(lambda: ..., within_s=5)
+
+The server is a real process that may open so many files, and map so much memory more than it does
+when idle. A producer and a learner, processes of their own, work from before the attack until after
+it. Then must hold: both are alive and were answered in time, nothing that was acknowledged is lost
+or delivered twice, the server's memory is back where it was, and it ends on SIGTERM within its
+grace.
+
+"In time" is p99 within three times what was measured before the attack, while this process was as
+busy with nothing, or within `P99_S_MIN` of a processor's time: less says nothing on a machine that
+does other things.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import breadbox
+from breadbox_server.authorization import Role
+from chaos.ledger import read_ledgers
+from support.eventually import eventually_sync
+from support.server_process import ServerProcess, plain_environment
+from support.token_files import write_token_file
+
+TESTS = Path(__file__).resolve().parents[1]
+MIB = 2**20
+MEMORY_BYTES_MORE = 2**30
+"""Address space that the server has beyond what it maps when idle."""
+FILES_MAX = 4096
+QUIET_S = 3.0
+ATTACK_S = 6.0
+REST_S_MAX = 15.0
+"""Seconds within which everything is as before, once the attack is over."""
+P99_S_MIN = 0.15
+"""On a machine where each process has a processor; where it has half of one, twice as much."""
+BUSY_FACTOR = 3.0
+MEMORY_BYTES_KEPT_MAX = 64 * MIB
+GRACE_S = 2.0
+END_S_MAX = GRACE_S + 4.0
+"""Seconds from SIGTERM to the end: the grace, what gRPC gets to cut off calls, and start-up of
+nothing at all."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an attack came to."""
+
+    quiet_p99_s: float
+    attack_p99_s: float
+    call_count: int
+    start_bytes: int
+    peak_bytes: int
+    end_bytes: int
+    files_peak: int
+
+    def __str__(self) -> str:
+        return (
+            f"p99 quiet {self.quiet_p99_s * 1e3:.1f} ms, under attack "
+            f"{self.attack_p99_s * 1e3:.1f} ms of {self.call_count} calls; memory at start "
+            f"{self.start_bytes / MIB:.0f} MiB, peak {self.peak_bytes / MIB:.0f}, "
+            f"end {self.end_bytes / MIB:.0f}; files at most {self.files_peak}"
+        )
+
+
+class Ground:
+    """A running server with its honest pair.
+
+    Args:
+        server: The process.
+        folder: Of the ledgers.
+        tokens: By role; empty where nobody is asked for one.
+    """
+
+    def __init__(self, server: ServerProcess, folder: Path, tokens: dict[Role, str]) -> None:
+        self.server = server
+        self.tokens = tokens
+        self._folder = folder
+        self._pair: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def address(self) -> str:
+        """Where the server answers."""
+        return self.server.address
+
+    def attack(self, attack: Callable[[], object]) -> Outcome:
+        """Let the pair work, attack for as long as it takes, and see that nobody was harmed.
+
+        Args:
+            attack: What is done; at most `ATTACK_S`, by itself. What it holds open when it ends
+                should be closed; an attack that wants to hold on uses the time.
+        """
+        self._start("learner", Role.LEARNER)
+        self._start("producer", Role.PRODUCER)
+        self._await_calls()
+        quiet_since = time.monotonic()
+        share = _keep_busy(QUIET_S)
+        before = resident_bytes(self.server.pid)
+        began = time.monotonic()
+        with _Watched(self.server.pid) as watched:
+            attack()
+            # An attack that was over early still meets calls of the pair.
+            time.sleep(max(0.0, 1.0 - (time.monotonic() - began)))
+        ended = time.monotonic()
+        outcome = Outcome(
+            *(_p99_s(self._times_s(quiet_since, began)), _p99_s(self._times_s(began, ended))),
+            len(self._times_s(began, ended)),
+            *(before, watched.peak_bytes),
+            self._rested_bytes(before),
+            watched.files_peak,
+        )
+        sys.stdout.write(f"{outcome}\n")
+        allowed_s = max(P99_S_MIN / share, BUSY_FACTOR * outcome.quiet_p99_s)
+        self._check_pair()
+        self._check_ledgers()
+        assert outcome.attack_p99_s <= allowed_s, str(outcome)
+        assert outcome.end_bytes - before <= MEMORY_BYTES_KEPT_MAX, str(outcome)
+        self.check_end()
+        return outcome
+
+    def check_end(self) -> None:
+        """See that the server ends when it is told to."""
+        began = time.monotonic()
+        self.server.signal(signal.SIGTERM)
+        assert 0 == self.server.wait(4 * END_S_MAX)
+        assert time.monotonic() - began <= END_S_MAX, "it took its time to end"
+
+    def end(self) -> None:
+        """End what is left of the pair."""
+        for process in self._pair.values():
+            process.kill()
+            process.wait()
+
+    def _start(self, kind: str, role: Role) -> None:
+        environment = plain_environment() | {"PYTHONPATH": str(TESTS)}
+        if self.tokens:
+            environment["BREADBOX_TOKEN"] = self.tokens[role]
+        arguments = [*(kind, "--name", kind), *("--server", self.address)]
+        self._pair[kind] = subprocess.Popen(
+            [sys.executable, "-m", "hostile.honest", *arguments, "--folder", str(self._folder)],
+            env=environment,
+        )
+        eventually_sync(
+            lambda: any(each["ledger"] == kind for each in read_ledgers(self._folder)),
+            f"the first call of the {kind}",
+            within_s=60,
+        )
+
+    def _await_calls(self) -> None:
+        eventually_sync(lambda: len(self._lines("granted")) > 10, "deliveries", within_s=60)
+
+    def _lines(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in read_ledgers(self._folder) if line["kind"] == kind]
+
+    def _times_s(self, since: float, until: float) -> list[float]:
+        """How long the pair's calls took, one that is not answered yet included."""
+        times_s = [
+            line["took_s"]
+            for line in self._lines("call")
+            if since <= line["at"] and line["since"] < until
+        ]
+        for path in self._folder.glob("*.ledger"):
+            last = max(line["at"] for line in self._lines("call") if line["ledger"] == path.stem)
+            # Its calls come every few milliseconds: a silence is a call without an answer.
+            if last < until:
+                times_s.append(until - last)
+        return times_s
+
+    def _rested_bytes(self, before: int) -> int:
+        """The server's memory once it is back where it was, or when it should have been."""
+        give_up_at = time.monotonic() + REST_S_MAX
+        while True:
+            now = resident_bytes(self.server.pid)
+            if now - before <= MEMORY_BYTES_KEPT_MAX or time.monotonic() > give_up_at:
+                return now
+            time.sleep(0.1)
+
+    def _check_pair(self) -> None:
+        """See that both are alive, and that whoever comes now is served."""
+        assert [] == self._lines("failed")
+        assert [] == [name for name, process in self._pair.items() if process.poll() is not None]
+        token = self.tokens.get(Role.ADMIN)
+        with breadbox.connect(self.address, token=token, reconnect_s=0) as newcomer:
+            newcomer.get_buffer()
+
+    def _check_ledgers(self) -> None:
+        """See that what was acknowledged was delivered once, all of it."""
+        producer, learner = self._pair["producer"], self._pair["learner"]
+        producer.terminate()
+        assert 0 == producer.wait(timeout=60)
+        appended = Counter(
+            line["index"] for line in self._lines("appended") if line["outcome"] != "stale"
+        )
+        with contextlib.suppress(AssertionError):
+            eventually_sync(
+                lambda: len(self._lines("granted")) >= len(appended), "all deliveries", within_s=30
+            )
+        learner.terminate()
+        assert 0 == learner.wait(timeout=60)
+        assert appended == Counter(line["index"] for line in self._lines("granted"))
+
+
+class _Watched:
+    """Notes the most memory and files that a process has."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.peak_bytes = 0
+        self.files_peak = 0
+
+    def _run(self) -> None:
+        while not self._is_over.wait(0.05):
+            with contextlib.suppress(OSError):
+                self.peak_bytes = max(self.peak_bytes, resident_bytes(self._pid))
+                self.files_peak = max(self.files_peak, len(os.listdir(f"/proc/{self._pid}/fd")))
+
+    def __enter__(self) -> "_Watched":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+@contextmanager
+def ground(
+    folder: Path, *arguments: str, has_tokens: bool = False, files_max: int = FILES_MAX
+) -> Iterator[Ground]:
+    """A server that may use little more than it does when idle; its pair begins with the attack.
+
+    Args:
+        folder: An empty one.
+        arguments: More options of the server.
+        has_tokens: Whether callers are asked for a token.
+        files_max: Files that the server may have open.
+    """
+    tokens: dict[Role, str] = {}
+    if has_tokens:
+        tokens = write_token_file(folder / "tokens")
+        arguments = (*arguments, "--tokens", str(folder / "tokens"))
+    server = ServerProcess(
+        *("--store", f"file://{folder / 'store'}", "--full-policy", "block"),
+        *("--drain-grace-s", str(GRACE_S), "--metrics-listen", "127.0.0.1:0"),
+        *arguments,
+        log=folder / "server.log",
+        files_max=files_max,
+    )
+    with server:
+        mapped = _status_bytes(server.pid, "VmSize")
+        limit = mapped + MEMORY_BYTES_MORE
+        resource.prlimit(server.pid, resource.RLIMIT_AS, (limit, limit))
+        it = Ground(server, folder, tokens)
+        try:
+            yield it
+        finally:
+            it.end()
+
+
+def _keep_busy(for_s: float) -> float:
+    """Take a processor, as an attack from this machine does: that is no fault of the server's.
+
+    Returns:
+        How much of one this process was given; 1 where it had one to itself.
+    """
+    began_s, until = time.thread_time(), time.monotonic() + for_s
+    while time.monotonic() < until:
+        pass
+    return max(0.01, (time.thread_time() - began_s) / for_s)
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process has in use."""
+    return _status_bytes(pid, "VmRSS")
+
+
+def _status_bytes(pid: int, name: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise ProcessLookupError(pid)
+
+
+def _p99_s(times_s: list[float]) -> float:
+    return sorted(times_s)[int(len(times_s) * 0.99)] if times_s else float("inf")

@@ -1,0 +1,172 @@
+"""Strangers on the wire, with and without a token: the honest pair beside them is unharmed."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from breadbox_server.limits import MESSAGE_BYTES_MAX, STREAMS_MAX
+from hostile.harness import ATTACK_S, Ground, ground
+from support.http2 import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    RST_STREAM,
+    Conversation,
+    call_headers,
+    frame,
+    message_prefix,
+    setting,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+SERVICE = "/breadbox.v1.ReplayBufferService/"
+WATCH = "/grpc.health.v1.Health/Watch"
+both_kinds = pytest.mark.parametrize("has_tokens", [False, True], ids=["anonymous", "no token"])
+
+
+def lasting(step: Callable[[], object], within_s: float = ATTACK_S) -> None:
+    """Do something again and again for a while."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        step()
+
+
+def conversations(
+    stack: contextlib.ExitStack, it: Ground, count: int, *settings: bytes
+) -> list[Conversation]:
+    return [stack.enter_context(Conversation(it.address, *settings)) for _ in range(count)]
+
+
+@both_kinds
+def test_calls_whose_messages_never_come(tmp_path: Path, has_tokens: bool) -> None:
+    with ground(tmp_path, has_tokens=has_tokens) as it:
+
+        def attack() -> None:
+            with contextlib.ExitStack() as stack:
+                strangers = conversations(stack, it, 9)
+
+                for _ in range(STREAMS_MAX):
+                    for stranger in strangers:
+                        stranger.begin(SERVICE + "ListBuffers")
+                time.sleep(ATTACK_S)
+
+        it.attack(attack)
+
+
+@both_kinds
+@pytest.mark.parametrize("connection_count", [1, 16])
+def test_messages_that_are_never_finished(
+    tmp_path: Path, has_tokens: bool, connection_count: int
+) -> None:
+    size = MESSAGE_BYTES_MAX - 16
+
+    with ground(tmp_path, has_tokens=has_tokens) as it:
+
+        def attack() -> None:
+            with contextlib.ExitStack() as stack:
+                strangers = conversations(stack, it, connection_count)
+                left: dict[tuple[Conversation, int], int] = {}
+
+                def feed() -> None:
+                    for stranger in strangers:
+                        for stream in stranger.ended_streams.intersection(
+                            stream for whose, stream in left if whose is stranger
+                        ):
+                            del left[stranger, stream]
+                        while sum(whose is stranger for whose, _ in left) < 400 // connection_count:
+                            stream = stranger.begin(SERVICE + "AppendFragments")
+                            stranger.send_data(stream, message_prefix(size))
+                            left[stranger, stream] = size - 1
+                    for (stranger, stream), rest in left.items():
+                        left[stranger, stream] -= stranger.send_data(
+                            stream, bytes(min(rest, 2**18))
+                        )
+
+                lasting(feed)
+
+        it.attack(attack)
+
+
+def test_calls_that_are_given_up_as_soon_as_they_begin(tmp_path: Path) -> None:
+    block = call_headers(SERVICE + "ListBuffers")
+
+    with ground(tmp_path) as it:
+
+        def flood() -> None:
+            with Conversation(it.address) as stranger:
+                first, until = 1, time.monotonic() + ATTACK_S
+                while time.monotonic() < until and not stranger.is_closed:
+                    frames = [
+                        frame(HEADERS, END_HEADERS, stream, block)
+                        + frame(RST_STREAM, 0, stream, bytes(4))
+                        for stream in range(first, first + 200, 2)
+                    ]
+                    stranger.send(b"".join(frames))
+                    first += 200
+
+        it.attack(lambda: lasting(flood))
+
+
+def test_refused_calls_by_the_thousand(tmp_path: Path) -> None:
+    with ground(tmp_path, has_tokens=True) as it:
+
+        def flood() -> None:
+            with Conversation(it.address) as stranger:
+                until = time.monotonic() + ATTACK_S
+                while time.monotonic() < until and not stranger.is_closed:
+                    if stranger.begun_count - len(stranger.ended_streams) > 1000:
+                        time.sleep(0.001)
+                        continue
+                    stream = stranger.begin(SERVICE + "ListBuffers")
+                    stranger.send(frame(DATA, END_STREAM, stream, message_prefix(0)))
+
+        it.attack(lambda: lasting(flood))
+
+
+def watch_health(stranger: Conversation, count: int) -> None:
+    for _ in range(count):
+        stream = stranger.begin(WATCH)
+        stranger.send(frame(DATA, END_STREAM, stream, message_prefix(0)))
+
+
+def test_thousands_who_watch_the_health_and_hang_up_at_once(tmp_path: Path) -> None:
+    with ground(tmp_path) as it:
+
+        def attack() -> None:
+            with contextlib.ExitStack() as stack:
+                for stranger in conversations(stack, it, 7):
+                    watch_health(stranger, 4000)
+            time.sleep(2.0)
+
+        it.attack(attack)
+
+
+def test_those_who_watch_the_health_and_take_nothing_hold_up_no_end(tmp_path: Path) -> None:
+    with ground(tmp_path) as it, contextlib.ExitStack() as stack:
+
+        def attack() -> None:
+            for stranger in conversations(stack, it, 2, setting(INITIAL_WINDOW_SIZE, 0)):
+                watch_health(stranger, 1000)
+
+        # They are still there when the server is told to end.
+        it.attack(attack)
+
+
+def test_idle_connections_that_hold_every_place(tmp_path: Path) -> None:
+    with ground(tmp_path, files_max=1024) as it, contextlib.ExitStack() as stack:
+
+        def fill() -> None:
+            with contextlib.suppress(OSError):
+                stack.enter_context(Conversation(it.address))
+
+        def attack() -> None:
+            for _ in range(1000):
+                fill()
+            time.sleep(3.0)
+
+        it.attack(attack)
