@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
+IMAGES ?= breadbox/server:local breadbox/rollout-worker:local breadbox/learner:local
 # The plugin of Docker where it is installed, else the older program of its own.
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-core test-service test-integration test-containers test-peers \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
-  verify-spelling verify-limits limits protos simulate bench bench-core bench-peers chaos endings learn-check dist lock up env down clean
+  verify-spelling verify-limits limits protos simulate bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -111,6 +112,9 @@ lock: $(VENV)/.release  ## Bring uv.lock up to pyproject.toml (ARGS="--upgrade":
 	$(BIN)/uv export -q --frozen --no-header --no-annotate --only-group image-build \
 	  -o deploy/build-tools.txt
 
+sbom:  ## List what is in the images, as CycloneDX (IMAGES="breadbox/server:local ...")
+	$(PYTHON) scripts/make_sbom.py $(IMAGES) $(ARGS)
+
 up:  ## Start the local cluster; its tokens and passwords are made once
 	$(COMPOSE) up --build --detach
 	@echo 'It trains. To use it from here:  eval "$$(make -s env)" && $(BIN)/breadbox top'
@@ -122,4 +126,4 @@ down:  ## Stop the local cluster and delete its volumes, secrets among them
 	$(COMPOSE) down --volumes
 
 clean:  ## Delete what the other targets made
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out dist
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out dist sbom
