@@ -80,8 +80,8 @@ def test_actionlint_finds_nothing_to_complain_of(actionlint: Path) -> None:
 def test_a_mistake_in_a_workflow_would_be_found(actionlint: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.yml"
     text = (ROOT / ".github" / "workflows" / "test.yml").read_text()
-    broken.write_text(text.replace("matrix.python", "matrix.pyhton"))
-    assert any("pyhton" in each for each in lint(actionlint, broken))
+    broken.write_text(text.replace("matrix.python", "matrix.snake"))
+    assert any("snake" in each for each in lint(actionlint, broken))
 
 
 def steps() -> list[dict[str, Any]]:
