@@ -359,6 +359,8 @@ def opened_store(context: Context) -> Operation[PayloadStore]:
             unannounced_s=config.unannounced_s,
             piece_size_bytes=config.piece_size_bytes,
             deadline=deadline,
+            # The server made it, if it is this host's: what the URL leads to else is none of ours.
+            must_exist=True,
         ),
     )
     return context.slot.settle(store)

@@ -17,6 +17,7 @@ Invariants:
 """
 
 import asyncio
+import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -27,8 +28,8 @@ from typing import Final, Protocol, TypeVar
 from breadbox.errors import PayloadMissingError, StoreError
 from breadbox.stores.base import Part, PayloadParts
 from breadbox.stores.deadline import Deadline
+from breadbox.stores.frames import Written, unpack_write
 from breadbox.types import PayloadReference
-from breadbox.v1.replay_buffer_service_pb2 import WritePayloadsRequest as Message
 from breadbox_server import limits
 from breadbox_server.authorization import Caller, Role
 from breadbox_server.core.errors import DrainingError, InvalidArgumentError
@@ -44,9 +45,17 @@ THREADS: Final = 8
 """Threads that talk to the store; calls that wait for one hold their parts meanwhile."""
 SILENCE_S: Final = 5.0
 """Silence of the store that ends a call: shorter than callers' own deadlines of 10 s."""
+TELL_S: Final = 0.5
+"""Seconds between two signs of life for who writes; far less than callers' deadlines of 10 s."""
 
 Range = tuple[PayloadReference, int, int]
 """(payload, first byte, bytes)."""
+
+Message = Written | InvalidArgumentError
+"""Of a write: what came, or why it could not be read."""
+
+READERS: Final = {"WritePayloads": unpack_write}
+"""How messages are read that carry payload bytes, by method."""
 
 
 class Referrer(Protocol):
@@ -115,7 +124,7 @@ class Gateway:
             peer: The caller's connection.
             sizes: Bytes of each payload.
             incoming: Their bytes.
-            tell: Says that another part is stored.
+            tell: Says, now and then, that more is stored.
 
         Raises:
             InvalidArgumentError: There are other bytes than that, or more than a caller may write.
@@ -128,6 +137,7 @@ class Gateway:
             references = [self._store.new_reference(size_bytes) for size_bytes in sizes]
             self.unannounced.add(caller.name, references, self._now())
             storing: Future[None] | None = None
+            told_at = self._now()
             try:
                 for ranges in _in_parts((each, 0, each.size_bytes) for each in references):
                     async with _moving():
@@ -138,6 +148,8 @@ class Gateway:
                     self._bytes_in.inc(sum(length for _, _, length in ranges))
                     if storing is not None:
                         await _done(storing)
+                    if self._now() - told_at >= TELL_S:
+                        told_at = self._now()
                         async with _moving():
                             await tell()
                     storing = self._submit(self._store_now().write_parts, parts)
@@ -157,7 +169,7 @@ class Gateway:
         caller: Caller,
         peer: str,
         ranges: Sequence[Range],
-        send: Callable[[bytearray], Awaitable[None]],
+        send: Callable[[memoryview], Awaitable[None]],
     ) -> None:
         """Send ranges of payloads, one behind another, in parts.
 
@@ -169,9 +181,11 @@ class Gateway:
         """
         self.check_readable(caller, ranges)
         async with self.calls.taken(caller.name, peer):
-            reading: tuple[Future[None], bytearray] | None = None
+            reading: tuple[Future[None], memoryview] | None = None
+            # Fresh memory costs as much as a copy; these are used in turns.
+            memories = itertools.cycle((bytearray(), bytearray()))
             for part in _in_parts(ranges):
-                following = self._read_ahead(part)
+                following = self._read_ahead(part, next(memories))
                 if reading is not None:
                     await self._send(*reading, send)
                 reading = following
@@ -215,19 +229,23 @@ class Gateway:
         except RuntimeError:
             raise DrainingError from None
 
-    def _read_ahead(self, part: Sequence[Range]) -> "tuple[Future[None], bytearray]":
-        memory = bytearray(sum(length for _, _, length in part))
+    def _read_ahead(
+        self, part: Sequence[Range], memory: bytearray
+    ) -> "tuple[Future[None], memoryview]":
+        size_bytes = sum(length for _, _, length in part)
+        memory.extend(bytes(max(0, size_bytes - len(memory))))
+        filled = memoryview(memory)[:size_bytes]
         wanted, at = [], 0
         for reference, start, length in part:
-            wanted.append(Part(reference, start, [memoryview(memory)[at : at + length]]))
+            wanted.append(Part(reference, start, [filled[at : at + length]]))
             at += length
-        return self._submit(self._store_now().read_parts, wanted), memory
+        return self._submit(self._store_now().read_parts, wanted), filled
 
     async def _send(
         self,
         reading: "Future[None]",
-        memory: bytearray,
-        send: Callable[[bytearray], Awaitable[None]],
+        memory: memoryview,
+        send: Callable[[memoryview], Awaitable[None]],
     ) -> None:
         await _done(reading)
         async with _moving():
@@ -397,8 +415,8 @@ class Incoming:
         rest: Those to come.
     """
 
-    def __init__(self, first: Message, rest: AsyncIterator[Message]) -> None:
-        self._left = memoryview(first.data)
+    def __init__(self, first: Written, rest: AsyncIterator[Message]) -> None:
+        self._left = first.data
         self._rest = rest
 
     async def take(self, count: int) -> list[memoryview]:
@@ -413,7 +431,7 @@ class Incoming:
                 message = await anext(self._rest, None)
                 if message is None:
                     raise InvalidArgumentError("data", "is less than size_bytes say")
-                self._left = memoryview(_checked(message).data)
+                self._left = _checked(message).data
             part = self._left[:count]
             taken.append(part)
             count -= len(part)
@@ -430,7 +448,7 @@ class Incoming:
             raise InvalidArgumentError("data", "is more than size_bytes say")
 
 
-async def first_message(messages: AsyncIterator[Message]) -> Message:
+async def first_message(messages: AsyncIterator[Message]) -> Written:
     """Wait for the first message of a write.
 
     Raises:
@@ -444,7 +462,7 @@ async def first_message(messages: AsyncIterator[Message]) -> Message:
     return _checked(first)
 
 
-def _checked(message: Message | InvalidArgumentError) -> Message:
+def _checked(message: Message) -> Written:
     """What has come, if it could be read."""
     if isinstance(message, InvalidArgumentError):
         raise message

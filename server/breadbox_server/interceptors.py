@@ -28,6 +28,7 @@ from breadbox_server.authorization import (
 from breadbox_server.clients import ClientCensus, role_of_method
 from breadbox_server.core.errors import DomainError, InvalidArgumentError
 from breadbox_server.errors import InternalError
+from breadbox_server.gateway import READERS
 from breadbox_server.limits import PARTS_MAX
 from breadbox_server.metrics import Metrics
 from breadbox_server.traffic import Call, Traffic
@@ -67,6 +68,15 @@ def _readable(method: str, deserialize: Callable[[bytes], Any] | None) -> Callab
             return InvalidArgumentError("request", str(error))
 
     return read
+
+
+def _sendable(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+    """A serializer that takes what is serialized already."""
+
+    def write(message: Any) -> bytes:
+        return message if type(message) is bytes or serialize is None else serialize(message)
+
+    return write
 
 
 class _NotDoneError(Exception):
@@ -166,8 +176,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return grpc.stream_unary_rpc_method_handler(self._told(method, refuse))
 
     def _wrapped(self, method: str, handler: Any) -> MaybeHandler:
-        read = _readable(method, handler.request_deserializer)
-        write = handler.response_serializer
+        parse = READERS.get(method.removeprefix(SERVICE), handler.request_deserializer)
+        read, write = _readable(method, parse), _sendable(handler.response_serializer)
         if handler.unary_unary is not None:
             told = self._told(method, self._on_message(method, handler.unary_unary))
             return grpc.stream_unary_rpc_method_handler(told, read, write)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from breadbox.stores.frames import pack
 from breadbox.v1 import buffer_pb2, replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server import convert
 from breadbox_server.authorization import Role, current_caller
@@ -33,7 +34,7 @@ from breadbox_server.core.inputs import (
 from breadbox_server.core.validation import check_int, check_name
 from breadbox_server.driver import Driver
 from breadbox_server.errors import GatewayOffError
-from breadbox_server.gateway import Gateway, Incoming, first_message
+from breadbox_server.gateway import Gateway, Incoming, Message, first_message
 from breadbox_server.limits import EPISODES_MAX, GATEWAY_PAYLOADS_MAX, TASK_SIZE_BYTES_MAX
 from breadbox_server.metrics import Metrics
 from breadbox_server.task_series import Reporter
@@ -329,9 +330,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             )
         return pb.ReportEpisodesResponse()
 
-    async def WritePayloads(
-        self, requests: AsyncIterator[pb.WritePayloadsRequest], context: Context
-    ) -> None:
+    async def WritePayloads(self, requests: AsyncIterator[Message], context: Context) -> None:
         """Write payloads on behalf of the caller; answers by way of the context."""
         gateway = self._open_gateway()
 
@@ -347,8 +346,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     async def ReadPayloads(self, request: pb.ReadPayloadsRequest, context: Context) -> None:
         """Read payloads on behalf of the caller; answers by way of the context."""
 
-        async def send(part: bytearray) -> None:
-            await context.write(pb.ReadPayloadsResponse(data=bytes(part)))
+        async def send(part: memoryview) -> None:
+            await context.write(pack([part]))
 
         await self._open_gateway().read(
             current_caller(), context.peer(), convert.ranges(request.ranges), send

@@ -16,6 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 import breadbox
 from breadbox import aio, calls, errors, operations, types
 from breadbox.options import ClientOptions, Tls
+from breadbox.stores import open_store
 from breadbox.v1 import buffer_pb2, fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import status as server_status
@@ -350,6 +351,7 @@ def in_pairs(
 ) -> pb.GetStoreConfigResponse:
     """Fragments go in groups of two, into a store of the test's own."""
     monkeypatch.setattr(operations, "APPEND_COUNT_MAX", 2)
+    open_store(f"file://{tmp_path}").close()
     config = pb.GetStoreConfigResponse(
         store_url=f"file://{tmp_path}", unannounced_duration=Duration(seconds=600)
     )

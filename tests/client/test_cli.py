@@ -28,6 +28,7 @@ from breadbox.cli.main import COMMANDS, cli
 from breadbox.cli.top import Sample, render
 from breadbox.extras import how_to_install
 from breadbox.paths import naming
+from breadbox.stores import open_store
 from breadbox.v1 import buffer_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.wire import buffer_from_wire
@@ -494,6 +495,7 @@ def examined(address: str, *arguments: str) -> tuple[int, dict[str, dict[str, st
 def test_a_doctor_who_finds_nothing_says_so(
     address: str, fake: FakeService, tmp_path: Path
 ) -> None:
+    open_store(f"file://{tmp_path}").close()
     fake.will("GetStoreConfig", *[config_response(tmp_path)] * 3)
     code, findings = examined(address)
     assert 0 == code
@@ -508,6 +510,7 @@ def test_a_doctor_looks_at_the_store_where_it_is_seen_from_here(
 ) -> None:
     elsewhere, here = tmp_path / "a-file", tmp_path / "here"
     elsewhere.write_text("no folder can be made below this")
+    open_store(f"file://{here}").close()
     fake.will("GetStoreConfig", *[config_response(elsewhere)] * 6)
     code, findings = examined(address)
     assert (1, "bad") == (code, findings["store"]["verdict"])

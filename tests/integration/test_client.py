@@ -21,9 +21,12 @@ pytestmark = pytest.mark.integration
 NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with start_server(options=["--capacity-chunks", "4096"]) as server:
+@pytest.fixture(scope="module", params=["to the store", "through the gateway"])
+def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    options = ["--capacity-chunks", "4096"]
+    if request.param == "through the gateway":
+        options.append("--gateway")
+    with start_server(options=options) as server:
         yield server
 
 

@@ -1,11 +1,17 @@
 """The contract suite, on every store there is."""
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from breadbox.options import ClientOptions
 from breadbox.stores import open_custodian, open_store
+from breadbox.stores.gateway_store import GatewayStore
+from breadbox.testing import start_server
+from breadbox.types import PayloadReference
+from support.eventually import eventually_sync
 from support.fake_store import FakeCustodian, FakePayloads, FakeStore
 from support.redis_server import RedisServer
 from support.store_contract import PIECE_BYTES, Faces, StoreContract
@@ -23,6 +29,43 @@ class TestFileStore(StoreContract):
     def faces(self, tmp_path: Path) -> Faces:
         url = f"file://{tmp_path}/a store"
         return Faces(open_store(url), lambda: open_custodian(url))
+
+
+class Prompt(GatewayStore):
+    """Comes back from a deletion once the server is done with it, as other stores do."""
+
+    def __init__(self, address: str, url: str) -> None:
+        super().__init__(address, ClientOptions())
+        self._url = url
+
+    def delete_many(self, references: Sequence[PayloadReference]) -> None:
+        super().delete_many(references)
+        ids = {each.payload_id for each in references}
+        folder = Path(self._url.removeprefix("file://")) / "unannounced"
+        eventually_sync(lambda: not ids & set(os.listdir(folder)), "the deletion")
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Address of a server, and the URL of its store, which nobody else writes to."""
+    url = f"file://{tmp_path_factory.mktemp('store')}"
+    with start_server(store=url, options=["--gateway", "--journal", "none"]) as server:
+        yield server.address, url
+
+
+@pytest.mark.integration
+class TestGateway(StoreContract):
+    """Of a directory, whose custodian looks at it beside the server."""
+
+    @pytest.fixture
+    async def faces(self, gateway: tuple[str, str]) -> AsyncIterator[Faces]:
+        address, url = gateway
+        faces = Faces(Prompt(address, url), lambda: open_custodian(url))
+        kept = [each async for each in faces.custodian.confirmed()]
+        await faces.custodian.delete_ids(kept)
+        await faces.custodian.forget_other_journals()
+        yield faces
+        faces.store.close()
 
 
 async def redis_faces(url: str) -> AsyncIterator[Faces]:

@@ -10,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from breadbox.stores.base import PayloadParts
 from breadbox.types import PayloadReference
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -104,6 +105,7 @@ async def served(
     config: BufferConfig | None = None,
     *,
     custodian: FakeCustodian | None = None,
+    parts: PayloadParts | None = None,
     clock: ManualTimers | None = None,
     **settings: Any,
 ) -> AsyncIterator[Served]:
@@ -119,7 +121,7 @@ async def served(
         **{"listen": "127.0.0.1:0", "journal": "none", **settings},
     )
     async with (
-        serving(chosen, custodian=custodian, clock=clock) as server,
+        serving(chosen, custodian=custodian, parts=parts, clock=clock) as server,
         grpc.aio.insecure_channel(server.address) as channel,
     ):
         stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(channel)

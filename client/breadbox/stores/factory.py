@@ -23,6 +23,7 @@ def open_store(
     unannounced_s: float = UNANNOUNCED_S_DEFAULT,
     piece_size_bytes: int = 0,
     deadline: Deadline | None = None,
+    must_exist: bool = False,
 ) -> PayloadStore:
     """Open the store at `url` for writing and reading payloads.
 
@@ -35,13 +36,15 @@ def open_store(
             0 takes the default. Only Redis cuts.
         deadline: By when a cluster must have answered; its silence is that of later calls, too,
             unless they say otherwise. None: 10 s.
+        must_exist: Refuse a file:// URL of a directory in which nobody has made a store; for URLs
+            that somebody else chose. Otherwise it is made.
 
     Raises:
         StoreUrlError: The URL, or its options, cannot be used.
         StoreUnavailableError: The directory of a file:// URL cannot be made, or no node of a
             cluster answers.
     """
-    store: PayloadStore = _open(url, unannounced_s, piece_size_bytes, deadline)
+    store: PayloadStore = _open(url, unannounced_s, piece_size_bytes, deadline, must_exist)
     return store
 
 
@@ -51,7 +54,13 @@ def open_parts(url: str, *, unannounced_s: float, piece_size_bytes: int) -> Payl
     return parts
 
 
-def _open(url: str, unannounced_s: float, piece_size_bytes: int, deadline: Deadline | None) -> Any:
+def _open(
+    url: str,
+    unannounced_s: float,
+    piece_size_bytes: int,
+    deadline: Deadline | None,
+    must_exist: bool = False,
+) -> Any:
     parsed = parse_store_url(url)
     if not unannounced_s > 0:
         raise StoreUrlError(f"unannounced_s must be over 0, not {unannounced_s}")
@@ -60,7 +69,7 @@ def _open(url: str, unannounced_s: float, piece_size_bytes: int, deadline: Deadl
             f"piece_size_bytes must be 0 or at least {PIECE_SIZE_BYTES_MIN}, not {piece_size_bytes}"
         )
     if parsed.kind == "file":
-        return FileStore(parsed.directory)
+        return FileStore(parsed.directory, must_exist=must_exist)
     # Only now: redis-py takes long to load, and who keeps payloads in a directory needs none.
     from breadbox.stores.redis_factory import open_redis_store
 

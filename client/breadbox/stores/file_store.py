@@ -29,6 +29,7 @@ from breadbox.errors import (
     PayloadMissingError,
     StoreFullError,
     StoreUnavailableError,
+    StoreUrlError,
 )
 from breadbox.stores.base import (
     PRELUDE_BYTES,
@@ -43,7 +44,7 @@ from breadbox.stores.base import (
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.disk_room import DiskRoom
 from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
-from breadbox.stores.private_files import make_private_directory, opener
+from breadbox.stores.private_files import check_private_directory, make_private_directory, opener
 from breadbox.types import PayloadReference
 
 _DIRECTORIES: Final = 256
@@ -88,6 +89,23 @@ class PayloadDirectory:
             make_private_directory(self.payloads)
             for number in range(_DIRECTORIES):
                 make_private_directory(self.payloads / f"{number:02x}")
+
+    def check(self) -> None:
+        """See that somebody has made the directories.
+
+        Raises:
+            StoreUrlError: They are not there.
+            StoreUnavailableError: One belongs to another user, or can be written by others.
+        """
+        with _translated_errors():
+            try:
+                for path in (self.root, self.unannounced, self.payloads):
+                    check_private_directory(path)
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise StoreUrlError(
+                    f"there is no payload store in {self.root} on this host: use a client on the "
+                    "server's, or start the server with --gateway or a store that both reach"
+                ) from error
 
     def confirmed_path(self, payload_id: str) -> str:
         """Path of a confirmed payload; `payload_id` must be well-formed."""
@@ -140,9 +158,12 @@ class PayloadDirectory:
 class FileStore:
     """A `PayloadStore` in a directory. See `breadbox.stores.base` for the contract."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *, must_exist: bool = False) -> None:
         self._directory = PayloadDirectory(directory)
-        self._directory.make()
+        if must_exist:
+            self._directory.check()
+        else:
+            self._directory.make()
         self._is_closed = False
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:

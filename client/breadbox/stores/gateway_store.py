@@ -1,7 +1,7 @@
 """Payloads by way of the server: the store of those who must not see where payloads live.
 
-Its own connection to the server, so that no call waits behind a payload. The bytes of a payload
-are copied once on their way into a message and once out of one, which is what gRPC needs.
+Its own connection to the server, so that no call waits behind a payload. Beyond what gRPC does by
+itself, bytes are copied once: into a message, or out of one to where they are wanted.
 """
 
 import copy
@@ -28,6 +28,7 @@ from breadbox.options import ClientOptions, open_channel
 from breadbox.status import from_rpc_error
 from breadbox.stores.base import PayloadReceiver
 from breadbox.stores.deadline import LOOK_S, Deadline
+from breadbox.stores.frames import pack, unpack_read
 from breadbox.stores.keys import cut, is_sound
 from breadbox.stores.reading import Range, read
 from breadbox.types import PayloadReference
@@ -35,6 +36,7 @@ from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 
+_SERVICE: Final = f"/{pb.DESCRIPTOR.services_by_name['ReplayBufferService'].full_name}/"
 _MESSAGE_BYTES: Final = 512 * 1024
 """Of payloads, in a message."""
 _PAYLOADS_MAX: Final = 4096
@@ -62,7 +64,17 @@ class GatewayStore:
         self._metadata = options.metadata()
         # Not the connection that others of this process have to the same address.
         self._channel = open_channel(address, options, (("grpc.use_local_subchannel_pool", 1),))
-        self._stub = ReplayBufferServiceStub(self._channel)
+        self._discard_payloads = ReplayBufferServiceStub(self._channel).DiscardPayloads
+        # Not the stub's: what carries payload bytes is packed here.
+        self._write_payloads: Any = self._channel.stream_stream(
+            _SERVICE + "WritePayloads",
+            response_deserializer=pb.WritePayloadsResponse.FromString,
+        )
+        self._read_payloads: Any = self._channel.unary_stream(
+            _SERVICE + "ReadPayloads",
+            request_serializer=pb.ReadPayloadsRequest.SerializeToString,
+            response_deserializer=unpack_read,
+        )
         self._deadline: Deadline | None = None
         self._watch = _Watch()
         self._closed = threading.Event()
@@ -92,7 +104,7 @@ class GatewayStore:
         with self._translated(), ExitStack() as opened:
 
             def ask(ranges: Sequence[Range]) -> Iterator[Any]:
-                call = self._stub.ReadPayloads(_request(ranges), metadata=self._metadata)
+                call = self._read_payloads(_request(ranges), metadata=self._metadata)
                 return opened.enter_context(closing(self._watch.answers(call, deadline)))
 
             read(partial(_Answers, ask), list(enumerate(references)), receiver)
@@ -110,9 +122,7 @@ class GatewayStore:
         for first in range(0, len(ids), _PAYLOADS_MAX):
             request = pb.DiscardPayloadsRequest(payload_ids=ids[first : first + _PAYLOADS_MAX])
             with self._translated():
-                self._stub.DiscardPayloads(
-                    request, timeout=deadline.left_s(), metadata=self._metadata
-                )
+                self._discard_payloads(request, timeout=deadline.left_s(), metadata=self._metadata)
 
     def close(self) -> None:
         """See PayloadStore."""
@@ -132,7 +142,7 @@ class GatewayStore:
         self, payloads: Sequence[Sequence[memoryview]], deadline: Deadline
     ) -> list[PayloadReference]:
         with self._translated():
-            call = self._stub.WritePayloads(_messages(payloads, deadline), metadata=self._metadata)
+            call = self._write_payloads(_messages(payloads, deadline), metadata=self._metadata)
             # But for the last answer, which has them all, they say that bytes were stored.
             return [
                 PayloadReference(each.payload_id, each.size_bytes, each.piece_size_bytes)
@@ -193,7 +203,7 @@ class _Answers:
             answer = next(self._messages, None)
             if answer is None:
                 raise PayloadCorruptError("the server sent fewer bytes than were asked for")
-            self._message = memoryview(answer.data)
+            self._message = answer
         part = self._message[:most]
         self._message = self._message[len(part) :]
         return part
@@ -277,15 +287,15 @@ def _request(ranges: Sequence[Range]) -> pb.ReadPayloadsRequest:
     )
 
 
-def _messages(
-    payloads: Sequence[Sequence[memoryview]], deadline: Deadline
-) -> Iterator[pb.WritePayloadsRequest]:
+def _messages(payloads: Sequence[Sequence[memoryview]], deadline: Deadline) -> Iterator[bytes]:
     """What a call that writes sends. gRPC asks for the next message when the last one has gone."""
-    sizes = [sum(map(len, buffers)) for buffers in payloads]
+    sizes = pb.WritePayloadsRequest(
+        size_bytes=[sum(map(len, buffers)) for buffers in payloads]
+    ).SerializeToString()
     for _, buffers in cut(chain.from_iterable(payloads), _MESSAGE_BYTES):
-        yield pb.WritePayloadsRequest(data=b"".join(buffers), size_bytes=sizes)
+        yield pack(buffers, sizes)
         deadline.heard(deadline.now())
-        sizes = []
+        sizes = b""
 
 
 def _silent() -> StoreUnavailableError:

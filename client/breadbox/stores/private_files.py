@@ -35,6 +35,16 @@ def make_private_directory(path: Path, *, has_parents: bool = False) -> None:
         OSError: It cannot be made.
     """
     path.mkdir(mode=0o700, parents=has_parents, exist_ok=True)
+    check_private_directory(path)
+
+
+def check_private_directory(path: Path) -> None:
+    """See that a directory is safe to use, as `make_private_directory` does.
+
+    Raises:
+        UnsafePathError: As there.
+        OSError: There is none.
+    """
     user = os.geteuid()
     own = path.lstat()
     if stat.S_ISLNK(own.st_mode) and own.st_uid not in (user, 0):

@@ -102,6 +102,9 @@ def parse_store_url(url: str) -> StoreUrl:
             f"store URL {redact(url)!r} has an @ behind its host; write / ? # and @ in a user, "
             "password or option as %2F %3F %23 and %40"
         )
+    if not unquote(url).isprintable():
+        # What a server names is sent on as it stands, perhaps to something that is no Redis.
+        raise StoreUrlError(f"store URL {redact(url)!r} holds what is not printable")
     if (found := _MANY_HOSTS.fullmatch(url)) is not None:
         return _parse_many_hosts(url, *found.groups())
     try:
