@@ -73,9 +73,10 @@ async def test_clients_write_and_read_and_the_server_confirms_and_deletes(
     [
         ("FLUSHALL",),
         ("KEYS", "*"),
+        ("SCAN", "0"),
+        ("RANDOMKEY",),
         ("CONFIG", "GET", "requirepass"),
         ("EVAL", "return 1", "0"),
-        ("SCAN", "0"),
         ("GET", "breadbox:{journal}:snapshot"),
         ("SET", "elsewhere", "1"),
         ("ACL", "LIST"),
