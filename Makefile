@@ -10,7 +10,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-core test-service test-integration test-containers test-peers \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
-  verify-spelling verify-limits limits protos simulate bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
+  verify-spelling verify-limits limits protos simulate fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -84,6 +84,9 @@ chaos: $(VENV)/.ready  ## Kill, stop, cut off and replace at random, and balance
 
 endings: $(VENV)/.ready  ## End servers under load, and by replacing them (ARGS="--rounds 500")
 	$(BIN)/python tests/chaos/endings.py $(ARGS)
+
+fuzz: $(VENV)/.ready  ## Read what nobody wrote on purpose, a minute in all (ARGS="--seconds 600 payload rpc")
+	$(BIN)/python tests/fuzz $(ARGS)
 
 simulate: $(VENV)/.ready  ## Server, store and clients in simulated time (ARGS="--seed N" replays one)
 	$(BIN)/python tests/simulation $(ARGS)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from breadbox_server import fsck
 from breadbox_server.core import entries as core_entries
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import (
@@ -41,7 +40,7 @@ from breadbox_server.journal.codec import (
 from breadbox_server.journal.compactor import compact
 from breadbox_server.journal.frames import frame_turn, open_snapshot
 from breadbox_server.journal.place import JournalPlace
-from breadbox_server.journal.recovery import begin, recover
+from breadbox_server.journal.recovery import begin, look, recover
 from breadbox_server.journal.storage import BEGINNING, JournalDamagedError
 from breadbox_server.journal.turn_journal import TurnJournal
 from support.journals import SqliteJournal
@@ -187,13 +186,13 @@ def test_fsck_reads_a_journal_again_that_was_trimmed_between_its_reads(tmp_path)
     begin(archive, live, 0.0)
     _write_history(journal, live)
     meanwhile = TrimmedMeanwhile(journal)
-    assert live.snapshot() == fsck._recover(meanwhile).buffers.snapshot()
+    assert live.snapshot() == look(meanwhile).buffers.snapshot()
     assert 2 == meanwhile.reads
     with archive._connection as connection:
         connection.execute("DELETE FROM turns")
         connection.execute("INSERT INTO turns VALUES (?, ?, 0)", (BEGINNING + 99, encode_turn([])))
     with pytest.raises(JournalDamagedError, match="lacks turns"):
-        fsck._recover(archive)
+        look(archive)
     archive.close()
 
 
@@ -252,3 +251,9 @@ def _run_at_once(coroutine) -> None:
     """Nothing here waits for the loop, so a coroutine runs to its end when it is sent to."""
     with pytest.raises(StopIteration):
         coroutine.send(None)
+
+
+def test_a_turn_with_a_configuration_that_cannot_be_is_a_damaged_one():
+    turn = encode_turn([(1.0, core_entries.BufferCreated("b", BufferConfig(capacity_chunks=7), 1))])
+    with pytest.raises(JournalFormatError, match="capacity_chunks"):
+        decode_turn(turn.replace(b",7,", b",0,"))

@@ -154,3 +154,21 @@ def test_a_life_of_nothing_is_refused(unannounced_s: float) -> None:
 def test_tiny_pieces_are_refused() -> None:
     with pytest.raises(StoreUrlError):
         open_store("redis://localhost", piece_size_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"default:{SECRET}@host:6379/0",
+        f":{SECRET}@host",
+        f"redis:default:{SECRET}@host",
+        f"redis:/default:{SECRET}@host/0",
+        f"redis:///default:{SECRET}@host/0",
+    ],
+)
+def test_a_password_is_hidden_where_slashes_are_missing_or_too_many(url: str) -> None:
+    with pytest.raises(StoreUrlError) as refused:
+        parse_store_url(url)
+
+    assert SECRET not in redact(url) + str(refused.value)
+    assert has_secret(url)

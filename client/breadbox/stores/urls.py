@@ -31,6 +31,9 @@ _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+))(?::([0-9]{1,5}))?
 _CUT_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]+[/?#].*@(.*)", re.DOTALL)
 """A URL with an @ behind what reads as its host: a password with / ? or # in it was cut there, and
 what follows may be the rest of it."""
+_HAS_PLACE = re.compile(r"(?i:file|unix):|/|[A-Za-z][A-Za-z0-9+.-]*://[^/?#]")
+"""How what names a file begins, in which an @ is part of a name, or a URL with credentials where
+they belong."""
 _SECRET_OPTIONS = frozenset({"password", "ssl_password", "sentinel_password"})
 _HIDDEN = "***"
 _CLUSTER_PORT = 6379
@@ -69,6 +72,9 @@ def redact(url: str) -> str:
     if (cut := _CUT_CREDENTIALS.fullmatch(url)) is not None:
         scheme, rest = cut.groups()
         return f"{scheme}{_HIDDEN}@{redact(scheme + rest).removeprefix(scheme)}"
+    if "@" in url and not _HAS_PLACE.match(url):
+        # Slashes are missing, or there is one too many: what reads as something else may be secret.
+        return f"{_HIDDEN}@{redact(url.rpartition('@')[2])}"
     try:
         parts = urlsplit(url)
         netloc = _redact_netloc(parts.netloc)

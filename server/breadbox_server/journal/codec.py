@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, get_args, get_origin
 import zstandard
 
 from breadbox_server.core import entries as core_entries
+from breadbox_server.core.errors import DomainError
 from breadbox_server.core.ids import BufferName, SessionId, WorkerId
 from breadbox_server.core.inputs import AdmissionOutcome, Fragment, Payload
 
@@ -76,7 +77,7 @@ def decode_turn(data: bytes) -> Turn:
         entries = []
         for now, name, *values in body:
             entries.append((float(now), _DECODERS[name](values)))
-    except (KeyError, TypeError, ValueError) as error:
+    except (DomainError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise JournalFormatError(f"a turn holds an entry that cannot be read: {error!r}") from error
     return Turn(entries)
 
