@@ -8,7 +8,7 @@ IMAGES ?= breadbox/server:local breadbox/rollout-worker:local breadbox/learner:l
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-core test-service test-integration test-containers test-peers \
+.PHONY: docs verify-reference reference help setup demo test test-core test-service test-integration test-containers test-peers \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
   verify-spelling verify-limits limits protos simulate fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
 
@@ -44,7 +44,7 @@ test-peers: $(VENV)/.ready  ## Other projects' own code on Breadbox; pip fetches
 test-gpu: $(VENV)/.ready  ## What needs a CUDA device
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
-verify: verify-format verify-lint verify-spelling verify-types verify-imports verify-protos verify-limits test  ## Everything that must hold before a merge
+verify: verify-format verify-lint verify-spelling verify-types verify-imports verify-protos verify-limits verify-reference test  ## Everything that must hold before a merge
 
 verify-format: $(VENV)/.ready
 	$(BIN)/ruff format --check .
@@ -67,6 +67,9 @@ verify-types: $(VENV)/.ready
 verify-imports: $(VENV)/.ready
 	$(BIN)/lint-imports
 
+verify-reference: $(VENV)/.ready
+	$(BIN)/python scripts/gen_reference.py --check
+
 verify-protos: $(VENV)/.ready
 	$(BIN)/python scripts/gen_protos.py --check
 
@@ -75,6 +78,12 @@ verify-limits: $(VENV)/.ready
 
 limits: $(VENV)/.ready  ## Write the table of limits into SECURITY.md
 	$(BIN)/python scripts/gen_limits.py
+
+reference: $(VENV)/.ready  ## Write the reference of commands, metrics and errors from the code
+	$(BIN)/python scripts/gen_reference.py
+
+docs: $(VENV)/.ready  ## Build the site of the documents into build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 protos: $(VENV)/.ready  ## Write the stubs from protos/
 	$(BIN)/python scripts/gen_protos.py
@@ -129,4 +138,4 @@ down:  ## Stop the local cluster and delete its volumes, secrets among them
 	$(COMPOSE) down --volumes
 
 clean:  ## Delete what the other targets made
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out dist sbom
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out build dist sbom

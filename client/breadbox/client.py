@@ -329,7 +329,8 @@ class Client:
         """Write weights (name to array or tensor) and publish them with their version in one step.
 
         Raises:
-            As `publish_model`; BackpressureError: The store stayed full for `append_wait_s`.
+            ReplayBufferError: As `publish_model`.
+            BackpressureError: The store stayed full for `append_wait_s`.
         """
         return self._run(
             operations.publish(
@@ -397,7 +398,7 @@ class Client:
             ADMITTED, DUPLICATE, STALE or WRONG_SESSION; the last two are not in the buffer.
 
         Raises:
-            As `append_many`.
+            ReplayBufferError: As `append_many`.
         """
         return self.append_many([fragment], buffer=buffer, codecs=codecs)[0]
 
@@ -571,7 +572,7 @@ class Client:
             "<f4[16, 3]".
 
         Raises:
-            As `read_fragments`.
+            ReplayBufferError: As `read_fragments`.
         """
         return self._run(operations.describe_arrays(self._context, references))
 
@@ -614,7 +615,7 @@ class Client:
 
         Raises:
             TreeMismatchError: The fragments differ in structure, shape or type.
-            As `read_fragments`.
+            ReplayBufferError: As `read_fragments`.
         """
         return self._run(
             operations.read_batch(self._context, references, device, columns, into=into)

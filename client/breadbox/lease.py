@@ -327,7 +327,8 @@ class Lease:
                 `breadbox.loader.LoaderOptions`. In draw order and two batches ahead by default.
 
         Raises:
-            As `fragments`; InvalidRequestError: `batch_size` or an option is out of its range.
+            ReplayBufferError: As `fragments`.
+            InvalidRequestError: `batch_size` or an option is out of its range.
         """
 
         def load(references: Sequence[FragmentReference]) -> Batch:

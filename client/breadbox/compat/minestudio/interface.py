@@ -149,7 +149,7 @@ class ReplayBufferInterface:
 
         Raises:
             UnsupportedArrayError: It holds something that is stored only by pickling.
-            As `breadbox.Client.append_many`.
+            ReplayBufferError: As `breadbox.Client.append_many`.
         """
         if not metadata.session_id or metadata.model_version < 0:
             self.dropped_count += 1

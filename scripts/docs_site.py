@@ -1,0 +1,135 @@
+"""Hooks of MkDocs: pages from outside docs/, the reference of Python, and links between them all.
+
+The documents are written for readers of the repository: README.md links docs/rollout.md, which
+links ../SECURITY.md. Here each such link is turned into one between pages of the site, and one to
+a file that is no page into that file's name.
+"""
+
+import re
+import sys
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import breadbox
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts import gen_limits  # noqa: E402 - MkDocs loads this file by its path
+
+OUTSIDE = {
+    "README.md": "index.md",
+    "ARCHITECTURE.md": "architecture.md",
+    "SECURITY.md": "security.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+"""Files of the repository that are pages of the site."""
+
+LIMITS_PAGE = (
+    "# Limits\n\nWhat callers can make the server do or keep, and what happens at the limit.\n\n"
+)
+
+TOOLS = {
+    "Tests of your own": ["breadbox.testing"],
+    "Payload stores": ["breadbox.stores.base.PayloadStore", "breadbox.stores.factory.open_store"],
+    "Policies": [
+        "breadbox.policies.protocol.Policy",
+        "breadbox.policies.protocol.PolicyModule",
+        "breadbox.policies.registry.make_policy",
+        "breadbox.policies.weights.policy_weights",
+    ],
+    "For learners": [
+        "breadbox_learner.advantages.estimate_advantages",
+        "breadbox_learner.advantages.find_successors",
+        "breadbox_learner.dataset.FragmentDataset",
+        "breadbox_learner.sampling.SampledBuffer",
+    ],
+}
+"""What is documented beside `breadbox` itself, by heading."""
+
+FIRST = {
+    "Calls": ["connect", "local_server", "Client", "Lease", "Appender"],
+    "Data": ["Fragment", "Batch"],
+}
+"""What of `breadbox` stands before the rest, by heading."""
+
+LINK = re.compile(
+    r"(?P<before>\[(?P<text>[^\]]*)\]\()(?P<target>(?!\w+:)[^)#\s]+)(?P<heading>#[^)]*)?\)"
+)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add pages that are not in docs/."""
+    pages = {target: (ROOT / source).read_text() for source, target in OUTSIDE.items()}
+    pages["reference/python.md"] = python_page()
+    pages["reference/aio.md"] = asyncio_page()
+    pages["reference/tools.md"] = tools_page()
+    pages["reference/limits.md"] = LIMITS_PAGE + gen_limits.table()
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links of the repository into links of the site."""
+    source = {target: name for name, target in OUTSIDE.items()}.get(page.file.src_uri)
+    here = PurePosixPath(source or f"docs/{page.file.src_uri}")
+
+    def changed(link: re.Match[str]) -> str:
+        target = normpath(str(here.parent / link["target"]))
+        path = OUTSIDE.get(target, target.removeprefix("docs/"))
+        file = files.get_file_from_path(path)
+        if file is None:
+            return f"{link['text']} (`{target}`)" if link["text"] != target else f"`{target}`"
+        is_named = link["text"] in (target, link["target"]) and path.endswith(".md")
+        before = f"[{title_of(file)}](" if is_named else link["before"]
+        relative = relpath(path, PurePosixPath(page.file.src_uri).parent)
+        return f"{before}{relative}{link['heading'] or ''})"
+
+    return LINK.sub(changed, markdown)
+
+
+def title_of(file: File) -> str:
+    """The first heading of a page, which says more to readers of the site than its path."""
+    return file.content_string.partition("# ")[2].partition("\n")[0]
+
+
+def python_page() -> str:
+    """What `import breadbox` gives, but for modules: what one calls first, then types."""
+    lines = ["# Python", "", "Everything is in `breadbox`: `breadbox.Client`.", ""]
+    first = {name for names in FIRST.values() for name in names}
+    rest = sorted(set(breadbox.__all__) - first - {"__version__", "aio", "errors"})
+    for title, names in {**FIRST, "Values": rest}.items():
+        lines += [f"## {title}", "", *(block(home_of(name), level=3) for name in names)]
+    return "\n".join(lines)
+
+
+def home_of(name: str) -> str:
+    """Where a name of `breadbox` is defined."""
+    return f"breadbox.{breadbox._HOME_OF[name]}.{name}"
+
+
+def asyncio_page() -> str:
+    """What `breadbox.aio` has."""
+    names = ("connect", "local_server", "Client", "Lease")
+    blocks = [block(f"breadbox.aio.{name}", level=2) for name in names]
+    intro = "# asyncio\n\n`breadbox.aio` has the operations of `breadbox.Client`, awaited.\n"
+    return "\n".join([intro, *blocks])
+
+
+def tools_page() -> str:
+    """What is documented beside the library itself."""
+    lines = ["# Tests, policies, learners", ""]
+    for title, paths in TOOLS.items():
+        lines += [f"## {title}", "", *(block(path, level=3) for path in paths)]
+    return "\n".join(lines)
+
+
+def block(path: str, level: int) -> str:
+    """What mkdocstrings makes of a name."""
+    return f"::: {path}\n    options:\n      heading_level: {level}\n"

@@ -1,0 +1,231 @@
+"""Writes docs/reference: commands, metrics and errors, from the code; --check compares."""
+
+import argparse
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from prometheus_client import CollectorRegistry
+
+from breadbox import errors, status
+from breadbox.cli.main import COMMANDS, CONTEXT, load_command
+from breadbox.metrics import CodecCollector
+from breadbox_rollout.metrics import WorkerCollector, WorkerCounts
+from breadbox_server import status as server_status
+from breadbox_server.metrics import Metrics
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+MARK = "<!-- Written by scripts/gen_reference.py: change the code, then `make reference`. -->"
+SHOWN_TYPES = (str, int, float, Path)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; what its cells hold is text, not markup, but for code."""
+    lines = [heads, ["---"] * len(heads), *([cell(text) for text in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def cell(text: str) -> str:
+    """Text for one cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def first_paragraph(thing: object) -> str:
+    """What the docstring of a class or function begins with."""
+    return (inspect.getdoc(thing) or "").split("\n\n")[0]
+
+
+# Commands --------------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Every command, with its options."""
+    parts = [
+        f"# Command line\n\n{MARK}\n",
+        "A flag wins over its environment variable, and that over the default. "
+        "A command that needs an extra which is not installed says so.\n",
+    ]
+    for name, (_, extra, _) in COMMANDS.items():
+        parts += command_parts(load_command(name), f"breadbox {name}", extra, level=2)
+    return "\n".join(parts)
+
+
+def command_parts(command: click.Command, path: str, extra: str, level: int) -> Iterator[str]:
+    """Heading, help and options of a command, and of the commands in it."""
+    context = click.Context(command, info_name=path, **CONTEXT)
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f"{'#' * level} {path}\n"
+    yield f"`{path} {usage}`" + (f", with the extra `{extra}`" if extra else "") + "\n"
+    yield inspect.cleandoc(command.help or command.short_help or "").replace("\b\n", "") + "\n"
+    options = [
+        each for each in command.params if isinstance(each, click.Option) and not each.hidden
+    ]
+    if options:
+        rows = [(flags(option), default_of(option, context), about(option)) for option in options]
+        yield table(("option", "default", "what"), rows)
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            yield from command_parts(inner, f"{path} {name}", "", level + 1)
+
+
+def flags(option: click.Option) -> str:
+    """How it is given."""
+    names = [*option.opts, *option.secondary_opts]
+    if option.is_flag or option.count:
+        return f"`{', '.join(names)}`"
+    if isinstance(option.type, click.Choice):
+        kind = "|".join(str(choice) for choice in option.type.choices)
+    else:
+        kind = option.metavar or option.type.name.upper().removesuffix(" RANGE")
+    return f"`{', '.join(names)} {kind}`"
+
+
+def default_of(option: click.Option, context: click.Context) -> str:
+    """What holds if it is not given; empty for nothing."""
+    if isinstance(option.show_default, str):
+        return option.show_default
+    value: Any = option.get_default(context, call=False)
+    if option.required:
+        return "required"
+    if option.is_flag:
+        if not option.secondary_opts:
+            return ""
+        return f"`{(option.opts if value else option.secondary_opts)[0]}`"
+    shown = isinstance(value, SHOWN_TYPES) and str(value) != ""
+    return f"`{value}`" if shown else ""
+
+
+def about(option: click.Option) -> str:
+    """What it does, with its range and its variable."""
+    parts = [option.help or ""]
+    if isinstance(option.type, click.IntRange | click.FloatRange):
+        low, high = option.type.min, option.type.max
+        above = "above" if option.type.min_open else "at least"
+        below = "below" if option.type.max_open else "at most"
+        bounds = [(above, low), (below, high)]
+        text = ", ".join(f"{word} {bound:,}" for word, bound in bounds if bound is not None)
+        parts.append(f"{text[:1].upper()}{text[1:]}.")
+    names = [option.envvar] if isinstance(option.envvar, str) else (option.envvar or [])
+    parts += [f"`{name}`." for name in names]
+    return " ".join(part.rstrip() for part in parts if part)
+
+
+# Metrics ---------------------------------------------------------------------------------------
+
+
+def series() -> str:
+    """Every metric of every process."""
+    registry = CollectorRegistry()
+    Metrics(registry)
+    nothing = WorkerCounts(
+        step_count=0,
+        fragments={},
+        failures={},
+        blocked_s=0.0,
+        waiting_fragment_count=0,
+        live_env_count=0,
+    )
+    places = {
+        "Of the server": families(registry),
+        "Of a rollout worker": WorkerCollector(lambda: nothing).collect(),
+        "Of any process that uses the library": CodecCollector().collect(),
+    }
+    parts = [
+        f"# Metrics\n\n{MARK}\n",
+        "For Prometheus, under these names; [what they mean together](../operate.md#metrics).\n",
+    ]
+    for place, found in places.items():
+        rows = [
+            (
+                f"`{each.name}{'_total' * (each.type == 'counter')}`",
+                each.type,
+                labels_of(each),
+                each.documentation,
+            )
+            for each in found
+            if each.name.startswith("breadbox_")
+        ]
+        parts += [f"## {place}\n", table(("name", "kind", "labels", "what"), sorted(rows))]
+    parts.append(
+        "The server also shows its own processor time, memory and open files, as `process_...`.\n"
+    )
+    return "\n".join(parts)
+
+
+def families(registry: CollectorRegistry) -> Iterator[Any]:
+    """What a registry would show; with the labels, which nothing is known to have yet."""
+    for collector in list(registry._collector_to_names):
+        for family in collector.collect():
+            shown: Any = family
+            if hasattr(collector, "_labelnames"):
+                shown._labelnames = collector._labelnames
+            yield shown
+
+
+def labels_of(family: Any) -> str:
+    """Names of its labels."""
+    return ", ".join(f"`{name}`" for name in getattr(family, "_labelnames", ()))
+
+
+# Errors ----------------------------------------------------------------------------------------
+
+
+def failures() -> str:
+    """Every error of the library, and what it was on the wire."""
+    told: dict[str, list[str]] = {}
+    for kind, row in server_status.TABLE.items():
+        reason = row.reason or str(getattr(kind, "reason", ""))
+        failure = status.Failure(row.code, "", reason=reason, retry_delay_s=row.retry_delay_s)
+        name = type(status.error_of(failure)).__name__
+        text = f"`{row.code.name}` `{reason}`"
+        if text not in told.setdefault(name, []):
+            told[name].append(text)
+    kinds = [
+        kind
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if kind.__module__ == errors.__name__
+    ]
+    rows = [
+        (
+            f"`{kind.__name__}`",
+            first_paragraph(kind),
+            ", ".join(sorted(told.get(kind.__name__, []))),
+            ", ".join(f"`{base.__name__}`" for base in kind.__bases__),
+        )
+        for kind in kinds
+    ]
+    return "\n".join(
+        [
+            f"# Errors\n\n{MARK}\n",
+            "All are in `breadbox.errors`, and derive from `breadbox.ReplayBufferError`; their "
+            "texts name what to do. What is on the wire is for clients in other languages: the "
+            "code of gRPC, and the reason in the `google.rpc.ErrorInfo` of the call's status.\n",
+            table(("error", "when", "on the wire", "is a"), rows),
+        ]
+    )
+
+
+PAGES = {"cli.md": commands, "metrics.md": series, "errors.md": failures}
+
+
+def main() -> int:
+    """Write the pages, or with --check return 1 if one is stale."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    check = parser.parse_args().check
+    stale = 0
+    for name, make in PAGES.items():
+        path, text = FOLDER / name, make()
+        if check and (not path.exists() or path.read_text() != text):
+            print(f"docs/reference/{name} is stale; run make reference")
+            stale = 1
+        elif not check:
+            path.write_text(text)
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""The site of the documents builds without a warning, has no dead link, and fetches nothing."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+pytest.importorskip("mkdocstrings", reason="the extra docs is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.timeout(580)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as `make docs` does: strictly, so that a warning ends it."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=560,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stdout + done.stderr
+    return folder
+
+
+def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
+    resource = r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?(?:https?:)?//[^>]*>"
+    sheet = r"<link[^>]*rel=[\"']?(?:stylesheet|preload|icon)[^>]*href=[\"']?(?:https?:)?//[^>]*>"
+    found = [
+        f"{page.name}: {tag}"
+        for page in site.rglob("*.html")
+        for tag in re.findall(f"{resource}|{sheet}", page.read_text())
+    ]
+    assert [] == found
+    for sheet_file in site.rglob("*.css"):
+        assert not re.search(r"url\([\"']?(?:https?:)?//|@import", sheet_file.read_text())
+
+
+def test_what_documents_link_in_the_repository_is_linked_in_the_site(site: Path) -> None:
+    home = (site / "index.html").read_text()
+    for target in ("operate.html", "security.html", "architecture.html#what-bounds-what"):
+        assert f'href="{target}"' in home
+    assert 'href="../SECURITY.md"' not in (site / "operate.html").read_text()
+    assert "Security</a>" in (site / "operate.html").read_text(), "by its title, not its path"
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    import breadbox
+
+    page = (site / "reference" / "python.html").read_text()
+    names = sorted(set(breadbox.__all__) - {"__version__", "aio", "errors"})
+    missing = [name for name in names if not re.search(rf'id="breadbox\.[\w.]*\b{name}"', page)]
+    assert [] == missing
+    assert 'id="breadbox.client.Client.load_batch"' in page
+    assert "<code>BackpressureError</code>" in page or ">BackpressureError<" in page
+
+
+def test_the_reference_of_commands_metrics_and_errors_is_that_of_the_code() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/gen_reference.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert (0, "") == (done.returncode, done.stdout), done.stdout + done.stderr
