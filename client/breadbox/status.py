@@ -110,6 +110,8 @@ BY_REASON: Mapping[str, Callable[[Failure], errors.ReplayBufferError]] = {
     "SERVER_BUSY": _backpressure,
     "STORE_FULL": _backpressure,
     "GATEWAY_FULL": _backpressure,
+    "QUOTA_FULL": _backpressure,
+    "QUOTA_EXCEEDED": lambda failure: errors.LimitExceededError(failure.text),
     "GATEWAY_OFF": lambda failure: errors.NotSupportedError(failure.text),
     "GATEWAY_STALLED": lambda failure: errors.DeadlineExceededError(failure.text),
     "PAYLOAD_MISSING": lambda failure: errors.PayloadMissingError(failure.text_of("payload")),

@@ -21,6 +21,7 @@ from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import AppendsFullError, PayloadSizeError
 from breadbox_server.metrics import Metrics
+from breadbox_server.quotas import UNCHARGED, Charge
 
 SLICE_FRAGMENTS: Final = 256
 """Fragments judged, confirmed and admitted without letting anybody else have the loop."""
@@ -62,6 +63,7 @@ class _Job:
     buffer: BufferName
     fragments: list[Fragment]
     done: "asyncio.Future[list[Appended | None]]"
+    charge: Charge
     results: list[Appended | None] = field(default_factory=list)
     """Of the fragments before the first undecided one; None is a payload that is not there."""
     error: Exception | None = None
@@ -130,7 +132,9 @@ class AppendQueue:
         """How long a full slice takes, of late."""
         self._wake = asyncio.Event()
 
-    async def append(self, buffer: BufferName, fragments: list[Fragment]) -> list[Appended | None]:
+    async def append(
+        self, buffer: BufferName, fragments: list[Fragment], charge: Charge = UNCHARGED
+    ) -> list[Appended | None]:
         """Queue fragments and wait for what becomes of them.
 
         A caller that goes away before its turn takes its fragments with it; one that goes away
@@ -148,7 +152,7 @@ class AppendQueue:
         is_full = self.pending_count + len(fragments) > self._fragments_max
         if is_full or expected_s > WAIT_S_MAX:
             raise AppendsFullError(self.pending_count, expected_s)
-        job = _Job(buffer, fragments, asyncio.get_running_loop().create_future())
+        job = _Job(buffer, fragments, asyncio.get_running_loop().create_future(), charge)
         self._jobs[job] = None
         self.pending_count += len(fragments)
         self._metrics.pending_appends.set(self.pending_count)
@@ -298,6 +302,7 @@ class AppendQueue:
                 continue
             if result.outcome is AdmissionOutcome.ADMITTED:
                 self._unowned.discard(item.fragment.payload.payload_id)
+                job.charge.admitted(item.fragment.payload)
             else:
                 self._disown(item)
             if result.outcome.asks_to_wait:

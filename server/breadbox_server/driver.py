@@ -19,6 +19,7 @@ from breadbox.errors import PayloadMissingError, StoreError
 from breadbox.stores.base import Confirmation, PayloadCustodian
 from breadbox.types import PayloadReference
 from breadbox_server.appends import AppendQueue
+from breadbox_server.authorization import ANONYMOUS, Caller
 from breadbox_server.clock import Clock, TimerHandle
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.buffers import BufferSet
@@ -65,6 +66,7 @@ from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import OutageError, PayloadSizeError, WatchersFullError
 from breadbox_server.jobs import Jobs
 from breadbox_server.metrics import Metrics
+from breadbox_server.quotas import Quotas
 from breadbox_server.turns import OUTAGE_S, Journal, Turns
 from breadbox_server.waiting import waiting_for
 
@@ -139,6 +141,7 @@ class Driver:
         self._unowned = UnownedPayloads(
             self.deletions, keep_s=limits.unowned_s, is_referenced=buffers.refers_to
         )
+        self._quotas = Quotas(clock, metrics, buffers.fragments)
         self.appends = AppendQueue(
             custodian,
             self.deletions,
@@ -243,18 +246,22 @@ class Driver:
         self._metrics.forget_buffer(command.buffer)
         await self.settled()
 
-    async def append(self, buffer: BufferName, fragments: list[Fragment]) -> list[Appended | None]:
+    async def append(
+        self, buffer: BufferName, fragments: list[Fragment], caller: Caller = ANONYMOUS
+    ) -> list[Appended | None]:
         """Append fragments in order; see `AppendQueue.append`. None: the payload is not there.
 
         Raises:
             BufferNotFoundError: No buffer has this name.
+            QuotaFullError, QuotaExceededError: The caller's token may have no more.
             DrainingError: The server is shutting down.
         """
         self.check_serving()
         self.turns.check_room()
         async with self.durable_refusals():
-            self._buffers.model(buffer)
-        return await self.appends.append(buffer, fragments)
+            session = self._buffers.model(buffer).session_id
+        with self._quotas.charged(caller, buffer, session, fragments) as charge:
+            return await self.appends.append(buffer, fragments, charge)
 
     async def fetch(
         self,
@@ -635,6 +642,7 @@ class Driver:
                     self._model_changes += type(event) is ModelChanged
                     self.turns.when_settled(partial(self._carry_out, event))
             if disposable:
+                self._quotas.let_go(disposable)
                 self.deletions.announce(disposable)
                 self.turns.when_settled(partial(self.deletions.put, disposable))
         self._rearm_timer()

@@ -38,6 +38,33 @@ class ServerBusyError(DomainError):
         super().__init__(f"{text}; try again")
 
 
+class QuotaFullError(DomainError):
+    """The holders of a token have in use what they may; it becomes free by itself."""
+
+    reason = "QUOTA_FULL"
+
+    def __init__(self, token: str, quota: str, limit: float) -> None:
+        super().__init__(f"token {token!r} is at its {quota} of {limit:g}; wait until less is used")
+        self.token = token
+        self.quota = quota
+        self.limit = limit
+
+
+class QuotaExceededError(DomainError):
+    """The holders of a token want more than they may, and no waiting helps."""
+
+    reason = "QUOTA_EXCEEDED"
+
+    def __init__(self, token: str, quota: str, limit: float) -> None:
+        super().__init__(
+            f"token {token!r} would exceed its {quota} of {limit:g}; "
+            f"its line in the server's token file sets {quota}"
+        )
+        self.token = token
+        self.quota = quota
+        self.limit = limit
+
+
 class PayloadSizeError(DomainError):
     """The payload in the store has another number of bytes than its reference says."""
 

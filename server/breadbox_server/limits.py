@@ -70,6 +70,10 @@ TOKENS_MAX: Final = 256
 """Tokens of the file; each call compares its own with all of them, so that time tells nothing."""
 PATTERNS_MAX: Final = 16
 """Patterns of buffers, and of workers, that a token may have: each call is held against them."""
+TOKEN_WORKERS_MAX: Final = 16_384
+"""Workers under one token, unless its line says otherwise: so that none takes all of a buffer's."""
+QUOTA_BURST_S: Final = 5.0
+"""Seconds of unused appends per second that may come at once."""
 BUFFERS_MAX: Final = 64
 """Buffers, unless told otherwise."""
 
@@ -284,6 +288,15 @@ LIMITS: Final = (
     Limit("tokens in the file", TOKENS_MAX, "", Scope.SERVER, "the file is not used"),
     Limit(
         "patterns of buffers, and of workers", PATTERNS_MAX, "", Scope.TOKEN, "the file is not used"
+    ),
+    Limit(
+        "workers that append under a token",
+        TOKEN_WORKERS_MAX,
+        "",
+        Scope.TOKEN,
+        "QUOTA_EXCEEDED; `workers_max=` of the token's line sets it. `bytes_held_max=` and "
+        "`appends_per_s_max=`, without bound unless given, end in QUOTA_FULL, and producers wait",
+        metric="breadbox_quota_refusals_total",
     ),
     Limit(
         "name of a buffer",

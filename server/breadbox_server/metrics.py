@@ -211,6 +211,24 @@ class Metrics:
         self.pending_appends = Gauge(
             "breadbox_pending_appends", "Fragments that wait for admission", registry=registry
         )
+        self.token_workers = Gauge(
+            "breadbox_token_workers",
+            "Workers of current sessions that appended under a token",
+            ["token"],
+            registry=registry,
+        )
+        self.token_bytes = Gauge(
+            "breadbox_token_bytes",
+            "Payload bytes held that were appended under a token with a quota of them",
+            ["token"],
+            registry=registry,
+        )
+        self.quota_refusals = Counter(
+            "breadbox_quota_refusals",
+            "Appends refused because of a token's quota",
+            ["token", "quota"],
+            registry=registry,
+        )
         self.journal_seconds = Histogram(
             "breadbox_journal_seconds",
             "Time from the first decision of a turn until the turn is durable",

@@ -163,7 +163,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         """Admit fragments, one result each."""
         buffer = convert.buffer_name(request.buffer)
         fragments = convert.fragments(request.fragments)
-        results = await self._driver.append(buffer, fragments)
+        results = await self._driver.append(buffer, fragments, current_caller())
         if self._gateway is not None:
             for fragment, result in zip(fragments, results, strict=True):
                 if result is not None and result.outcome is AdmissionOutcome.ADMITTED:

@@ -61,6 +61,8 @@ TABLE: Final[Mapping[type[Exception], Row]] = {
     shell_errors.AppendsFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
     shell_errors.WatchersFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
     shell_errors.ServerBusyError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
+    shell_errors.QuotaFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
+    shell_errors.QuotaExceededError: Row(_PRECONDITION),
     shell_errors.PayloadSizeError: Row(_INVALID),
     shell_errors.GatewayOffError: Row(_PRECONDITION),
     shell_errors.GatewayFullError: Row(_EXHAUSTED, retry_delay_s=STORE_RETRY_DELAY_S),

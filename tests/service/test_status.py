@@ -41,6 +41,8 @@ EXAMPLES = [
     shell_errors.WatchersFullError(10),
     shell_errors.ServerBusyError("no place"),
     shell_errors.PayloadSizeError("fragments[0].payload", Payload(PayloadId("0" * 32), 8)),
+    shell_errors.QuotaFullError("team-a", "bytes_held_max", 1 << 30),
+    shell_errors.QuotaExceededError("team-a", "workers_max", 8),
     shell_errors.GatewayOffError(),
     shell_errors.GatewayFullError("8 bytes are not announced"),
     shell_errors.GatewayStalledError(),
@@ -60,6 +62,7 @@ WITH_RETRY = {
     "WATCHERS_FULL",
     "STORE_FULL",
     "GATEWAY_FULL",
+    "QUOTA_FULL",
 }
 
 

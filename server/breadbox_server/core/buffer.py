@@ -127,6 +127,13 @@ class ReplayBuffer:
 
         Lazy: whoever takes the first few pays for few.
         """
+        for fragment in self.fragments():
+            yield fragment.payload
+        for _, weights in self._state.model.kept_weights():
+            yield weights
+
+    def fragments(self) -> Iterator[Fragment]:
+        """Go through every fragment whose payload is referred to; as `payloads`."""
         state = self._state
         for payload_id, owner in state.payloads.owners():
             if owner is MODEL_OWNER:
@@ -134,10 +141,7 @@ class ReplayBuffer:
             fragments = owner.fragments if isinstance(owner, Chunk) else self._opened_by(owner)
             # All of an owner's payloads when the first of them comes by.
             if fragments[0].payload.payload_id == payload_id:
-                for fragment in fragments:
-                    yield fragment.payload
-        for _, weights in state.model.kept_weights():
-            yield weights
+                yield from fragments
 
     def leased_payloads(self, lease_id: LeaseId) -> tuple[Payload, ...]:
         """The payloads that a lease keeps readable; none of one that is unknown or over."""

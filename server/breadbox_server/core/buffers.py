@@ -245,6 +245,11 @@ class BufferSet:
         """
         return self._find(buffer).payloads()
 
+    def fragments(self) -> Iterator[Fragment]:
+        """Go lazily through the fragments of all buffers; not to be held over an input."""
+        for buffer in self._buffers.values():
+            yield from buffer.fragments()
+
     def leased_payloads(self, buffer: BufferName, lease_id: LeaseId) -> tuple[Payload, ...]:
         """The payloads that a lease keeps readable; none of one that is unknown or over.
 

@@ -1,0 +1,214 @@
+"""What the holders of each token take of the server together, and where it ends.
+
+An account is charged with what was appended under its token. Rates and workers of a session are
+forgotten with the process; bytes are found again after a restart, or when a quota is given later,
+for a token that is bound to workers: fragments of theirs are its own. For others they are counted
+from then on.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from typing import Final
+
+from breadbox_server.authorization import Caller
+from breadbox_server.clock import Clock
+from breadbox_server.core.ids import BufferName, PayloadId, SessionId, WorkerId
+from breadbox_server.core.inputs import Fragment, Payload
+from breadbox_server.errors import QuotaExceededError, QuotaFullError
+from breadbox_server.limits import QUOTA_BURST_S, TOKEN_WORKERS_MAX
+from breadbox_server.metrics import Metrics
+
+
+class Charge:
+    """What one append takes of its account, until it is answered and for what it leaves.
+
+    Args:
+        hold: Charges the account with a payload while it is held; None: nothing is counted.
+        account: Whose append it is.
+        pending_bytes: Of all its payloads.
+    """
+
+    def __init__(
+        self,
+        hold: "Callable[[_Account, Payload], None] | None" = None,
+        account: "_Account | None" = None,
+        pending_bytes: int = 0,
+    ) -> None:
+        self._hold = hold
+        self._account = account
+        self._pending_bytes = pending_bytes
+
+    def admitted(self, payload: Payload) -> None:
+        """A payload of it is held from now on."""
+        account = self._account
+        if account is not None and self._hold is not None:
+            moved_bytes = min(payload.size_bytes, self._pending_bytes)
+            self._pending_bytes -= moved_bytes
+            account.pending_bytes -= moved_bytes
+            self._hold(account, payload)
+
+    def end(self) -> None:
+        """The append is answered; what is admitted of it later still counts."""
+        if self._account is not None:
+            self._account.pending_bytes -= self._pending_bytes
+            self._pending_bytes = 0
+
+
+UNCHARGED: Final = Charge()
+"""Of callers that nothing is counted for."""
+
+
+class _Account:
+    """Of one token."""
+
+    def __init__(self, name: str, now: float) -> None:
+        self.name = name
+        self.sessions: dict[BufferName, tuple[SessionId, set[WorkerId]]] = {}
+        self.held_bytes = 0
+        self.pending_bytes = 0
+        """Of appends that are not answered."""
+        self.is_bytes_known = False
+        """Whether what was held before the first look was looked for."""
+        self.credit_count = inf
+        """Fragments that may come at once; negative after a request of more than that."""
+        self.credited_at = now
+
+    def worker_count(self) -> int:
+        return sum(len(workers) for _, workers in self.sessions.values())
+
+
+class Quotas:
+    """The accounts. Not thread-safe.
+
+    Args:
+        clock: Tells the seconds that rates are made of.
+        metrics: Told what each token has in use, and of refusals.
+        held: Every fragment that a buffer refers to, for tokens bound to workers.
+    """
+
+    def __init__(
+        self, clock: Clock, metrics: Metrics, held: Callable[[], Iterable[Fragment]]
+    ) -> None:
+        self._clock = clock
+        self._metrics = metrics
+        self._held = held
+        self._accounts: dict[str, _Account] = {}
+        self._owners: dict[PayloadId, tuple[_Account, int]] = {}
+
+    @contextmanager
+    def charged(
+        self, caller: Caller, buffer: BufferName, session: SessionId, fragments: Sequence[Fragment]
+    ) -> Iterator[Charge]:
+        """Charge an append inside the block; nothing where no token was asked for.
+
+        Args:
+            caller: Whose it is.
+            buffer: Where it goes.
+            session: The one that is current there; workers of others are not remembered.
+            fragments: All of it.
+
+        Raises:
+            QuotaFullError: Bytes or appends per second are used up: try again later.
+            QuotaExceededError: No waiting helps: too many workers, or larger than all bytes.
+        """
+        if not caller.name:
+            yield UNCHARGED
+            return
+        account = self._accounts.get(caller.name)
+        if account is None:
+            account = self._accounts[caller.name] = _Account(caller.name, self._clock.now())
+        try:
+            self._check_workers(account, caller, buffer, session, fragments)
+            pending_bytes = self._check_bytes(account, caller, fragments)
+            self._check_rate(account, caller, len(fragments))
+        except (QuotaFullError, QuotaExceededError) as error:
+            self._metrics.quota_refusals.labels(caller.name, error.quota).inc()
+            raise
+        charge = UNCHARGED
+        if pending_bytes is not None:
+            account.pending_bytes += pending_bytes
+            charge = Charge(self._charge_with, account, pending_bytes)
+        try:
+            yield charge
+        finally:
+            charge.end()
+
+    def let_go(self, payloads: Iterable[Payload]) -> None:
+        """Payloads that no buffer refers to any more are charged to nobody."""
+        if not self._owners:
+            return
+        for payload in payloads:
+            owner = self._owners.pop(payload.payload_id, None)
+            if owner is not None:
+                account, size_bytes = owner
+                account.held_bytes -= size_bytes
+                self._metrics.token_bytes.labels(account.name).set(account.held_bytes)
+
+    def _charge_with(self, account: _Account, payload: Payload) -> None:
+        """Charge an account with a payload that a buffer refers to."""
+        if payload.payload_id not in self._owners:
+            self._owners[payload.payload_id] = (account, payload.size_bytes)
+            account.held_bytes += payload.size_bytes
+            self._metrics.token_bytes.labels(account.name).set(account.held_bytes)
+
+    def _check_workers(
+        self,
+        account: _Account,
+        caller: Caller,
+        buffer: BufferName,
+        session: SessionId,
+        fragments: Sequence[Fragment],
+    ) -> None:
+        """Count the workers of a request that are new."""
+        known_session, workers = account.sessions.get(buffer, ("", set()))
+        if known_session != session:
+            workers = set()
+        new = {
+            each.worker_id
+            for each in fragments
+            if each.session_id == session and each.worker_id not in workers
+        }
+        if not new:
+            return
+        limit = caller.quotas.workers_max or TOKEN_WORKERS_MAX
+        # Other buffers' sessions may have ended meanwhile, and count until their next append.
+        elsewhere = account.worker_count() - len(account.sessions.get(buffer, ("", ()))[1])
+        if elsewhere + len(workers) + len(new) > limit:
+            raise QuotaExceededError(caller.name, "workers_max", limit)
+        account.sessions[buffer] = (session, workers | new)
+        self._metrics.token_workers.labels(caller.name).set(account.worker_count())
+
+    def _check_bytes(
+        self, account: _Account, caller: Caller, fragments: Sequence[Fragment]
+    ) -> int | None:
+        """Bytes of a request; None: they are not counted for this token."""
+        limit = caller.quotas.bytes_held_max
+        if limit is None:
+            return None
+        if not account.is_bytes_known:
+            account.is_bytes_known = True
+            if caller.workers is not None:
+                for fragment in self._held():
+                    if caller.may_append_as(fragment.worker_id):
+                        self._charge_with(account, fragment.payload)
+        size_bytes = sum(each.payload.size_bytes for each in fragments)
+        if size_bytes > limit:
+            raise QuotaExceededError(caller.name, "bytes_held_max", limit)
+        if account.held_bytes + account.pending_bytes + size_bytes > limit:
+            raise QuotaFullError(caller.name, "bytes_held_max", limit)
+        return size_bytes
+
+    def _check_rate(self, account: _Account, caller: Caller, fragment_count: int) -> None:
+        """Take fragments from what has become free since; a large request takes it in advance."""
+        rate = caller.quotas.appends_per_s_max
+        if rate is None:
+            return
+        now = self._clock.now()
+        burst_count = max(1.0, rate * QUOTA_BURST_S)
+        earned = rate * (now - account.credited_at)
+        account.credit_count = min(burst_count, account.credit_count + earned)
+        account.credited_at = now
+        if account.credit_count <= 0:
+            raise QuotaFullError(caller.name, "appends_per_s_max", rate)
+        account.credit_count -= fragment_count

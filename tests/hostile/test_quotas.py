@@ -1,0 +1,159 @@
+"""Producers with a token of their own who want more than their share; others lose nothing."""
+
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import breadbox
+from breadbox.errors import BackpressureError, LimitExceededError
+from breadbox.stores import open_store
+from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from support.eventually import eventually_sync as eventually
+from support.fragments import vector_fragment
+from support.load import CALL_S, SESSION, fragments_of
+from support.served import info_of, reason_of
+from support.server_process import ServerProcess
+from support.token_files import bearer, write_tokens
+
+PAYLOAD_BYTES = 1000
+
+
+class Yard:
+    """A server with tokens: the greedy one's, another producer's and a learner's."""
+
+    def __init__(self, tmp_path: Path, stack: ExitStack, greedy: str) -> None:
+        self._stack = stack
+        tokens = tmp_path / "tokens"
+        lines = (f"producer greedy {greedy}", "producer honest", "learner trainer")
+        self.greedy, self.honest, self.trainer = write_tokens(tokens, *lines)
+        url = f"file://{tmp_path}/store"
+        options = ("--store", url, "--tokens", str(tokens), "--metrics-listen", "127.0.0.1:0")
+        self.server = ServerProcess(*options, "--uses-max", "1", log=tmp_path / "log")
+        self.server.start()
+        stack.callback(self.server.stop)
+        self._store = open_store(url)
+        stack.callback(self._store.close)
+        channel = grpc.insecure_channel(self.server.address)
+        stack.callback(channel.close)
+        self._stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(channel)
+        self._indexes: dict[str, int] = {}
+        self.learner = self.client(self.trainer)
+        self.learner.start_session(SESSION)
+
+    def client(self, token: str, **options: Any) -> breadbox.Client:
+        return self._stack.enter_context(
+            breadbox.connect(self.server.address, token=token, **options)
+        )
+
+    def append(self, token: str, *workers: str, count: int = 1) -> list[int]:
+        """The outcomes of `count` fragments of each worker, in one call."""
+        fragments = []
+        for worker in workers:
+            payloads = [[memoryview(bytes(PAYLOAD_BYTES))] for _ in range(count)]
+            first = self._indexes.get(worker, 0)
+            fragments += fragments_of(self._store.write_many(payloads), worker=worker, first=first)
+            self._indexes[worker] = first + count
+        reply = self._stub.AppendFragments(
+            pb.AppendFragmentsRequest(fragments=fragments), timeout=CALL_S, metadata=bearer(token)
+        )
+        return [result.outcome for result in reply.results]
+
+    def refusal(self, token: str, *workers: str, count: int = 1) -> tuple[str, str]:
+        """The reason of a refused append, and the quota that it names."""
+        with pytest.raises(grpc.RpcError) as refused:
+            self.append(token, *workers, count=count)
+        for worker in workers:
+            self._indexes[worker] -= count
+        return reason_of(refused.value), info_of(refused.value).metadata["quota"]
+
+    def consume(self, count: int) -> None:
+        with self.learner.fetch(count) as lease:
+            assert count == len(lease)
+
+
+ADMITTED = fragment_pb2.ADMISSION_OUTCOME_ADMITTED
+
+
+@pytest.fixture
+def make_yard(tmp_path: Path) -> Iterator[Callable[[str], Yard]]:
+    with ExitStack() as stack:
+        yield lambda greedy: Yard(tmp_path, stack, greedy)
+
+
+def test_workers_that_one_token_invents_end_at_its_quota_and_lock_nobody_out(
+    make_yard: Callable[[str], Yard],
+) -> None:
+    yard = make_yard("workers_max=3")
+    assert [ADMITTED] * 3 == yard.append(yard.greedy, "a", "b", "c")
+    for invented in (["d"], ["a", "e"], ["f", "g"]):
+        assert ("QUOTA_EXCEEDED", "workers_max") == yard.refusal(yard.greedy, *invented)
+    assert [ADMITTED] * 2 == yard.append(yard.greedy, "a", "c")
+    assert [ADMITTED] * 5 == yard.append(yard.honest, *"vwxyz")
+    with pytest.raises(LimitExceededError, match=r"'greedy' would exceed its workers_max of 3"):
+        yard.client(yard.greedy).append(vector_fragment(worker_id="h", session_id=SESSION))
+    # Those of a session that is over count no more.
+    yard.learner.start_session("next")
+    yard.client(yard.greedy).append(vector_fragment(worker_id="i", session_id="next"))
+
+
+def test_bytes_that_one_token_holds_end_at_its_quota_until_they_are_used(
+    make_yard: Callable[[str], Yard],
+) -> None:
+    yard = make_yard(f"bytes_held_max={4 * PAYLOAD_BYTES}")
+    assert [ADMITTED] * 3 == yard.append(yard.greedy, "a", count=3)
+    assert ("QUOTA_FULL", "bytes_held_max") == yard.refusal(yard.greedy, "a", count=2)
+    assert ("QUOTA_EXCEEDED", "bytes_held_max") == yard.refusal(yard.greedy, "a", count=5)
+    assert [ADMITTED] == yard.append(yard.greedy, "a")
+    waiting = yard.client(yard.greedy, append_wait_s=0.3)
+    with pytest.raises(BackpressureError, match="bytes_held_max"):
+        waiting.append(vector_fragment(worker_id="b", session_id=SESSION))
+    assert [ADMITTED] * 9 == yard.append(yard.honest, "w", count=9)
+    yard.consume(13)
+    eventually(lambda: yard.learner.get_buffer().state.payload_bytes == 0)
+    assert [ADMITTED] * 4 == yard.append(yard.greedy, "a", count=4)
+
+
+def test_bytes_of_a_token_that_is_bound_to_workers_are_known_after_a_restart(
+    make_yard: Callable[[str], Yard],
+) -> None:
+    yard = make_yard(f"workers=a* bytes_held_max={4 * PAYLOAD_BYTES}")
+    assert [ADMITTED] * 2 == yard.append(yard.honest, "w", count=2)
+    assert [ADMITTED] * 3 == yard.append(yard.greedy, "a1", count=3)
+    yard.server.kill()
+    yard.server.start()
+    eventually(lambda: yard.learner.get_buffer().state.chunk_count == 5)
+    assert ("QUOTA_FULL", "bytes_held_max") == yard.refusal(yard.greedy, "a2", count=2)
+    assert [ADMITTED] == yard.append(yard.greedy, "a2")
+
+
+def test_appends_of_one_token_are_slowed_down_to_its_rate_and_others_are_not(
+    make_yard: Callable[[str], Yard],
+) -> None:
+    yard = make_yard("appends_per_s_max=2")
+    # What five seconds may bring comes at once, and a call is not cut.
+    assert [ADMITTED] * 9 == yard.append(yard.greedy, "a", count=9)
+    assert [ADMITTED] * 4 == yard.append(yard.greedy, "a", count=4)
+    assert ("QUOTA_FULL", "appends_per_s_max") == yard.refusal(yard.greedy, "a")
+    assert [ADMITTED] * 40 == yard.append(yard.honest, "w", count=40)
+    # A client waits, and comes through by itself.
+    yard.client(yard.greedy).append(vector_fragment(worker_id="b", session_id=SESSION))
+
+
+def test_what_is_refused_and_held_is_counted_by_token(make_yard: Callable[[str], Yard]) -> None:
+    yard = make_yard("workers_max=1 bytes_held_max=5000")
+    yard.append(yard.greedy, "a", count=2)
+    yard.refusal(yard.greedy, "b")
+    with urllib.request.urlopen(yard.server.metrics_url) as answer:
+        text = answer.read().decode()
+    for line in (
+        'breadbox_token_workers{token="greedy"} 1.0',
+        'breadbox_token_bytes{token="greedy"} 2000.0',
+        'breadbox_quota_refusals_total{quota="workers_max",token="greedy"} 1.0',
+    ):
+        assert line in text
