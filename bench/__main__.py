@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from bench import report
+from bench.gateway_rows import gateway_rows
 from bench.learner import learner_rows
 from bench.measure import Figure
 from bench.offline import HOW_TO_COMPARE, offline_rows
@@ -20,7 +21,7 @@ from bench.scale import scale_rows
 from bench.service_rows import service_rows
 
 _HERE = Path(__file__).parent
-_SECTIONS = ("payload", "service", "rollout", "learner", "core")
+_SECTIONS = ("payload", "service", "gateway", "rollout", "learner", "core")
 _SECTIONS_BY_NAME = ("recovery", "offline", "scale")
 """Measured only where they are asked for: together they take longer than all the others."""
 
@@ -74,6 +75,8 @@ def _figures(
             chunk_count=20_000 if quick else 100_000,
             wake_count=100 if quick else 500,
         )
+    if "gateway" in sections:
+        yield from gateway_rows(rounds=5 if quick else 25)
     if "recovery" in sections:
         yield from recovery_rows(
             fragment_count=20_000 if quick else 100_000, rounds=3 if quick else 5

@@ -1,9 +1,13 @@
 """Payloads through the server: one port, and nobody but the server knows of the store."""
 
+import json
 import secrets
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +26,7 @@ from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 from support.proxy import Proxy
 from support.redis_server import RedisServer
+from support.server_process import plain_environment
 from support.store_contract import in_buffers, payload_of, read_back
 from support.token_files import write_token_file, write_tokens
 
@@ -390,3 +395,48 @@ def test_a_server_that_ends_ends_although_payloads_are_on_their_way(world: World
         with pytest.raises(errors.StoreUnavailableError):
             writing.result(30)
         store.close()
+
+
+# A whole run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(240)
+def test_a_worker_and_a_learner_learn_through_one_port(world: World, tmp_path: Path) -> None:
+    """They know an address and a token each; fragments go in, weights come out."""
+    progress = tmp_path / "run" / "progress.jsonl"
+    host, _, port = world.server.address.rpartition(":")
+    environment = plain_environment() | {"OMP_NUM_THREADS": "1"}
+
+    def start(stack: ExitStack, role: Role, address: str, *arguments: str) -> subprocess.Popen[str]:
+        log = stack.enter_context((tmp_path / f"{role.value}.log").open("w"))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "breadbox.cli.main", *arguments, "--server", address],
+            env=environment | {"BREADBOX_TOKEN": world.tokens[role]},
+            stdout=log,
+            stderr=log,
+            text=True,
+        )
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        return process
+
+    with Proxy((host, int(port))) as proxy, ExitStack() as stack:
+        learner = start(
+            *(stack, Role.LEARNER, proxy.address, "learn", "--run-dir", str(progress.parent)),
+            *("--fragments-per-batch", "8", "--minibatch-fragments", "8", "--no-tensorboard"),
+        )
+        worker = start(
+            *(stack, Role.PRODUCER, proxy.address),
+            *("rollout", "--env", "CartPole-v1", "--num-envs", "2"),
+        )
+
+        def updates() -> int:
+            return len(progress.read_text().splitlines()) if progress.exists() else 0
+
+        eventually_sync(lambda: updates() >= 5, "the learner learning", within_s=150.0)
+        assert None is worker.poll(), (tmp_path / "producer.log").read_text()
+        assert None is learner.poll(), (tmp_path / "learner.log").read_text()
+    versions = [json.loads(line)["model_version"] for line in progress.read_text().splitlines()]
+    assert versions == sorted(versions)
+    said = (tmp_path / "producer.log").read_text() + (tmp_path / "learner.log").read_text()
+    assert PASSWORD not in said

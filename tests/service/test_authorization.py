@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.authorization import RULES, SERVICE, Caller, Gate, Role, bearer_token
 from breadbox_server.errors import PermissionDeniedError, UnauthenticatedError
-from support.served import CALL_S, reason_of, served
+from support.served import CALL_S, empty_request, reason_of, served
 from support.token_files import bearer, write_token_file
 
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods]
@@ -26,7 +26,6 @@ LEARNER = {
     "GetPreparedFragments", "RenewLease", "ReleaseLease", "ListBuffers", "GetBuffer",
     "GetStoreConfig", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip
-CLIENT_STREAMS = {"WritePayloads"}
 REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 
 
@@ -34,12 +33,7 @@ async def codes(stub: Any, headers: Iterable[tuple[str, str]]) -> dict[str, grpc
     """The code that each method answers with to an empty request."""
     answered = {}
     for name in METHODS:
-        request = getattr(pb, f"{name}Request")()
-        call = getattr(stub, name)(
-            [request] if name in CLIENT_STREAMS else request,
-            metadata=tuple(headers),
-            timeout=CALL_S,
-        )
+        call = getattr(stub, name)(empty_request(name), metadata=tuple(headers), timeout=CALL_S)
         answered[name] = await call.code()
     return answered
 

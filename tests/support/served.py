@@ -128,6 +128,15 @@ async def served(
         yield Served(server, stub, channel, custodian, clock)
 
 
+CLIENT_STREAMS = {"WritePayloads"}
+
+
+def empty_request(method: str) -> Any:
+    """A request of a method without anything in it, as its stub takes it."""
+    request = getattr(pb, f"{method}Request")()
+    return [request] if method in CLIENT_STREAMS else request
+
+
 def reason_of(error: grpc.RpcError) -> str:
     """The reason on the wire."""
     return info_of(error).reason
