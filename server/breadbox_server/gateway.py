@@ -449,14 +449,12 @@ class Incoming:
 
 
 async def first_message(messages: AsyncIterator[Message]) -> Written:
-    """Wait for the first message of a write.
+    """Wait for the first message of a write, for as long as for that of any other call.
 
     Raises:
         InvalidArgumentError: There is none.
-        GatewayStalledError: It does not come.
     """
-    async with _moving():
-        first = await anext(messages, None)
+    first = await anext(messages, None)
     if first is None:
         raise InvalidArgumentError("size_bytes", "must be given")
     return _checked(first)
