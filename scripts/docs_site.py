@@ -96,7 +96,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 def title_of(file: File) -> str:
     """The first heading of a page, which says more to readers of the site than its path."""
-    return file.content_string.partition("# ")[2].partition("\n")[0]
+    content: str = file.content_string
+    return content.partition("# ")[2].partition("\n")[0]
 
 
 def python_page() -> str:
