@@ -18,7 +18,7 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from breadbox.errors import StoreError, StoreUrlError
 from breadbox.stores import open_custodian, open_parts
@@ -42,6 +42,7 @@ from breadbox_server.jobs import CLOSE_S_MAX, Jobs, bounded
 from breadbox_server.journal.storage import JournalError
 from breadbox_server.listening import bind, bound_port, check_addresses, check_free
 from breadbox_server.metrics import Metrics
+from breadbox_server.metrics_port import metrics_served
 from breadbox_server.reconciliation import Reconciler
 from breadbox_server.service import ReplayBufferService, StoreAdvice
 from breadbox_server.settings import Settings, parse_address
@@ -65,30 +66,31 @@ def _ms(span_s: float) -> int:
     return round(span_s * 1000)
 
 
-SERVER_OPTIONS: Final = (
-    # Two servers must not share a port unseen, which gRPC allows by default.
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
-    # The prepared list of a fetch of 10^5 fragments is about 30 MiB.
-    ("grpc.max_send_message_length", 64 * 2**20),
-    ("grpc.max_metadata_size", limits.METADATA_BYTES),
-    ("grpc.absolute_max_metadata_size", limits.METADATA_BYTES_MAX),
-    ("grpc.max_concurrent_streams", limits.STREAMS_MAX),
-    # What comes of a request unasked for; not more because a connection is fast.
-    ("grpc.http2.lookahead_bytes", limits.WINDOW_BYTES),
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.server.max_pending_requests", limits.UNASKED_MAX),
-    ("grpc.server.max_pending_requests_hard_limit", limits.UNASKED_MAX_HARD),
-    ("grpc.max_connection_idle_ms", _ms(limits.IDLE_S)),
-    ("grpc.max_connection_age_ms", _ms(limits.AGE_S)),
-    ("grpc.max_connection_age_grace_ms", _ms(limits.AGE_GRACE_S)),
-    ("grpc.keepalive_time_ms", _ms(limits.KEEPALIVE_S)),
-    ("grpc.keepalive_timeout_ms", _ms(limits.KEEPALIVE_ANSWER_S)),
-    # gRPC's default would hang up on clients that ping while a fetch blocks.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", _ms(limits.PING_INTERVAL_S_MIN)),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.server_handshake_timeout_ms", _ms(limits.HANDSHAKE_S)),
-)
+def _server_options() -> tuple[tuple[str, int], ...]:
+    return (
+        # Two servers must not share a port unseen, which gRPC allows by default.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
+        # The prepared list of a fetch of 10^5 fragments is about 30 MiB.
+        ("grpc.max_send_message_length", 64 * 2**20),
+        ("grpc.max_metadata_size", limits.METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", limits.METADATA_BYTES_MAX),
+        ("grpc.max_concurrent_streams", limits.STREAMS_MAX),
+        # What comes of a request unasked for; not more because a connection is fast.
+        ("grpc.http2.lookahead_bytes", limits.WINDOW_BYTES),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.server.max_pending_requests", limits.UNASKED_MAX),
+        ("grpc.server.max_pending_requests_hard_limit", limits.UNASKED_MAX_HARD),
+        ("grpc.max_connection_idle_ms", _ms(limits.IDLE_S)),
+        ("grpc.max_connection_age_ms", _ms(limits.AGE_S)),
+        ("grpc.max_connection_age_grace_ms", _ms(limits.AGE_GRACE_S)),
+        ("grpc.keepalive_time_ms", _ms(limits.KEEPALIVE_S)),
+        ("grpc.keepalive_timeout_ms", _ms(limits.KEEPALIVE_ANSWER_S)),
+        # gRPC's default would hang up on clients that ping while a fetch blocks.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _ms(limits.PING_INTERVAL_S_MIN)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.server_handshake_timeout_ms", _ms(limits.HANDSHAKE_S)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +371,7 @@ def _build_server(
     server = grpc.aio.server(
         interceptors=[interceptor],
         options=(
-            *SERVER_OPTIONS,
+            *_server_options(),
             ("grpc.max_allowed_incoming_connections", connections_max),
         ),
     )
@@ -427,13 +429,8 @@ def _metrics_served(settings: Settings, metrics: Metrics) -> Iterator[str]:
         raise StartError("--metrics-listen must be HOST:PORT")
     host, port = address
     check_free(host, port, "--metrics-listen")
-    server, thread = start_http_server(port, host, metrics.registry)
-    try:
-        yield f"{host}:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with metrics_served(host, port, metrics.registry) as bound:
+        yield f"{host}:{bound}"
 
 
 async def _open_store(settings: Settings, custodian: PayloadCustodian | None) -> PayloadCustodian:

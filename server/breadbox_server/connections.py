@@ -57,4 +57,6 @@ class PortConnections:
             host, port = seen.getpeername()[:2]
         except OSError:
             return None
+        # gRPC listens on one socket for both families.
+        host = host.removeprefix("::ffff:")
         return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -48,6 +48,11 @@ ANSWER_TAKEN_S: Final = 60.0
 WINDOW_BYTES: Final = 64 * 2**10
 """Of a request, that may come before it is asked for."""
 
+METRICS_REQUESTS_MAX: Final = 16
+"""Connections to the port of the metrics."""
+METRICS_REQUEST_S: Final = 5.0
+"""Seconds that each of them lasts at most."""
+
 # What calls may do ---------------------------------------------------------------------------
 
 CALLS_MAX: Final = 32_768
@@ -191,6 +196,13 @@ LIMITS: Final = (
         "",
         Scope.CONNECTION,
         "the next waits in its client",
+    ),
+    Limit(
+        "connections to the port of the metrics",
+        METRICS_REQUESTS_MAX,
+        "",
+        Scope.SERVER,
+        f"the slowest is closed; each after {METRICS_REQUEST_S:g} s",
     ),
     Limit(
         "time without a call",

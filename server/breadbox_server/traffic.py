@@ -174,6 +174,7 @@ class Traffic:
         if is_told_apart(peer):
             self._fruitless[peer] += weight
             if self._fruitless[peer] >= FRUITLESS_MAX:
+                del self._fruitless[peer]
                 self._hang_up(peer, "flood")
 
     def _busy(self, limit: str, text: str) -> ServerBusyError:

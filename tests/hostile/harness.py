@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,6 +96,11 @@ class Ground:
     def address(self) -> str:
         """Where the server answers."""
         return self.server.address
+
+    def read_metrics(self) -> str:
+        """What the server tells Prometheus."""
+        with urllib.request.urlopen(self.server.metrics_url, timeout=20) as answer:
+            return str(answer.read().decode())
 
     def attack(self, attack: Callable[[], object]) -> Outcome:
         """Let the pair work, attack for as long as it takes, and see that nobody was harmed.

@@ -1,9 +1,11 @@
 """Strangers on the wire, with and without a token: the honest pair beside them is unharmed."""
 
 import contextlib
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -72,20 +74,20 @@ def test_messages_that_are_never_finished(
                 strangers = conversations(stack, it, connection_count)
                 left: dict[tuple[Conversation, int], int] = {}
 
+                for stranger in strangers:
+                    for _ in range(400 // connection_count):
+                        stream = stranger.begin(SERVICE + "AppendFragments")
+                        stranger.send_data(stream, message_prefix(size))
+                        left[stranger, stream] = size - 1
+
                 def feed() -> None:
-                    for stranger in strangers:
-                        for stream in stranger.ended_streams.intersection(
-                            stream for whose, stream in left if whose is stranger
-                        ):
-                            del left[stranger, stream]
-                        while sum(whose is stranger for whose, _ in left) < 400 // connection_count:
-                            stream = stranger.begin(SERVICE + "AppendFragments")
-                            stranger.send_data(stream, message_prefix(size))
-                            left[stranger, stream] = size - 1
+                    sent = 0
                     for (stranger, stream), rest in left.items():
-                        left[stranger, stream] -= stranger.send_data(
-                            stream, bytes(min(rest, 2**18))
-                        )
+                        part = stranger.send_data(stream, bytes(min(rest, 2**18)))
+                        left[stranger, stream] -= part
+                        sent += part
+                    if not sent:
+                        time.sleep(0.01)
 
                 lasting(feed)
 
@@ -155,6 +157,25 @@ def test_those_who_watch_the_health_and_take_nothing_hold_up_no_end(tmp_path: Pa
 
         # They are still there when the server is told to end.
         it.attack(attack)
+
+
+def test_half_requests_for_the_metrics_take_neither_files_nor_threads(tmp_path: Path) -> None:
+    with ground(tmp_path, files_max=1024) as it, contextlib.ExitStack() as stack:
+        host, port = urlsplit(it.server.metrics_url).netloc.rsplit(":")
+
+        def ask_half() -> None:
+            with contextlib.suppress(OSError):
+                stranger = socket.create_connection((host, int(port)), timeout=1)
+                stack.enter_context(stranger).sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
+
+        def attack() -> None:
+            for _ in range(1500):
+                ask_half()
+            # Whoever asks properly is still answered.
+            assert "breadbox_calls" in it.read_metrics()
+
+        outcome = it.attack(attack)
+    assert outcome.files_peak < 128
 
 
 def test_idle_connections_that_hold_every_place(tmp_path: Path) -> None:
