@@ -8,7 +8,7 @@ IMAGES ?= breadbox/server:local breadbox/rollout-worker:local breadbox/learner:l
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: docs verify-reference reference help setup demo test test-core test-service test-integration test-containers test-peers \
+.PHONY: docs verify-reference reference help setup demo test test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
   verify-spelling verify-limits limits protos simulate fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
 
@@ -23,8 +23,8 @@ setup: $(VENV)/.ready  ## Make the virtual environment with everything in it
 demo: $(VENV)/.ready  ## Watch an agent learn CartPole through the service (ARGS="--help" for options)
 	$(BIN)/breadbox demo $(ARGS)
 
-test: $(VENV)/.ready  ## All tests but those that need containers or other projects' packages
-	$(BIN)/python -m pytest -m "not containers and not peers" $(ARGS)
+test: $(VENV)/.ready  ## All tests but those that need containers, other projects' packages or a wheel
+	$(BIN)/python -m pytest -m "not containers and not peers and not dist" $(ARGS)
 
 test-core: $(VENV)/.ready  ## The pure core alone
 	$(BIN)/python -m pytest tests/core $(ARGS)
@@ -40,6 +40,9 @@ test-containers: $(VENV)/.ready  ## Build, start, drive and stop the containers
 
 test-peers: $(VENV)/.ready  ## Other projects' own code on Breadbox; pip fetches their packages
 	$(BIN)/python -m pytest tests/peers -m peers $(ARGS)
+
+test-dist: $(VENV)/.ready  ## The demo of an installed wheel, in an empty folder
+	$(BIN)/python -m pytest tests/dist -m dist $(ARGS)
 
 test-gpu: $(VENV)/.ready  ## What needs a CUDA device
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
