@@ -189,7 +189,9 @@ async def serving(
                 jobs.start(driver.run(ending.fail))
                 jobs.start(traffic.run())
                 if tokens:
-                    jobs.start(tokens.keep_fresh(interceptor.recheck))
+                    jobs.start(
+                        tokens.keep_fresh(partial(_take_tokens, tokens, metrics, interceptor))
+                    )
                 try:
                     await _open_books(driver, reconciler, books)
                     jobs.start(reconciler.run())
@@ -323,6 +325,7 @@ def _read_tokens(settings: Settings, metrics: Metrics) -> TokenFile | None:
     if settings.tokens is None:
         return None
     tokens = TokenFile(settings.tokens, on_failure=metrics.credential_failures.inc)
+    metrics.know_tokens(tokens.names())
     metrics.tokens_usable.set_function(lambda: float(tokens.is_usable))
     return tokens
 
@@ -357,6 +360,12 @@ def _open_gateway(
         now=clock.now,
         metrics=metrics,
     )
+
+
+def _take_tokens(tokens: TokenFile, metrics: Metrics, interceptor: CallInterceptor) -> None:
+    """Go by other tokens than before."""
+    metrics.know_tokens(tokens.names())
+    interceptor.recheck()
 
 
 def _build_server(

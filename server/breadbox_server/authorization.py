@@ -85,6 +85,15 @@ def current_caller() -> Caller:
     return _CALLER.get()
 
 
+def caller_name() -> str | None:
+    """Name of the token of the call that is being answered; None where none was asked for.
+
+    None, too, where it was refused for its token or its role.
+    """
+    caller = _CALLER.get(None)
+    return caller.name if caller is not None and caller is not ANONYMOUS else None
+
+
 def calls_as(caller: Caller) -> None:
     """From here on `current_caller` gives this one, in this task and in those that it starts."""
     _CALLER.set(caller)

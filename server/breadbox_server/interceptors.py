@@ -22,6 +22,7 @@ from breadbox_server.authorization import (
     Caller,
     Gate,
     bearer_token,
+    caller_name,
     calls_as,
     check_request,
 )
@@ -318,6 +319,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if counter is None:
                     counter = self._metrics.rpcs.labels(method, code.name)
                 counter.inc()
+                if (name := caller_name()) is not None:
+                    self._metrics.count_token_call(name, code.name)
                 if log.isEnabledFor(logging.DEBUG):
                     log.debug("%s %s %.1f ms", method, code.name, elapsed_s * 1e3)
 

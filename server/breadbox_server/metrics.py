@@ -4,7 +4,7 @@ The core does not count for Prometheus: the driver feeds its events in here. Lab
 sets, or bounded by a limit of the server (`buffer` by `buffers_max`, `task` by `TASKS_MAX`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final
@@ -144,6 +144,14 @@ class Metrics:
         self.rpcs = Counter(
             "breadbox_rpcs", "Calls answered", ["method", "code"], registry=registry
         )
+        self.token_calls = Counter(
+            "breadbox_token_calls",
+            "Calls answered to holders of a token whose role may make them",
+            ["token", "code"],
+            registry=registry,
+        )
+        self._of_token: dict[str, dict[str, Any]] = {}
+        """By the names of tokens that are known."""
         self.rpc_seconds = Histogram(
             "breadbox_rpc_seconds",
             "Time from a call's arrival to its answer",
@@ -357,6 +365,24 @@ class Metrics:
     def count_lost(self, buffer: str, payload_count: int) -> None:
         """Count payloads that the store lost."""
         self._of(buffer, self.payloads_lost).inc(payload_count)
+
+    def count_token_call(self, token: str, code: str) -> None:
+        """Count an answer to a caller with this token; not of one that is known no more."""
+        children = self._of_token.get(token)
+        if children is None:
+            return
+        child = children.get(code)
+        if child is None:
+            child = children[code] = self.token_calls.labels(token, code)
+        child.inc()
+
+    def know_tokens(self, names: Collection[str]) -> None:
+        """Say which tokens there are; the series of others are dropped."""
+        for token in self._of_token.keys() - set(names):
+            for code in self._of_token.pop(token):
+                self.token_calls.remove(token, code)
+        for token in names:
+            self._of_token.setdefault(token, {})
 
     def forget_buffer(self, buffer: str) -> None:
         """Drop the series of a deleted buffer, so that names that come and go leave none behind."""

@@ -6,6 +6,7 @@ click; nothing else in the server looks at either.
 
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -179,7 +180,12 @@ def read_config_file(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
         StartError: The file cannot be read, is no such mapping, or names an unknown option.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        with path.open() as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
+                raise StartError(
+                    f"--config {path} cannot be used: others may write it; chmod o-w {path}"
+                )
+            content = yaml.safe_load(file)
     except OSError as error:
         raise StartError(f"--config {path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

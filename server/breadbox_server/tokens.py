@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -210,6 +211,10 @@ class TokenFile:
         counted = Counter(entry.caller.role.value for entry in self._entries)
         return {role.value: counted[role.value] for role in Role}
 
+    def names(self) -> frozenset[str]:
+        """The names of all tokens."""
+        return frozenset(entry.caller.name for entry in self._entries)
+
     @property
     def is_usable(self) -> bool:
         """Whether the file could be used when it was last looked at."""
@@ -284,6 +289,8 @@ class TokenFile:
 
     def _read(self) -> tuple[TokenEntry, ...]:
         with self._path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
+                raise ValueError(f"others may write it; chmod o-w {self._path}")
             content = file.read(FILE_SIZE_BYTES_MAX + 1)
         if len(content) > FILE_SIZE_BYTES_MAX:
             raise ValueError(f"it is larger than {FILE_SIZE_BYTES_MAX} bytes")

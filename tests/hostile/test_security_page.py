@@ -113,6 +113,10 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "hostile/test_revoked_tokens.py::test_an_emptied_file_lets_nobody_in",
         "service/test_tokens.py::test_a_file_without_tokens_lets_nobody_in",
     ),
+    "A token file or `--config` that others may write is not used": (
+        "hostile/test_trusting_settings.py::test_who_could_write_a_servers_files_does_not_become_its_administrator",
+        "hostile/test_trusting_settings.py::test_a_token_file_that_others_may_write_from_now_on_is_not_read_again",
+    ),
     "A token is compared with every entry": (
         "service/test_tokens.py::test_every_entry_is_compared_whichever_matches",
     ),

@@ -7,10 +7,11 @@ import pytest
 
 from breadbox.errors import StoreUrlError
 from breadbox.stores import has_secret, open_custodian, redact
+from breadbox_server.tokens import TokenFile, new_token
 from support.certificates import Authority
 from support.redis_server import RedisServer
 from support.server_process import END_S, ServerProcess, plain_environment, serve_command
-from support.token_files import write_token_file
+from support.token_files import line_of, write_token_file
 
 pytestmark = pytest.mark.integration
 
@@ -116,3 +117,30 @@ def test_a_server_that_refuses_such_a_url_does_not_show_its_password() -> None:
 
     assert SECRET not in told
     assert "%2F" in told
+
+
+def test_who_could_write_a_servers_files_does_not_become_its_administrator(tmp_path: Path) -> None:
+    """A line that anybody may add would make anybody an administrator."""
+    for option, content in (
+        ("--tokens", f"admin me sha256:{'ab' * 32}\n"),
+        ("--config", "allow-anonymous: true\n"),
+    ):
+        path = tmp_path / option
+        path.write_text(content)
+        path.chmod(0o666)
+        told = refusal("--store", f"file://{tmp_path}/store", option, str(path))
+
+        assert f"others may write it; chmod o-w {path}" in told
+
+
+def test_a_token_file_that_others_may_write_from_now_on_is_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"admin me sha256:{'ab' * 32}\n")
+    file = TokenFile(path)
+    planted = new_token()
+    path.write_text(path.read_text() + line_of("admin planted", planted))
+    path.chmod(0o606)
+    file.refresh()
+
+    assert file.caller_of(planted) is None
+    assert not file.is_usable

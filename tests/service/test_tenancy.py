@@ -255,6 +255,23 @@ async def test_a_lease_of_another_team_is_none_in_a_buffer_of_ones_own(tmp_path:
     assert lease_id == kept.lease.lease_id
 
 
+async def test_calls_are_counted_by_token_as_long_as_it_is_known(tmp_path: Path) -> None:
+    async with tenants(tmp_path) as (world, tokens):
+        await answer(world, "GetBuffer", OWN, tokens["producer of the team"])
+        for _ in range(2):
+            await answer(world, "GetBuffer", OTHERS, tokens["producer of the team"])
+        counted = {
+            (sample.labels["token"], sample.labels["code"]): sample.value
+            for metric in world.server.metrics.token_calls.collect()
+            for sample in metric.samples
+            if sample.name == "breadbox_token_calls_total"
+        }
+
+    assert 1 == counted["producer-of-the-team", "OK"]
+    assert 2 == counted["producer-of-the-team", "PERMISSION_DENIED"]
+    assert "revoked" not in {token for token, _ in counted}, "though it had called"
+
+
 async def test_a_teams_admin_makes_buffers_that_are_the_teams(tmp_path: Path) -> None:
     async with tenants(tmp_path) as (world, tokens):
         made = await world.stub.CreateBuffer(
