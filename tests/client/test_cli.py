@@ -607,3 +607,13 @@ def test_sizes_are_read_with_their_unit(text: str, size_bytes: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="not a size"):
         SizeBytes().convert(text, None, None)
+
+
+def test_no_line_of_the_help_of_buffers_is_cut_and_counts_of_one_are_singular() -> None:
+    told = CliRunner().invoke(cli, ["buffers", "--help"], terminal_width=80).output
+    described = buffer_from_wire(BUFFER)
+    console = Console(file=io.StringIO(), width=120)
+    console.print(render(Sample(0.0, {"default": described}, {}), "here", "now"))
+
+    assert "..." not in told.partition("Commands:")[2]
+    assert "1 buffer " in f"{console.file.getvalue()} ".replace("\n", " ")  # type: ignore[attr-defined]

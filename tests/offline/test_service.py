@@ -23,7 +23,11 @@ from breadbox.policies import PolicyModule, make_policy, policy_weights
 from breadbox.types import BufferConfig
 from breadbox_learner.offline.cli import export_episodes, import_episodes
 from breadbox_learner.offline.dataset import Dataset
-from breadbox_learner.offline.errors import OfflineDataError, UnsupportedDatasetError
+from breadbox_learner.offline.errors import (
+    OfflineDataError,
+    SpaceMismatchError,
+    UnsupportedDatasetError,
+)
 from breadbox_learner.offline.mixing import BufferMixer
 from breadbox_learner.offline.service import (
     append_episodes,
@@ -77,6 +81,7 @@ def test_a_dataset_goes_in_and_comes_out_again(address: str, tmp_path: Path) -> 
     )
     out = tmp_path / "out.parquet"
     options = ["--server", address, "--buffer", "round-trip", "--out", str(out)]
+    options.append("--overwrite")
     for _ in range(2):  # exporting uses nothing up
         result = CliRunner().invoke(export_episodes, options, catch_exceptions=False)
         assert "10 episodes, 75 steps" in result.output
@@ -113,6 +118,51 @@ def test_spaces_of_an_environment_are_for_minari_datasets_only(
     result = CliRunner().invoke(export_episodes, [*options, "--env", "CartPole-v1"])
     assert isinstance(result.exception, UnsupportedDatasetError)
     assert f"{out}: --env is for --out minari:NAME only" == str(result.exception)
+
+
+def test_a_file_that_is_there_is_replaced_only_when_asked(
+    client: breadbox.Client, address: str, tmp_path: Path
+) -> None:
+    put(client, "kept", 2)
+    out = tmp_path / "x.parquet"
+    out.write_text("precious")
+    arguments = ["--server", address, "--buffer", "kept", "--out", str(out)]
+    refused = CliRunner().invoke(export_episodes, arguments)
+
+    assert isinstance(refused.exception, UnsupportedDatasetError)
+    assert "--overwrite" in str(refused.exception)
+    assert "precious" == out.read_text()
+
+    replaced = CliRunner().invoke(export_episodes, [*arguments, "--overwrite"])
+
+    assert (0, 2) == (replaced.exit_code, len(list(Dataset(str(out)).episodes())))
+
+
+def test_an_environment_of_the_current_folder_gives_its_spaces(
+    client: breadbox.Client,
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("minari", reason="needs minari, of the extra breadbox[minari]")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "poles_of_this_test.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('Here-v0', 'gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    put(client, "here", 2)
+    result = CliRunner().invoke(
+        export_episodes,
+        [
+            *("--server", address, "--buffer", "here"),
+            *("--out", "minari:toys/here-v0", "--env", "poles_of_this_test:Here-v0"),
+        ],
+    )
+
+    # The toys do not fit its spaces, which tells that it was found.
+    assert isinstance(result.exception, SpaceMismatchError)
 
 
 def test_importing_again_adds_another_worker(client: breadbox.Client) -> None:

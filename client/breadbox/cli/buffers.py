@@ -162,7 +162,7 @@ def _show(target: frame.Target, description: BufferDescription) -> None:
         frame.console().print(describe(description, show_zeros=False))
 
 
-@buffers.command("create")
+@buffers.command("create", short_help="Create a buffer, with your limits or the server's.")
 @click.argument("name")
 @limit_options
 @frame.server_options
@@ -173,7 +173,7 @@ def create(target: frame.Target, name: str, **limits: Any) -> None:
         _show(target, client.create_buffer(name, config))
 
 
-@buffers.command("update")
+@buffers.command("update", short_help="Change limits of a buffer while it runs.")
 @click.argument("name")
 @limit_options
 @frame.server_options
@@ -195,8 +195,8 @@ def delete(target: frame.Target, name: str, yes: bool) -> None:
     with target.connect() as client:
         description = client.get_buffer(name)
         if not yes:
-            held = frame.count_text(description.state.fragment_count)
-            click.confirm(f"Delete buffer {name!r} with its {held} fragments?", abort=True)
+            held = frame.counted(description.state.fragment_count, "fragment")
+            click.confirm(f"Delete buffer {name!r} with its {held}?", abort=True)
         client.delete_buffer(name)
     if target.as_json:
         frame.print_json({"deleted": name})

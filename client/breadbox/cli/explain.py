@@ -41,9 +41,11 @@ def explain(target: frame.Target, name: str, fragment_count: int | None, interva
 
 def _print(diagnosis: Diagnosis) -> None:
     console = frame.console()
-    console.print(f"[bold]{frame.shown(diagnosis.headline)}[/]", soft_wrap=True)
+    # Who reads it in a window gets whole words; who searches it, whole lines.
+    soft_wrap = not console.is_terminal
+    console.print(f"[bold]{frame.shown(diagnosis.headline)}[/]", soft_wrap=soft_wrap)
     for advice in diagnosis.advice:
-        console.print(f"  → {frame.shown(advice)}", soft_wrap=True)
+        console.print(f"  → {frame.shown(advice)}", soft_wrap=soft_wrap)
     console.print()
     lines = [(name, frame.rate_text(rate)) for name, rate in diagnosis.rates.items()]
     console.print(frame.rows(frame.table("", f"#over {diagnosis.watched_s:.1f} s"), lines))

@@ -231,6 +231,11 @@ def count_text(count: int) -> str:
     return f"{count:,}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A count of things for people: "1 buffer", "2 buffers"."""
+    return f"{count_text(count)} {noun}{'' if count == 1 else 's'}"
+
+
 def rate_text(per_second: float) -> str:
     """A rate for people, with as many digits as mean something."""
     return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.2g}/s"

@@ -82,7 +82,7 @@ def _gauges(description: BufferDescription) -> Table:
         (
             "open chunks",
             frame.count_text(state.open_chunk_count),
-            f"with {state.open_fragment_count} fragments",
+            f"with {frame.counted(state.open_fragment_count, 'fragment')}",
         ),
         ("leases", frame.count_text(state.lease_count), of(config.leases_max)),
         ("waiters", frame.count_text(state.waiter_count), of(config.waiters_max)),
@@ -106,8 +106,8 @@ def staleness_text(description: BufferDescription) -> str:
 def limits_text(config: BufferConfig) -> str:
     """The limits that are not gauges, in one line."""
     parts = [
-        f"{config.fragments_per_chunk} fragments per chunk",
-        f"used at most {config.uses_max} times",
+        f"{frame.counted(config.fragments_per_chunk or 1, 'fragment')} per chunk",
+        f"used at most {frame.counted(config.uses_max or 1, 'time')}",
         f"full: {config.full_policy.value if config.full_policy else '?'}",
         f"sampler {config.sampler}",
     ]

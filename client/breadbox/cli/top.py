@@ -62,7 +62,11 @@ def render(sample: Sample, server: str, moment: str) -> Group:
     """A sample as text."""
     outages = [buffer.state.outage for buffer in sample.buffers.values()]
     problem = sample.problem or next(filter(None, outages), "")
-    state = f"[red]{frame.shown(problem)}[/]" if problem else f"{len(sample.buffers)} buffers"
+    state = (
+        f"[red]{frame.shown(problem)}[/]"
+        if problem
+        else frame.counted(len(sample.buffers), "buffer")
+    )
     reasons = [
         frame.shown(f"{name}: a fetch waits, {description.state.waiting_reason}")
         for name, description in sample.buffers.items()

@@ -1,6 +1,7 @@
 """`breadbox import` and `breadbox export`."""
 
 import json
+import os
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -11,6 +12,7 @@ from click.core import ParameterSource
 
 from breadbox.cli import frame
 from breadbox.cli.buffers import SizeBytes
+from breadbox.cli.modules import import_from_here
 from breadbox.cli.terminal import printable
 from breadbox_learner.offline.dataset import Dataset
 from breadbox_learner.offline.errors import OfflineDataError, UnsupportedDatasetError
@@ -151,8 +153,9 @@ def _as_json(counts: ImportCounts, dataset: Dataset) -> dict[str, Any]:
 
 def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
     click.echo(
-        f"{counts.episode_count} episodes with {counts.step_count} steps: "
-        f"{counts.fragment_count} fragments are in buffer {buffer!r}"
+        f"{frame.counted(counts.episode_count, 'episode')} with "
+        f"{frame.counted(counts.step_count, 'step')}: "
+        f"{frame.counted(counts.fragment_count, 'fragment')} in buffer {buffer!r}"
     )
     if counts.assumed_state_count:
         click.echo(
@@ -175,6 +178,7 @@ def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
     required=True,
     help="File to write, .parquet or .msgpack; or minari:NAME, a new local Minari dataset.",
 )
+@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
 @click.option(
     "--layout",
     envvar="BREADBOX_LAYOUT",
@@ -202,6 +206,7 @@ def export_episodes(
     target: frame.Target,
     buffer: str,
     out: str,
+    overwrite: bool,
     layout: str,
     env_id: str | None,
     max_wait_s: float,
@@ -213,6 +218,11 @@ def export_episodes(
         source = click.get_current_context().get_parameter_source("env_id")
         if source is ParameterSource.COMMANDLINE:
             raise UnsupportedDatasetError("--env is for --out minari:NAME only", file=out)
+    if overwrite and is_minari:
+        raise UnsupportedDatasetError("--overwrite is for files only", file=out)
+    if not overwrite and not is_minari and os.path.lexists(out):
+        raise UnsupportedDatasetError("is there already; --overwrite replaces it", file=out)
+    import_from_here()
     target.check()
     with (
         target.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client,
@@ -236,7 +246,10 @@ def export_episodes(
         written = {"episodes": counts.episode_count, "steps": counts.step_count}
         click.echo(json.dumps({"out": out, **written}))
     else:
-        click.echo(f"{counts.episode_count} episodes, {counts.step_count} steps are in {out}")
+        click.echo(
+            f"{frame.counted(counts.episode_count, 'episode')}, "
+            f"{frame.counted(counts.step_count, 'step')} written to {out}"
+        )
 
 
 def _parse_schema(columns: tuple[str, ...]) -> OfflineSchema:

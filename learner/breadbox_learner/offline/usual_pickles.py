@@ -47,11 +47,11 @@ def read_usual_array(data: bytes, limits: DataLimits) -> NDArray[Any] | None:
     start = head.end()
     stop = start + int.from_bytes(size, "little")
     is_near_end = 0 < len(data) - stop <= _TAIL_BYTES_MAX
-    form = _form_of(data[stop:]) if is_near_end else None
-    if form is None:
-        return None
-    dtype, shape, order = form
     try:
+        form = _form_of(data[stop:]) if is_near_end else None
+        if form is None:
+            return None
+        dtype, shape, order = form
         return array_from_bytes(
             data[start:stop], dtype, shape, order=order, bytes_max=limits.array_bytes_max
         )

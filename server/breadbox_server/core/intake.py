@@ -174,7 +174,8 @@ class Intake:
                 "step_count",
                 f"is {fragment.step_count}, but the fragments of session "
                 f"{fragment.session_id!r} have {wanted}; a learner stacks them, so all its "
-                "workers need one --fragment-steps, which a new session may change",
+                "workers need one --fragment-steps (`breadbox import`: --step-count), which a new "
+                "session may change",
             )
         payload = fragment.payload
         if payload.size_bytes > state.config.capacity_bytes:
