@@ -528,7 +528,20 @@ def test_a_doctor_finds_what_a_token_may_not_do(
     fake.will("FetchFragments", denied)
     fake.will("PublishModel", denied)
     _, findings = examined(address)
-    assert "may not fetch, publish" == findings["permissions"]["detail"]
+    assert "may not fetch, publish, in default" == findings["permissions"]["detail"]
+
+
+def test_a_doctor_with_a_token_for_some_buffers_tries_what_it_may_in_those(
+    address: str, fake: FakeService, tmp_path: Path
+) -> None:
+    fake.will("GetStoreConfig", *[config_response(tmp_path)] * 3)
+    own = pb.ListBuffersResponse(buffers=[buffer_pb2.Buffer(name="team-a-1")])
+    fake.will("ListBuffers", *[own] * 60)
+    _, findings = examined(address)
+
+    assert findings["permissions"]["detail"].endswith(", in team-a-1")
+    assert "team-a-1" == fake.requests("FetchFragments")[0].buffer
+    assert "team-a-1/" == fake.requests("DeleteBuffer")[0].name
 
 
 def test_a_doctor_finds_a_clock_that_is_off(

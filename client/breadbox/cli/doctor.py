@@ -196,12 +196,15 @@ def _outage(client: breadbox.Client) -> Finding:
 def _permissions(client: breadbox.Client) -> Finding:
     """Try a call of each role in a form that is refused as malformed, so that nothing changes."""
     empty = ""
+    names = [buffer.name for buffer in client.list_buffers()]
+    # The token may be for some buffers only: those are what it is shown.
+    buffer = "default" if "default" in names or not names else names[0]
     attempts: dict[str, Callable[[], object]] = {
-        "append": lambda: client.append_fragments([]),
-        "report episodes": lambda: client.report_episodes(list[EpisodeReport]()),
-        "fetch": lambda: client.fetch_fragments(0),
-        "publish": lambda: client.publish_model(empty, 0),
-        "change buffers": lambda: client.delete_buffer("/"),
+        "append": lambda: client.append_fragments([], buffer=buffer),
+        "report episodes": lambda: client.report_episodes(list[EpisodeReport](), buffer=buffer),
+        "fetch": lambda: client.fetch_fragments(0, buffer=buffer),
+        "publish": lambda: client.publish_model(empty, 0, buffer=buffer),
+        "change buffers": lambda: client.delete_buffer(f"{buffer}/"),
     }
     denied = []
     for what, attempt in attempts.items():
@@ -212,11 +215,11 @@ def _permissions(client: breadbox.Client) -> Finding:
         except errors.ReplayBufferError:
             continue  # Refused for its content, which means that the call itself is allowed.
     if not denied:
-        return Finding("permissions", Verdict.GOOD, f"may {', '.join(attempts)}")
+        return Finding("permissions", Verdict.GOOD, f"may {', '.join(attempts)}, in {buffer}")
     return Finding(
         "permissions",
         Verdict.WARNING,
-        f"may not {', '.join(denied)}",
+        f"may not {', '.join(denied)}, in {buffer}",
         "If this process has to, use a token of another role.",
     )
 
