@@ -1,0 +1,337 @@
+"""Goal: no code in a document, or in a docstring, that does not do what it shows.
+
+Method: every fenced block is found, and is run: here, as it stands, or by the test that is named
+here. Lines for a shell are run as far as they can be without what they start: commands of ours are
+parsed with all their options by the very code that would run them. A block without any of these
+fails, and so does a name that stands here without a block.
+"""
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+import yaml
+
+import breadbox
+from breadbox.cli.main import load_command
+from breadbox_learner.offline.episode import Episode
+from breadbox_learner.offline.serialized import pack_episode
+from breadbox_learner.offline.writers import write_episodes
+from support.fragments import vector_fragment
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
+
+ROOT = Path(__file__).resolve().parents[2]
+ADDRESS = "localhost:50051"
+
+ELSEWHERE = {
+    "tests/integration/test_readme.py": {
+        "README.md#learner": "test_the_learner_lines_fetch_batches_from_a_running_server",
+        "README.md#producer": "test_the_producer_line_appends_a_fragment",
+        "docs/rollout.md#worker": "test_the_worker_of_ones_own_has_every_fragment_admitted",
+        "docs/rollout.md#policy": "test_the_policy_of_ones_own_acts_and_learns",
+    },
+    "tests/learner/test_cookbook.py": {
+        "docs/learner-cookbook.md#learner": "test_the_whole_learner_learns_under_every_seed",
+        "docs/learner-cookbook.md#asyncio": "test_the_asyncio_example_prints_batches",
+        "docs/learner-cookbook.md#advantages": "test_the_advantages_of_a_batch_are_estimated",
+        "docs/learner-cookbook.md#dataset": "test_the_dataset_gives_batches_from_worker_processes",
+        "docs/learner-cookbook.md#ranks": "test_ranks_get_shares_of_one_draw",
+    },
+    "tests/offline/test_docs.py": {
+        "docs/offline.md#clone": "test_the_worked_example_clones_an_expert",
+    },
+}
+"""Blocks of Python that another test runs."""
+
+PROGRAMS = {
+    "cd": "a folder of the repository",
+    "eval": "variables that make prints",
+    "kubectl": "needs a cluster; tests/deploy hold the manifests against its schemas",
+    "docker": "needs an engine: tests/containers drive the composition",
+    "export": "a variable",
+    "do": "a word of the shell",
+    "done": "a word of the shell",
+    "for": "a word of the shell",
+    "helm": "needs a cluster",
+    "git": "needs a network",
+    "printf": "writes a secret",
+}
+"""Other programs than ours, make and pip that a line may start with, and why it is not run."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block."""
+
+    place: str
+    """The file, and the block's name or number in it."""
+    language: str
+    code: str
+
+
+def blocks() -> Iterator[Block]:
+    """Every block of the documents, and of the docstrings of what is installed."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*.py"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    sources = ("client/", "server/", "rollout_worker/", "learner/")
+    for path in sorted(tracked):
+        if path.endswith(".md"):
+            yield from blocks_in((ROOT / path).read_text(), path)
+        elif path.startswith(sources):
+            tree = ast.parse((ROOT / path).read_text())
+            kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+            texts = [
+                ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)
+            ]
+            yield from blocks_in("\n".join(texts), path)
+
+
+def blocks_in(text: str, path: str) -> Iterator[Block]:
+    """Blocks of one text; a comment before one is its name."""
+    found = re.finditer(
+        r"(?:<!-- (\S+) -->\n)?^ *```(\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE
+    )
+    for number, block in enumerate(found, 1):
+        yield Block(f"{path}#{block[1] or number}", block[2], textwrap.dedent(block[3]))
+
+
+BLOCKS = {block.place: block for block in blocks()}
+PYTHON = {place: block for place, block in BLOCKS.items() if block.language == "python"}
+SHELL = {place: block for place, block in BLOCKS.items() if block.language == "sh"}
+
+
+def run(place: str, address: str = ADDRESS, **names: Any) -> dict[str, Any]:
+    """Run a block as it stands, but for the address."""
+    code = PYTHON[place].code.replace(ADDRESS, address)
+    exec(compile(code, place, "exec"), names)  # The document is ours.
+    return names
+
+
+def run_async(place: str, address: str = ADDRESS, **names: Any) -> None:
+    """Run a block that awaits, as the body of a coroutine."""
+    code = PYTHON[place].code.replace(ADDRESS, address)
+    body = (
+        f"import asyncio\nasync def main():\n{textwrap.indent(code, '    ')}\nasyncio.run(main())"
+    )
+    exec(compile(body, place, "exec"), names)
+
+
+def fed(count: int) -> tuple[Any, breadbox.Client]:
+    """A server of one's own with fragments in it."""
+    server = breadbox.local_server(uses_max=100)
+    client = server.__enter__()
+    client.start_session("s")
+    client.append_many([vector_fragment(index) for index in range(count)])
+    return server, client
+
+
+def with_fragments(place: str, runner: Callable[..., Any] = run) -> None:
+    """Run a block beside a server that has fragments."""
+    server, client = fed(64)
+    try:
+        names = {"client": client, "fragment": vector_fragment(64), "breadbox": breadbox}
+        runner(place, client.address, **names)
+    finally:
+        server.__exit__(None, None, None)
+
+
+def an_episode(number: int, length: int = 12) -> Episode:
+    rng = np.random.default_rng(number)
+    return Episode(
+        id=str(number),
+        observations=rng.random((length + 1, 4)).astype(np.float32),
+        actions=rng.integers(0, 2, length),
+        rewards=np.ones(length),
+        terminated=True,
+        truncated=False,
+    )
+
+
+def run_offline() -> None:
+    """The blocks of docs/offline.md before the worked example, which go on from one another."""
+    write_episodes((an_episode(number) for number in range(40)), Path("expert.parquet"))
+    names = run("docs/offline.md#reading")
+    names = run("docs/offline.md#findings", **names)
+    assert 40 == len(list(names["dataset"].episodes()))
+    names["serialized_episodes"] = [pack_episode(an_episode(number)) for number in range(60)]
+    names = run("docs/offline.md#batches", **names)
+    assert 256 == names["batch"].env_step_count
+    run("docs/offline.md#pieces", **names)
+
+
+def run_mixer() -> None:
+    server, client = fed(64)
+    try:
+        client.create_buffer("demo", breadbox.BufferConfig(uses_max=100))
+        client.start_session("demo", buffer="demo")
+        demo = [vector_fragment(index, session_id="demo") for index in range(64)]
+        client.append_many(demo, buffer="demo")
+        place = "docs/offline.md#mixer"
+        code = PYTHON[place].code.replace('device="cuda"', 'device="cpu"')
+        names: dict[str, Any] = {"client": client}
+        exec(compile(code, place, "exec"), names)
+        assert 32 == len(names["batch"])
+    finally:
+        server.__exit__(None, None, None)
+
+
+def run_generator() -> None:
+    pytest.importorskip("ale_py", reason="the extra atari is not installed")
+    place = "docs/rollout.md#generator"
+    code = PYTHON[place].code.replace("episode_count=4", "episode_count=1, episode_steps_max=60")
+    assert code != PYTHON[place].code
+    exec(compile(code, place, "exec"), {})
+    assert 1 == len(Path("episodes/manifest.jsonl").read_text().splitlines())
+
+
+def run_as_test(place: str, before: str) -> None:
+    """Run a block that is a test of a reader's, with their code before it."""
+    Path("test_it.py").write_text(before + PYTHON[place].code)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "breadbox.testing", "test_it.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+
+
+LEARNER = """import breadbox
+def my_learner(server, buffer):
+    with breadbox.connect(server, buffer=buffer) as client:
+        client.start_session("my-run")
+"""
+PRODUCER = """import breadbox
+from support.fragments import vector_fragment
+def my_producer(server, buffer):
+    with breadbox.connect(server, buffer=buffer) as client:
+        client.append_many([vector_fragment(index) for index in range(8)])
+"""
+
+HERE: dict[str, Callable[[], None]] = {
+    "docs/testing.md#local": lambda: with_fragments("docs/testing.md#local"),
+    "docs/testing.md#local-asyncio": lambda: with_fragments("docs/testing.md#local-asyncio"),
+    "docs/testing.md#restart": lambda: with_fragments("docs/testing.md#restart"),
+    "docs/testing.md#fixtures": lambda: run_as_test("docs/testing.md#fixtures", LEARNER),
+    "docs/offline.md#reading": run_offline,
+    "docs/offline.md#findings": run_offline,
+    "docs/offline.md#batches": run_offline,
+    "docs/offline.md#pieces": run_offline,
+    "docs/offline.md#mixer": run_mixer,
+    "docs/rollout.md#generator": run_generator,
+    "docs/minestudio.md#switch": lambda: with_fragments("docs/minestudio.md#switch"),
+    "docs/minestudio.md#loading": lambda: with_fragments("docs/minestudio.md#loading"),
+    "client/breadbox/__init__.py#1": lambda: with_fragments("client/breadbox/__init__.py#1"),
+    "client/breadbox/aio.py#1": lambda: with_fragments("client/breadbox/aio.py#1", run_async),
+    "client/breadbox/aio.py#2": lambda: with_fragments("client/breadbox/aio.py#2", run_async),
+    "client/breadbox/client.py#1": lambda: with_fragments("client/breadbox/client.py#1"),
+    "client/breadbox/local.py#1": lambda: with_fragments("client/breadbox/local.py#1"),
+    "client/breadbox/testing.py#1": lambda: run_as_test("client/breadbox/testing.py#1", PRODUCER),
+    "client/breadbox/testing.py#2": lambda: with_fragments("client/breadbox/testing.py#2"),
+}
+"""Blocks of Python that are run here."""
+
+
+def test_every_block_says_what_it_is() -> None:
+    known = {"python", "sh", "text", "yaml"}
+    assert [] == [place for place, block in BLOCKS.items() if block.language not in known]
+
+
+def test_every_block_of_python_is_run_once_and_what_is_listed_exists() -> None:
+    assert sorted(PYTHON) == sorted(
+        [*HERE, *(place for runs in ELSEWHERE.values() for place in runs)]
+    )
+
+
+@pytest.mark.parametrize("path", ELSEWHERE)
+def test_the_tests_that_run_blocks_exist_and_read_their_pages(path: str) -> None:
+    source = (ROOT / path).read_text()
+    for place, name in ELSEWHERE[path].items():
+        assert f"def {name}(" in source
+        assert place.partition("#")[0].rpartition("/")[2] in source
+
+
+@pytest.mark.parametrize("place", HERE)
+def test_a_block_of_python_runs(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    HERE[place]()
+
+
+@pytest.mark.parametrize(
+    "place", [place for place, block in BLOCKS.items() if block.language == "yaml"]
+)
+def test_a_block_of_yaml_is_yaml(place: str) -> None:
+    assert isinstance(yaml.safe_load(BLOCKS[place].code), dict)
+
+
+def command_lines(code: str) -> Iterator[list[str]]:
+    """Words of each command; what is behind a # is for people."""
+    for line in code.replace("\\\n", " ").splitlines():
+        reader = shlex.shlex(line, posix=True, punctuation_chars=";&|")
+        reader.whitespace_split = True
+        words = ["&&", *reader]
+        starts = [place for place, word in enumerate(words) if word in ("&&", "&", ";", "|")]
+        for start, end in zip(starts, [*starts[1:], len(words)], strict=True):
+            if command := words[start + 1 : end]:
+                yield command
+
+
+@pytest.mark.parametrize("place", SHELL)
+def test_a_line_for_a_shell_is_one_that_would_run(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in command_lines(SHELL[place].code):
+        program, *arguments = words
+        if program == "torchrun":
+            arguments = arguments[arguments.index("breadbox.cli.main") + 1 :]
+            program = "breadbox"
+        if program == "breadbox":
+            check_command(arguments)
+        elif program == "make":
+            assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        elif program == "pip":
+            check_extras(arguments)
+        else:
+            assert program in PROGRAMS or re.match(r"\w+=|mkdir$|umask$", program), words
+
+
+def check_command(arguments: list[str]) -> None:
+    """Parse what stands behind `breadbox`, with every option, without running it."""
+    name, *rest = arguments
+    if "..." in rest:  # What the page has said before.
+        rest[rest.index("...") : rest.index("...") + 1] = ["--env", "CartPole-v1"]
+    command: click.Command = load_command(name)
+    if isinstance(command, click.Group):
+        name, *rest = rest
+        command = command.commands[name]
+    filled = [word.replace("HOST", "localhost").replace("PORT", "50051") for word in rest]
+    for word in filled:
+        if re.search(r"\.(parquet|safetensors)$", word):  # Made by a line before, or the reader.
+            Path(word).parent.mkdir(parents=True, exist_ok=True)
+            Path(word).touch()
+    if name == "import" and filled[0] == "recordings":
+        Path(filled[0]).mkdir(exist_ok=True)
+    command.make_context(name, filled)
+
+
+def check_extras(arguments: list[str]) -> None:
+    """Every extra that pip is asked for is one of ours."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [name for word in arguments for name in re.findall(r"\[([\w,-]+)\]", word)]
+    assert {name for names in asked for name in names.split(",")} <= set(
+        project["optional-dependencies"]
+    )
