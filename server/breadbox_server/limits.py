@@ -437,7 +437,7 @@ LIMITS: Final = (
         _BUFFER.workers_max,
         "",
         Scope.BUFFER,
-        "WORKERS_FULL",
+        "the longest silent with nothing held is forgotten; if there is none, WORKERS_FULL",
         metric="breadbox_workers",
         option="--workers-max",
     ),

@@ -224,6 +224,12 @@ class NaiveBuffer:
             while any(f.model_version_min < self.oldest_fresh for f in worker.open):
                 self.dispose([worker.open.pop(0)])
 
+    def idle_worker(self) -> str | None:
+        """Longest silent of those that have nothing here any more."""
+        busy = {f.worker_id for w in self.workers.values() for f in w.open}
+        busy |= {f.worker_id for chunk in self.chunks for f in chunk.fragments}
+        return next((each for each in self.workers if each not in busy), None)
+
     # Fragments
 
     def expect_append(self, fragment: Fragment) -> AdmissionOutcome | type[DomainError]:
@@ -240,7 +246,8 @@ class NaiveBuffer:
             return InvalidArgumentError
         if fragment.payload.payload_id in self.payload_ids():
             return InvalidArgumentError
-        if worker is None and len(self.workers) >= self.config.workers_max:
+        is_full = worker is None and len(self.workers) >= self.config.workers_max
+        if is_full and self.idle_worker() is None:
             return WorkersFullError
         if fragment.model_version_min < self.oldest_fresh:
             return AdmissionOutcome.STALE
@@ -273,7 +280,13 @@ class NaiveBuffer:
     def append(self, fragment: Fragment, outcome: AdmissionOutcome, now: float) -> None:
         if outcome not in (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE):
             return
-        worker = self.workers.setdefault(fragment.worker_id, NaiveWorker())
+        worker = self.workers.pop(fragment.worker_id, None)
+        if worker is None:
+            if len(self.workers) >= self.config.workers_max:
+                del self.workers[self.idle_worker()]
+            worker = NaiveWorker()
+        # The one heard of last stands at the end.
+        self.workers[fragment.worker_id] = worker
         if outcome is AdmissionOutcome.ADMITTED:
             self.admit(worker, fragment, now)
         worker.judged[fragment.fragment_index] = outcome

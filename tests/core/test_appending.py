@@ -214,6 +214,26 @@ def test_workers_beyond_the_limit_are_refused_and_change_nothing() -> None:
     assert ADMITTED is world.append("w0", 1)
 
 
+def test_a_worker_that_has_nothing_here_any_more_makes_room_for_a_new_one() -> None:
+    """Whoever invents workers locks nobody out for longer than what they sent is held."""
+    world = World(workers_max=3, capacity_chunks=2)
+    for worker_id in ("invented-0", "invented-1", "invented-2"):
+        assert ADMITTED is world.append(worker_id, 0)
+    # The chunk of the first was evicted; the second is silent for longest of those that hold one.
+    assert ADMITTED is world.append("honest", 5)
+    assert ["invented-1", "invented-2", "honest"] == workers_of(world)
+    assert ADMITTED is world.append("invented-2", 1)
+    assert ADMITTED is world.append("another", 0)
+    assert ["honest", "invented-2", "another"] == workers_of(world)
+    # One that is forgotten begins anew.
+    assert ADMITTED is world.append("invented-0", 0)
+
+
+def workers_of(world: World) -> list[str]:
+    (buffer,) = world.buffers.snapshot()["buffers"]
+    return [worker_id for worker_id, *_ in buffer["workers"]]
+
+
 def test_version_that_was_never_published_is_refused() -> None:
     world = World()
     with pytest.raises(InvalidArgumentError, match="newest version published is 0"):

@@ -184,3 +184,29 @@ def test_an_index_far_ahead_in_the_name_of_another_worker_costs_it_nothing(targe
         assert "fragment_index" == dict(info_of(refused.value).metadata)["field"]
     assert [ADMITTED] == target.append(target.write(10), worker="honest", first=HONEST_COUNT)
     assert [ADMITTED] == target.append(target.write(10), worker="honest and new")
+
+
+def test_workers_that_are_invented_lock_no_worker_out(tmp_path: Path) -> None:
+    """Without tokens, and so without quotas."""
+    limits = ("--workers-max", "100", "--capacity-chunks", "50")
+    url = f"file://{tmp_path}/store"
+    server = ServerProcess("--store", url, *limits, log=tmp_path / "log")
+    with ExitStack() as stack:
+        server.start()
+        stack.callback(server.stop)
+        store = open_store(url)
+        stack.callback(store.close)
+        target = Target(server, store, 0)
+        stack.callback(target.channel.close)
+        target.stub.StartSession(pb.StartSessionRequest(session_id=SESSION), timeout=CALL_S)
+        assert [ADMITTED] == target.append(target.write(10), worker="honest")
+        for number in range(300):
+            assert [ADMITTED] == target.append(target.write(10), worker=f"mallory{number}")
+            if number % 40 == 0:
+                index = 1 + number // 40
+                assert [ADMITTED] == target.append(target.write(10), worker="honest", first=index)
+        assert [ADMITTED] == target.append(target.write(10), worker="honest and new")
+        server.kill()
+        server.start()
+        assert [ADMITTED] == target.append(target.write(10), worker="honest", first=9)
+        assert 100 == target.stats().worker_count

@@ -10,14 +10,18 @@ A3  Open chunks stand in order of their last fragment's arrival, so that silence
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Final, NamedTuple
 
 from breadbox_server.core.events import DiscardReason
 from breadbox_server.core.ids import ModelVersion, PayloadId, WorkerId
 from breadbox_server.core.inputs import Fragment
 from breadbox_server.core.lazy_heap import LazyHeap
 from breadbox_server.core.outcomes import OutcomeWindow
+
+IDLE_SEARCH_MAX: Final = 64
+"""Workers looked at for one that can be forgotten."""
 
 
 class OpenChunk:
@@ -104,11 +108,25 @@ class Assembly:
         return self._workers.get(worker_id)
 
     def find_or_add(self, worker_id: WorkerId) -> Worker:
-        """Give a worker, remembering it from now on."""
-        worker = self._workers.get(worker_id)
-        if worker is None:
-            worker = self._workers[worker_id] = Worker(worker_id)
+        """Give a worker, remembering it from now on as the one heard of last."""
+        worker = self._workers.pop(worker_id, None) or Worker(worker_id)
+        self._workers[worker_id] = worker
         return worker
+
+    def first_idle(self, holds_of: Callable[[WorkerId], bool]) -> Worker | None:
+        """Give the longest silent worker of whom nothing is held; None: there is none.
+
+        Looks at the `IDLE_SEARCH_MAX` that have been silent for longest.
+        """
+        for worker_id, worker in islice(self._workers.items(), IDLE_SEARCH_MAX):
+            if not holds_of(worker_id):
+                return worker
+        return None
+
+    def forget(self, worker: Worker) -> None:
+        """Forget a worker without an open chunk."""
+        assert worker.open_chunk is None
+        del self._workers[worker.worker_id]
 
     def foresee(self, worker: Worker | None, fragment: Fragment) -> Placement:
         """Say what `place` would do with a fragment; None is a worker not yet remembered."""
@@ -213,7 +231,7 @@ class Assembly:
         self._workers.clear()
 
     def workers(self) -> Iterable[Worker]:
-        """List the workers remembered, in order of their first fragment."""
+        """List the workers remembered, the one heard of last at the end."""
         return self._workers.values()
 
     def open_chunks(self) -> Iterable[OpenChunk]:

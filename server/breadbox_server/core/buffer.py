@@ -544,6 +544,10 @@ class ReplayBuffer:
         weights = [kept for _, kept in state.model.kept_weights()]
         expected = sorted(payload.payload_id for payload in [*payloads, *weights])
         assert sorted(state.payloads.ids()) == expected, "I1: payloads"
+        senders = {fragment.worker_id for fragment in fragments}
+        for worker in state.assembly.workers():
+            holds = state.payloads.holds_of(worker.worker_id)
+            assert holds == (worker.worker_id in senders), "P4: payloads of workers"
         listed = sorted(payload.payload_id for payload in self.payloads())
         assert listed == expected, "I1: payloads as listed"
         assert state.payloads.referred_bytes == sum(p.size_bytes for p in payloads), "I1: bytes"

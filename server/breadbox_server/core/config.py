@@ -77,7 +77,8 @@ class BufferConfig:
     leases_max: int = 1024
     """Leases alive at a time; at the limit a fetch waits until one ends."""
     workers_max: int = 65_536
-    """Workers remembered within a session; the next one's fragment is refused with WORKERS_FULL."""
+    """Workers remembered within a session. The next one takes the place of the longest silent that
+    has nothing here any more; if each has, its fragment is refused with WORKERS_FULL."""
     outcomes_per_worker_max: int = 64
     """Indices back from a worker's newest whose first outcome is remembered (B2); an older index
     is answered DUPLICATE without one."""

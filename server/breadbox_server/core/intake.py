@@ -11,7 +11,7 @@ from breadbox_server.core.description import AppendCredit
 from breadbox_server.core.entries import FragmentTaken
 from breadbox_server.core.errors import InvalidArgumentError, WorkersFullError
 from breadbox_server.core.events import DiscardReason, FragmentJudged
-from breadbox_server.core.ids import PayloadId, SessionId
+from breadbox_server.core.ids import PayloadId, SessionId, WorkerId
 from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment
 from breadbox_server.core.state import BufferState
 from breadbox_server.core.validation import check_fragment
@@ -88,7 +88,7 @@ class Intake:
         self, fragment: Fragment, outcome: AdmissionOutcome, placement: Placement, *, now: float
     ) -> None:
         state = self._state
-        worker = state.assembly.find_or_add(fragment.worker_id)
+        worker = self._remember(fragment.worker_id)
         if outcome is AdmissionOutcome.ADMITTED:
             self._admit(worker, fragment, placement, now=now)
             state.model.step_count = fragment.step_count
@@ -101,7 +101,7 @@ class Intake:
         """Do what `carry_out` of each would do, at half the cost, where nothing else comes of it.
 
         That is where every fragment was admitted and makes a chunk of its own, for which there is
-        room: nothing is evicted or discarded.
+        room: nothing is evicted or discarded, and nobody forgotten.
 
         Returns:
             Whether it is so; else nothing was done.
@@ -113,6 +113,7 @@ class Intake:
             config.fragments_per_chunk > 1
             or len(holdings.table) + len(run) > config.capacity_chunks
             or state.payloads.referred_bytes + size_bytes > config.capacity_bytes
+            or state.assembly.worker_count + len(run) > config.workers_max
             or any(each.outcome is not AdmissionOutcome.ADMITTED for each in run)
         ):
             return False
@@ -120,7 +121,7 @@ class Intake:
         fragments = []
         for each in run:
             fragment, outcome = each.fragment, each.outcome
-            worker = state.assembly.find_or_add(fragment.worker_id)
+            worker = self._remember(fragment.worker_id)
             worker.outcomes.remember(fragment.fragment_index, outcome, window)
             fragments.append(_with_shared_ids(fragment, worker, session_id))
         holdings.close_each(fragments)
@@ -135,7 +136,8 @@ class Intake:
         while (due_at := self.next_silence()) is not None and due_at <= now:
             chunk = assembly.first_silent()
             assert chunk is not None
-            worker = assembly.find_or_add(chunk.worker_id)
+            worker = assembly.find(chunk.worker_id)
+            assert worker is not None
             self._state.discard(assembly.discard(worker), DiscardReason.WORKER_SILENT)
 
     def next_silence(self) -> float | None:
@@ -194,8 +196,23 @@ class Intake:
                 f"session {fragment.session_id!r} is {next_index}, and at most {INDEX_JUMP_MAX} "
                 "may be left out",
             )
-        if worker is None and state.assembly.worker_count >= state.config.workers_max:
+        if worker is None and self._is_full() and self._first_idle() is None:
             raise WorkersFullError(state.config.workers_max)
+
+    def _remember(self, worker_id: WorkerId) -> Worker:
+        """Give a worker; a new one may take the place of one that has nothing here any more."""
+        assembly = self._state.assembly
+        if self._is_full() and assembly.find(worker_id) is None:
+            idle = self._first_idle()
+            if idle is not None:
+                assembly.forget(idle)
+        return assembly.find_or_add(worker_id)
+
+    def _is_full(self) -> bool:
+        return self._state.assembly.worker_count >= self._state.config.workers_max
+
+    def _first_idle(self) -> Worker | None:
+        return self._state.assembly.first_idle(self._state.payloads.holds_of)
 
     def _circumstances(
         self, fragment: Fragment, worker: Worker | None, placement: Placement

@@ -6,6 +6,7 @@ P1  Every payload referred to has exactly one owner: an open chunk (by its worke
     model. Leases refer to chunks, so a leased payload has an owner too.
 P2  A payload is reported disposable once, when its owner lets go; its id is free again then.
 P3  `referred_bytes` counts the fragments' payloads, `weights_bytes` the model's.
+P4  Of every worker, the payloads of its fragments that are referred to are counted.
 """
 
 from collections.abc import Iterable
@@ -26,6 +27,7 @@ class PayloadLedger:
     def __init__(self) -> None:
         self._owners: dict[PayloadId, Owner] = {}
         self._disposable: list[Payload] = []
+        self._counts: dict[WorkerId, int] = {}
         self.referred_bytes = 0
         self.weights_bytes = 0
 
@@ -37,8 +39,13 @@ class PayloadLedger:
         """Give who refers to a payload, which must be referred to."""
         return self._owners[payload_id]
 
+    def holds_of(self, worker_id: WorkerId) -> bool:
+        """Whether a payload that a worker sent is referred to."""
+        return worker_id in self._counts
+
     def take(self, fragment: Fragment) -> None:
         """Refer to a fragment's payload, for its worker's open chunk."""
+        self._count(fragment)
         self._owners[fragment.payload.payload_id] = fragment.worker_id
         self.referred_bytes += fragment.payload.size_bytes
 
@@ -51,6 +58,7 @@ class PayloadLedger:
         """Refer to the payloads of a chunk that was never open, for the chunk."""
         for fragment in chunk.fragments:
             self._owners[fragment.payload.payload_id] = chunk
+            self._count(fragment)
         self.referred_bytes += chunk.size_bytes
 
     def dispose(self, fragments: Iterable[Fragment]) -> None:
@@ -59,6 +67,14 @@ class PayloadLedger:
             del self._owners[fragment.payload.payload_id]
             self.referred_bytes -= fragment.payload.size_bytes
             self._disposable.append(fragment.payload)
+            left = self._counts[fragment.worker_id] - 1
+            if left:
+                self._counts[fragment.worker_id] = left
+            else:
+                del self._counts[fragment.worker_id]
+
+    def _count(self, fragment: Fragment) -> None:
+        self._counts[fragment.worker_id] = self._counts.get(fragment.worker_id, 0) + 1
 
     def take_weights(self, weights: Payload) -> None:
         """Refer to a model's weights."""
