@@ -13,7 +13,8 @@ from bench.workloads import SESSION_ID, WORKLOADS, numbered, payload_bytes
 from breadbox.batches import Batch, load_batch
 
 _GROUP = {**GROUP, "vector": 256}
-_GB = 1e9
+_UNITS = {"vpt": ("GB", 1e-9), "atari": ("GB", 1e-9), "vector": ("1,000 fragments", 1e-3)}
+"""What amounts are told in, and how many of that a byte, or a fragment, is."""
 _HELD_BYTES = 256 * 1024 * 1024
 _STRAIGHT, _THROUGH = "straight to Redis", "through the gateway"
 
@@ -35,35 +36,43 @@ def gateway_rows(*, rounds: int) -> Iterator[Figure]:
             yield _row("append", workload, server, _appends(workload, clients), rounds=rounds)
             count = _GROUP[workload]
             with straight.fetch(fragment_count=count, max_wait_s=10) as lease:
-                loads = _loads(clients, list(lease.references))
+                loads = _loads(workload, clients, list(lease.references))
                 yield _row("load into a stacked batch", workload, server, loads, rounds=rounds)
 
 
 def _appends(
     workload: str, clients: dict[str, breadbox.Client]
 ) -> dict[str, tuple[Callable[[], None], float]]:
-    """What each does once, and the bytes of that."""
+    """What each does once, and how much that is."""
     fragment, group = WORKLOADS[workload](), _GROUP[workload]
-    size_bytes = group * payload_bytes(fragment)
+    amount = _amount(workload, group * payload_bytes(fragment))
     successive = {name: numbered(fragment, name) for name in clients}
 
     def append(name: str) -> None:
         results = clients[name].append_many(list(islice(successive[name], group)))
         assert {breadbox.AdmissionOutcome.ADMITTED} == {each.outcome for each in results}
 
-    return {name: (lambda name=name: append(name), size_bytes) for name in clients}  # type: ignore[misc]
+    return {name: (lambda name=name: append(name), amount) for name in clients}  # type: ignore[misc]
+
+
+def _amount(workload: str, size_bytes: int) -> float:
+    """How much a group of a workload is, in its unit."""
+    is_bytes = workload != "vector"
+    return (size_bytes if is_bytes else _GROUP[workload]) * _UNITS[workload][1]
 
 
 def _loads(
-    clients: dict[str, breadbox.Client], references: list[breadbox.types.FragmentReference]
+    workload: str,
+    clients: dict[str, breadbox.Client],
+    references: list[breadbox.types.FragmentReference],
 ) -> dict[str, tuple[Callable[[], None], float]]:
-    size_bytes = sum(each.metadata.payload.size_bytes for each in references)
+    amount = _amount(workload, sum(each.metadata.payload.size_bytes for each in references))
     into: dict[str, Batch | None] = dict.fromkeys(clients)
 
     def load(name: str) -> None:
         into[name] = load_batch(clients[name].store, references, into=into[name])
 
-    return {name: (lambda name=name: load(name), size_bytes) for name in clients}  # type: ignore[misc]
+    return {name: (lambda name=name: load(name), amount) for name in clients}  # type: ignore[misc]
 
 
 def _row(
@@ -87,30 +96,32 @@ def _row(
 
     got = rates(
         {
-            name: Contender(lambda name=name, act=act: counted(name, act), size_bytes / _GB)  # type: ignore[misc]
-            for name, (act, size_bytes) in acts.items()
+            name: Contender(lambda name=name, act=act: counted(name, act), amount)  # type: ignore[misc]
+            for name, (act, amount) in acts.items()
         },
         rounds=rounds,
         warm_up_rounds=2,
     )
 
-    def per_gb(used: dict[str, float], name: str) -> float:
-        return used[name] * 1e3 / (done[name] * acts[name][1] / _GB)
+    unit = _UNITS[workload][0]
+
+    def cost_ms(used: dict[str, float], name: str) -> float:
+        return used[name] * 1e3 / (done[name] * acts[name][1])
 
     return Figure(
         name=f"{what}, {_THROUGH}",
         workload=workload,
         value=got[_THROUGH],
-        unit="GB/s",
+        unit=f"{unit}/s",
         limit=got[_STRAIGHT],
         limit_is=_STRAIGHT,
         also={
-            "server CPU ms/GB": per_gb(used_s, _THROUGH),
-            f"{_STRAIGHT}, server CPU ms/GB": per_gb(used_s, _STRAIGHT),
-            "client CPU ms/GB": per_gb(client_s, _THROUGH),
-            f"{_STRAIGHT}, client CPU ms/GB": per_gb(client_s, _STRAIGHT),
+            f"server CPU ms/{unit}": cost_ms(used_s, _THROUGH),
+            f"{_STRAIGHT}, server CPU ms/{unit}": cost_ms(used_s, _STRAIGHT),
+            f"client CPU ms/{unit}": cost_ms(client_s, _THROUGH),
+            f"{_STRAIGHT}, client CPU ms/{unit}": cost_ms(client_s, _STRAIGHT),
             "a call of others meanwhile, p99 ms": _held_up_ms(server, acts[_THROUGH][0]),
-            "the same while nothing moves, p99 ms": _held_up_ms(server, lambda: None),
+            f"{_STRAIGHT}, the same, p99 ms": _held_up_ms(server, acts[_STRAIGHT][0]),
         },
     )
 
