@@ -28,7 +28,7 @@ from breadbox_server.authorization import (
 )
 from breadbox_server.clients import ClientCensus, role_of_method
 from breadbox_server.core.errors import DomainError, InvalidArgumentError
-from breadbox_server.errors import InternalError
+from breadbox_server.errors import InternalError, PermissionDeniedError
 from breadbox_server.gateway import READERS
 from breadbox_server.limits import PARTS_MAX
 from breadbox_server.metrics import Metrics
@@ -171,6 +171,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """A handler that refuses one call at once; its request stays unread."""
 
         async def refuse(call: Call, context: Context) -> NoReturn:
+            if isinstance(error, PermissionDeniedError):
+                call.weight = 1
             raise error
 
         # In this form whether one answer was asked for or many: a refusal comes with none.

@@ -40,9 +40,10 @@ AGE_S: Final = 3600.0
 AGE_GRACE_S: Final = 600.0
 """Seconds that the calls of such a connection get to end: more than the longest wait."""
 ARRIVALS_OF_CONNECTION_MAX: Final = 64
-FRUITLESS_MAX: Final = 128
+FRUITLESS_MAX: Final = 1024
 FRUITLESS_S: Final = 10.0
-"""Calls that were refused or given up before their messages had come, in so many seconds."""
+"""Calls that are refused or given up before their messages come, in so many seconds: `traffic` has
+how many of them one counts for."""
 ANSWER_TAKEN_S: Final = 60.0
 """Seconds in which the answer of a call has to be taken."""
 WINDOW_BYTES: Final = 64 * 2**10
@@ -231,7 +232,8 @@ LIMITS: Final = (
         FRUITLESS_MAX,
         "",
         Scope.CONNECTION,
-        "closed",
+        "closed; of callers who are not known, or give up, one counts for 16, and one whose "
+        "request does not come in time for 64",
         metric="breadbox_connections_closed_total",
     ),
     Limit(

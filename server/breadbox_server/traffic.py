@@ -31,8 +31,11 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
 """Seconds between two looks at the connections."""
-SLOW_WEIGHT: Final = 8
+SLOW_WEIGHT: Final = 64
 """For how many fruitless calls one counts that has held a place in vain."""
+STRANGER_WEIGHT: Final = 16
+"""For how many one counts that was given up, or whose caller is not known; 1: who is known, and may
+not make it."""
 TOLD_S: Final = 10.0
 """Seconds between two lines of the log about connections that were hung up on."""
 ANSWERED_LOOKED_THROUGH: Final = 512
@@ -65,6 +68,8 @@ class Call:
     """Whether its message has not come in time."""
     was_admitted: bool = False
     """Whether its message has come."""
+    weight: int = STRANGER_WEIGHT
+    """For how many fruitless calls it counts if its message never comes."""
 
 
 class Traffic:
@@ -159,7 +164,7 @@ class Traffic:
     def answered(self, call: Call) -> None:
         """Take note that all that is left of a call is to send its answer."""
         if not call.was_admitted:
-            self._note_fruitless(call.peer, SLOW_WEIGHT if call.is_slow else 1)
+            self._note_fruitless(call.peer, SLOW_WEIGHT if call.is_slow else call.weight)
         self._admitted.pop(call, None)
         call.since = self._loop.time()
         self._answered[call] = None

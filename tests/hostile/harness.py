@@ -9,9 +9,8 @@ it. Then must hold: both are alive and were answered in time, nothing that was a
 or delivered twice, the server's memory is back where it was, and it ends on SIGTERM within its
 grace.
 
-"In time" is p99 within three times what was measured before the attack, while this process was as
-busy with nothing, or within `P99_S_MIN` of a processor's time: less says nothing on a machine that
-does other things.
+"In time" is p99 within `P99_S_MIN`, or within three times what it was before the attack, or what it
+is meanwhile on another server of this machine that nobody attacks.
 """
 
 import contextlib
@@ -47,7 +46,6 @@ ATTACK_S = 6.0
 REST_S_MAX = 15.0
 """Seconds within which everything is as before, once the attack is over."""
 P99_S_MIN = 0.15
-"""On a machine where each process has a processor; where it has half of one, twice as much."""
 BUSY_FACTOR = 3.0
 MEMORY_BYTES_KEPT_MAX = 64 * MIB
 GRACE_S = 2.0
@@ -61,6 +59,8 @@ class Outcome:
     """What an attack came to."""
 
     quiet_p99_s: float
+    elsewhere_p99_s: float
+    """On the server that nobody attacks, during the attack."""
     attack_p99_s: float
     call_count: int
     start_bytes: int
@@ -70,7 +70,8 @@ class Outcome:
 
     def __str__(self) -> str:
         return (
-            f"p99 quiet {self.quiet_p99_s * 1e3:.1f} ms, under attack "
+            f"p99 quiet {self.quiet_p99_s * 1e3:.1f} ms, elsewhere "
+            f"{self.elsewhere_p99_s * 1e3:.1f} ms, under attack "
             f"{self.attack_p99_s * 1e3:.1f} ms of {self.call_count} calls; memory at start "
             f"{self.start_bytes / MIB:.0f} MiB, peak {self.peak_bytes / MIB:.0f}, "
             f"end {self.end_bytes / MIB:.0f}; files at most {self.files_peak}"
@@ -82,14 +83,24 @@ class Ground:
 
     Args:
         server: The process.
+        elsewhere: Another, that nobody attacks.
         folder: Of the ledgers.
         tokens: By role; empty where nobody is asked for one.
     """
 
-    def __init__(self, server: ServerProcess, folder: Path, tokens: dict[Role, str]) -> None:
+    def __init__(
+        self,
+        server: ServerProcess,
+        elsewhere: ServerProcess,
+        folder: Path,
+        tokens: dict[Role, str],
+    ) -> None:
         self.server = server
         self.tokens = tokens
+        self._elsewhere = elsewhere
         self._folder = folder
+        self._folder_elsewhere = folder / "elsewhere"
+        self._folder_elsewhere.mkdir()
         self._pair: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -111,9 +122,10 @@ class Ground:
         """
         self._start("learner", Role.LEARNER)
         self._start("producer", Role.PRODUCER)
+        self._start("loner", Role.ADMIN)
         self._await_calls()
         quiet_since = time.monotonic()
-        share = _keep_busy(QUIET_S)
+        time.sleep(QUIET_S)
         before = resident_bytes(self.server.pid)
         began = time.monotonic()
         with _Watched(self.server.pid) as watched:
@@ -122,14 +134,17 @@ class Ground:
             time.sleep(max(0.0, 1.0 - (time.monotonic() - began)))
         ended = time.monotonic()
         outcome = Outcome(
-            *(_p99_s(self._times_s(quiet_since, began)), _p99_s(self._times_s(began, ended))),
+            _p99_s(self._times_s(quiet_since, began)),
+            _p99_s(self._times_s(began, ended, self._folder_elsewhere)),
+            _p99_s(self._times_s(began, ended)),
             len(self._times_s(began, ended)),
             *(before, watched.peak_bytes),
             self._rested_bytes(before),
             watched.files_peak,
         )
         sys.stdout.write(f"{outcome}\n")
-        allowed_s = max(P99_S_MIN / share, BUSY_FACTOR * outcome.quiet_p99_s)
+        usual_s = max(outcome.quiet_p99_s, outcome.elsewhere_p99_s)
+        allowed_s = max(P99_S_MIN, BUSY_FACTOR * usual_s)
         self._check_pair()
         self._check_ledgers()
         assert outcome.attack_p99_s <= allowed_s, str(outcome)
@@ -151,16 +166,19 @@ class Ground:
             process.wait()
 
     def _start(self, kind: str, role: Role) -> None:
+        is_here = kind != "loner"
         environment = plain_environment() | {"PYTHONPATH": str(TESTS)}
-        if self.tokens:
+        if self.tokens and is_here:
             environment["BREADBOX_TOKEN"] = self.tokens[role]
-        arguments = [*(kind, "--name", kind), *("--server", self.address)]
+        server = self.server if is_here else self._elsewhere
+        folder = self._folder if is_here else self._folder_elsewhere
+        arguments = [*(kind, "--name", kind), *("--server", server.address)]
         self._pair[kind] = subprocess.Popen(
-            [sys.executable, "-m", "hostile.honest", *arguments, "--folder", str(self._folder)],
+            [sys.executable, "-m", "hostile.honest", *arguments, "--folder", str(folder)],
             env=environment,
         )
         eventually_sync(
-            lambda: any(each["ledger"] == kind for each in read_ledgers(self._folder)),
+            lambda: any(each["ledger"] == kind for each in read_ledgers(folder)),
             f"the first call of the {kind}",
             within_s=60,
         )
@@ -168,18 +186,18 @@ class Ground:
     def _await_calls(self) -> None:
         eventually_sync(lambda: len(self._lines("granted")) > 10, "deliveries", within_s=60)
 
-    def _lines(self, kind: str) -> list[dict[str, Any]]:
-        return [line for line in read_ledgers(self._folder) if line["kind"] == kind]
+    def _lines(self, kind: str, folder: Path | None = None) -> list[dict[str, Any]]:
+        return [line for line in read_ledgers(folder or self._folder) if line["kind"] == kind]
 
-    def _times_s(self, since: float, until: float) -> list[float]:
+    def _times_s(self, since: float, until: float, folder: Path | None = None) -> list[float]:
         """How long the pair's calls took, one that is not answered yet included."""
+        folder = folder or self._folder
+        calls = self._lines("call", folder)
         times_s = [
-            line["took_s"]
-            for line in self._lines("call")
-            if since <= line["at"] and line["since"] < until
+            line["took_s"] for line in calls if since <= line["at"] and line["since"] < until
         ]
-        for path in self._folder.glob("*.ledger"):
-            last = max(line["at"] for line in self._lines("call") if line["ledger"] == path.stem)
+        for path in folder.glob("*.ledger"):
+            last = max(line["at"] for line in calls if line["ledger"] == path.stem)
             # Its calls come every few milliseconds: a silence is a call without an answer.
             if last < until:
                 times_s.append(until - last)
@@ -267,27 +285,18 @@ def ground(
         log=folder / "server.log",
         files_max=files_max,
     )
-    with server:
+    elsewhere = ServerProcess(
+        *("--store", f"file://{folder / 'store-elsewhere'}"), log=folder / "elsewhere.log"
+    )
+    with server, elsewhere:
         mapped = _status_bytes(server.pid, "VmSize")
         limit = mapped + MEMORY_BYTES_MORE
         resource.prlimit(server.pid, resource.RLIMIT_AS, (limit, limit))
-        it = Ground(server, folder, tokens)
+        it = Ground(server, elsewhere, folder, tokens)
         try:
             yield it
         finally:
             it.end()
-
-
-def _keep_busy(for_s: float) -> float:
-    """Take a processor, as an attack from this machine does: that is no fault of the server's.
-
-    Returns:
-        How much of one this process was given; 1 where it had one to itself.
-    """
-    began_s, until = time.thread_time(), time.monotonic() + for_s
-    while time.monotonic() < until:
-        pass
-    return max(0.01, (time.thread_time() - began_s) / for_s)
 
 
 def resident_bytes(pid: int) -> int:

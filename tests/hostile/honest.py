@@ -66,7 +66,7 @@ def learn(client: breadbox.Client, ledger: Ledger) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("producer", "learner"))
+    parser.add_argument("kind", choices=("producer", "learner", "loner"))
     parser.add_argument("--server", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--folder", type=Path, required=True)
@@ -74,11 +74,12 @@ def main() -> int:
     ledger = Ledger(options.folder / f"{options.name}.ledger")
     with breadbox.connect(options.server, token=os.environ.get("BREADBOX_TOKEN")) as client:
         try:
-            if options.kind == "producer":
-                produce(client, ledger, options.name)
-            else:
+            if options.kind != "producer":
                 client.start_session(SESSION)
+            if options.kind == "learner":
                 learn(client, ledger)
+            else:
+                produce(client, ledger, options.name)
         except ReplayBufferError as error:
             ledger.note("failed", error=f"{type(error).__name__}: {error}")
             return 1

@@ -88,7 +88,7 @@ async def test_the_slowest_of_all_makes_room_for_another_connections(
 async def test_a_connection_with_nothing_but_fruitless_calls_is_hung_up_on_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(traffic, "FRUITLESS_MAX", 8)
+    monkeypatch.setattr(traffic, "FRUITLESS_MAX", 8 * traffic.STRANGER_WEIGHT)
     async with served() as it, stranger(it) as flooding, stranger(it) as other:
         for _ in range(20):
             flooding.reset(flooding.begin(SERVICE + "ListBuffers"))
