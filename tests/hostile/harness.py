@@ -122,7 +122,7 @@ class Ground:
         """
         self._start("learner", Role.LEARNER)
         self._start("producer", Role.PRODUCER)
-        self._start("loner", Role.ADMIN)
+        self._start("onlooker", Role.ADMIN)
         self._await_calls()
         quiet_since = time.monotonic()
         time.sleep(QUIET_S)
@@ -166,7 +166,7 @@ class Ground:
             process.wait()
 
     def _start(self, kind: str, role: Role) -> None:
-        is_here = kind != "loner"
+        is_here = kind != "onlooker"
         environment = plain_environment() | {"PYTHONPATH": str(TESTS)}
         if self.tokens and is_here:
             environment["BREADBOX_TOKEN"] = self.tokens[role]

@@ -66,7 +66,7 @@ def learn(client: breadbox.Client, ledger: Ledger) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("producer", "learner", "loner"))
+    parser.add_argument("kind", choices=("producer", "learner", "onlooker"))
     parser.add_argument("--server", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--folder", type=Path, required=True)
