@@ -179,7 +179,7 @@ class TrimmedMeanwhile:
         return self._archive.read_turns(after)
 
 
-def test_fsck_reads_a_journal_again_that_was_trimmed_between_its_reads(tmp_path):
+def test_who_only_looks_reads_a_journal_again_that_was_trimmed_between_its_reads(tmp_path):
     journal = SqliteJournal(tmp_path)
     archive = journal.archive
     live = BufferSet(random.Random(3), BufferConfig(), is_recording=True)
