@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
+from breadbox import __version__
 from breadbox.errors import StoreError, StoreUrlError
 from breadbox.stores import open_custodian, open_parts
 from breadbox.stores.base import PayloadCustodian, PayloadParts
@@ -392,7 +392,7 @@ def _build_server(
             producers_url=settings.store_told(is_producer=True),
             unannounced_s=settings.unannounced_s,
             piece_size_bytes=settings.piece_size_bytes,
-            server_version=metadata.version("breadbox"),
+            server_version=__version__,
         ),
         default_config=settings.default_config,
         gateway=gateway,

@@ -227,8 +227,18 @@ def payload_of(reference: PayloadReference) -> Payload:
 
 
 def payload_reference(value: Payload) -> PayloadReference:
-    """A payload as the stores name it."""
-    return PayloadReference(value.payload_id, value.size_bytes, value.piece_size_bytes)
+    """A payload as the stores name it; made as `Fragment.restored` makes fragments."""
+    reference = _new(PayloadReference)
+    _set_payload_id(reference, value.payload_id)
+    _set_size_bytes(reference, value.size_bytes)
+    _set_piece_size_bytes(reference, value.piece_size_bytes)
+    return reference
+
+
+_new = object.__new__
+_set_payload_id = PayloadReference.__dict__["payload_id"].__set__
+_set_size_bytes = PayloadReference.__dict__["size_bytes"].__set__
+_set_piece_size_bytes = PayloadReference.__dict__["piece_size_bytes"].__set__
 
 
 def ranges(

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from breadbox.stores import has_secret, redact
 from breadbox.stores.urls import GATEWAY_URL
 from breadbox_server.core.config import BufferConfig
@@ -179,6 +177,9 @@ def read_config_file(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         StartError: The file cannot be read, is no such mapping, or names an unknown option.
     """
+    # Most servers have no such file, and starts should be quick.
+    import yaml
+
     try:
         with path.open() as file:
             if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:

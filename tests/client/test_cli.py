@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -630,3 +631,7 @@ def test_no_line_of_the_help_of_buffers_is_cut_and_counts_of_one_are_singular() 
 
     assert "..." not in told.partition("Commands:")[2]
     assert "1 buffer " in f"{console.file.getvalue()} ".replace("\n", " ")  # type: ignore[attr-defined]
+
+
+def test_the_package_is_of_the_version_that_was_installed() -> None:
+    assert metadata.version("breadbox") == breadbox.__version__

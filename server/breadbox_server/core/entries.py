@@ -48,6 +48,23 @@ class FragmentTaken:
     fragment: Fragment
     outcome: AdmissionOutcome
 
+    @classmethod
+    def restored(
+        cls, buffer: BufferName, fragment: Fragment, outcome: AdmissionOutcome
+    ) -> "FragmentTaken":
+        """Build one as `Fragment.restored` does."""
+        taken = _new(cls)
+        _set_buffer(taken, buffer)
+        _set_fragment(taken, fragment)
+        _set_outcome(taken, outcome)
+        return taken
+
+
+_new = object.__new__
+_set_buffer = FragmentTaken.__dict__["buffer"].__set__
+_set_fragment = FragmentTaken.__dict__["fragment"].__set__
+_set_outcome = FragmentTaken.__dict__["outcome"].__set__
+
 
 @dataclass(frozen=True, slots=True)
 class GrantMade:

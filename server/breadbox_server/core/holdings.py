@@ -58,13 +58,15 @@ class Holdings:
 
     def close_each(self, fragments: Iterable[Fragment]) -> None:
         """Make a chunk of each fragment, whose payload is not taken yet, and hold it."""
-        first = self.closed_count
-        for fragment in fragments:
-            chunk = Chunk(ChunkId(self.closed_count), (fragment,))
-            self.closed_count += 1
+        chunks = [
+            Chunk(ChunkId(chunk_id), (fragment,))
+            for chunk_id, fragment in enumerate(fragments, self.closed_count)
+        ]
+        self.closed_count += len(chunks)
+        for chunk in chunks:
             self._payloads.take_chunk(chunk)
-            self.table.add(chunk)
-        self._counters.add("chunks_closed", self.closed_count - first)
+        self.table.add_new(chunks)
+        self._counters.add("chunks_closed", len(chunks))
 
     def restore(self, chunks: Iterable[Chunk], closed_count: int) -> None:
         """Take chunks as a snapshot has them, whose states, uses and leases are set.

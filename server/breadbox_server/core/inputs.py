@@ -58,6 +58,15 @@ class Payload:
     size_bytes: int
     piece_size_bytes: int = 0
 
+    @classmethod
+    def restored(cls, payload_id: PayloadId, size_bytes: int, piece_size_bytes: int) -> "Payload":
+        """Build one as `Fragment.restored` does."""
+        payload = _new(cls)
+        _set_payload_id(payload, payload_id)
+        _set_size_bytes(payload, size_bytes)
+        _set_piece_size_bytes(payload, piece_size_bytes)
+        return payload
+
     @property
     def piece_count(self) -> int:
         """Pieces that its store is said to have cut it into."""
@@ -105,6 +114,9 @@ class Fragment:
 
 _new = object.__new__
 # A frozen class refuses its own setters; those of its slots are under them.
+_set_payload_id = Payload.__dict__["payload_id"].__set__
+_set_size_bytes = Payload.__dict__["size_bytes"].__set__
+_set_piece_size_bytes = Payload.__dict__["piece_size_bytes"].__set__
 _set_worker_id = Fragment.__dict__["worker_id"].__set__
 _set_fragment_index = Fragment.__dict__["fragment_index"].__set__
 _set_session_id = Fragment.__dict__["session_id"].__set__

@@ -18,7 +18,6 @@ import zstandard
 
 from breadbox_server.core import entries as core_entries
 from breadbox_server.core.errors import DomainError
-from breadbox_server.core.ids import BufferName, SessionId, WorkerId
 from breadbox_server.core.inputs import AdmissionOutcome, Fragment, Payload
 
 VERSION: Final = 1
@@ -280,15 +279,16 @@ def _decode_taken(values: Sequence[Any]) -> core_entries.FragmentTaken:
     buffer, plain, outcome = values
     worker_id, index, session_id, version_min, version_max, payload, steps, discontinuity = plain
     payload_id, size_bytes, piece_size_bytes = payload
-    return core_entries.FragmentTaken(
-        BufferName(intern(buffer)),
+    # Without the names' types: to call these would take a tenth of the time.
+    return core_entries.FragmentTaken.restored(
+        intern(buffer),  # type: ignore[arg-type]
         Fragment.restored(
-            WorkerId(intern(worker_id)),
+            intern(worker_id),  # type: ignore[arg-type]
             index,
-            SessionId(intern(session_id)),
+            intern(session_id),  # type: ignore[arg-type]
             version_min,
             version_min if version_min == version_max else version_max,
-            Payload(payload_id, size_bytes, piece_size_bytes),
+            Payload.restored(payload_id, size_bytes, piece_size_bytes),
             steps,
             discontinuity,
         ),
