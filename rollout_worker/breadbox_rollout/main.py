@@ -26,6 +26,7 @@ from breadbox.errors import (
 from breadbox.metrics import metrics_served
 from breadbox.payload.codecs import parse_codec
 from breadbox.policies import PolicyModule
+from breadbox.types import FragmentMetadata, PayloadReference
 from breadbox_rollout.agents import AgentsEntry, agents_entries
 from breadbox_rollout.command import (
     OneLineCommand,
@@ -205,13 +206,26 @@ def check_service(settings: RolloutSettings, buffer: str) -> None:
     with _connect(settings, buffer, reconnect_s=0.0) as client:
         try:
             client.get_buffer()
-            client.append_fragments([])
+            client.append_fragments([_nothing_of(f"{settings.worker_name}-0")])
         except (TlsError, UnauthenticatedError, PermissionDeniedError, NotSupportedError):
             raise
         except InvalidRequestError:
-            return  # To append nothing is refused for its content: the call itself is allowed.
+            return  # Refused for its content: the call itself is allowed, and under this name.
         except ReplayBufferError as error:
             logger.warning("waiting for the server: %s", error)
+
+
+def _nothing_of(worker_id: str) -> FragmentMetadata:
+    """A fragment that no server admits, but that tells whether the token is for this worker."""
+    return FragmentMetadata(
+        worker_id=worker_id,
+        fragment_index=0,
+        session_id="",
+        model_version_min=0,
+        model_version_max=0,
+        payload=PayloadReference("", 0),
+        step_count=0,
+    )
 
 
 def _connect(settings: RolloutSettings, buffer: str, **options: Any) -> "breadbox.Client":

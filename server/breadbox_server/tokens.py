@@ -346,7 +346,8 @@ Examples:
     "workers",
     multiple=True,
     metavar="PATTERN",
-    help="Workers that it may append as; repeat it for more. Not given: all.",
+    help="Workers that it may append as; repeat it for more. Not given: all. A worker that was "
+    "started with --worker-name a-1 appends as a-1-0, a-1-1, and so on.",
 )
 @click.option("--workers-max", metavar="COUNT", help="Workers that may append under it.")
 @click.option("--bytes-held-max", metavar="SIZE", help="Bytes appended under it that are held.")

@@ -134,6 +134,10 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "--file tokens` writes such a line": (
         "service/test_tokens.py::test_the_command_adds_lines_to_a_file_that_a_server_reads",
     ),
+    "Rollout workers that append under a token": (
+        "service/test_tenancy.py::test_a_token_for_some_workers_lets_nobody_pass_as_another",
+        "rollout/test_command.py::test_a_worker_whose_name_its_token_is_not_for_ends_before_it_starts",
+    ),
     "A bound token, an administrator's too": (
         "service/test_tenancy.py::test_a_teams_admin_makes_buffers_that_are_the_teams",
         "service/test_tenancy.py::test_a_team_sees_its_own_buffers_only",

@@ -20,6 +20,8 @@ from breadbox_rollout.main import generate, rollout
 from breadbox_rollout.settings import RolloutSettings
 from support.eventually import eventually_sync
 from support.fake_service import FakeService, refuse, serving
+from support.server_process import ServerProcess
+from support.token_files import write_tokens
 
 SCRIPTED = "support.scripted_env:make"
 
@@ -299,6 +301,21 @@ def test_what_waiting_does_not_mend_ends_the_worker_before_it_starts(
         result = runner.invoke(rollout, ["--env", "CartPole-v1", "--server", address])
     assert (2, []) == (result.exit_code, started)
     assert 1 == len(result.stderr.splitlines())
+
+
+@pytest.mark.parametrize(("name", "ended"), [("b-1", True), ("a-1", False)])
+def test_a_worker_whose_name_its_token_is_not_for_ends_before_it_starts(
+    name: str, ended: bool, runner: CliRunner, started: list[str], tmp_path: Path
+) -> None:
+    (token,) = write_tokens(tmp_path / "tokens", "producer a workers=a-*")
+    options = ("--store", f"file://{tmp_path}/store", "--tokens", str(tmp_path / "tokens"))
+    with ServerProcess(*options, log=tmp_path / "log") as server:
+        arguments = ["--env", "CartPole-v1", "--server", server.address, "--token", token]
+        result = runner.invoke(rollout, [*arguments, "--worker-name", name])
+
+    assert ended == (2 == result.exit_code)
+    assert ended == ("token 'a' may not use worker 'b-1-0'; it is for a-*" in result.stderr)
+    assert ended == (not started)
 
 
 def test_a_buffer_that_is_not_there_yet_is_named_and_waited_for(
