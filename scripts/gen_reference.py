@@ -77,7 +77,7 @@ def flags(option: click.Option) -> str:
     if option.is_flag or option.count:
         return f"`{', '.join(names)}`"
     if isinstance(option.type, click.Choice):
-        kind = "|".join(str(choice) for choice in option.type.choices)
+        kind = " | ".join(str(choice) for choice in option.type.choices)
     else:
         kind = option.metavar or option.type.name.upper().removesuffix(" RANGE")
     return f"`{', '.join(names)} {kind}`"
