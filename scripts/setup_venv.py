@@ -222,6 +222,9 @@ def configured_for_uv(settings: "dict[str, str]") -> "list[str]":
     for name, option in (("extra-index-url", "--index"), ("find-links", "--find-links")):
         for value in re.split(r"\s+|\\n", settings.get(name, "")):
             found += [option, value] if value else []
+    if settings.get("extra-index-url"):
+        # As pip does: the best of all indexes, not what the first one has that knows the name.
+        found += ["--index-strategy", "unsafe-best-match"]
     if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
         found.append("--no-index")
     return found

@@ -78,7 +78,8 @@ def test_uv_is_told_what_pip_is_configured_with(setup_venv: ModuleType) -> None:
     assert [
         *("--default-index", "https://index.example/simple"),
         *("--index", "https://a.example", "--index", "https://b.example"),
-        *("--find-links", "/wheels", "--find-links", "/more", "--no-index"),
+        *("--find-links", "/wheels", "--find-links", "/more"),
+        *("--index-strategy", "unsafe-best-match", "--no-index"),
     ] == setup_venv.configured_for_uv(settings)
     assert [] == setup_venv.configured_for_uv({})
 
