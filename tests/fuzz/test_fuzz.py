@@ -27,7 +27,9 @@ def test_what_nobody_wrote_on_purpose_is_refused_as_it_should(name: str) -> None
         pytest.importorskip("minari", reason="needs minari, of the extra breadbox[minari]")
     given = inputs_of(name, target)
     rng = random.Random(SEED)
-    tried = [mutate(rng, given, 1 << 16) for _ in range(500 if target.is_quick else 60)]
+    # Libraries that are not ours may end the process; only `make fuzz` has one to spare.
+    count = 0 if name in ("parquet", "hdf5") else 500 if target.is_quick else 60
+    tried = [mutate(rng, given, 1 << 16) for _ in range(count)]
     for data in [*given, *tried]:
         try:
             target.try_one(data)

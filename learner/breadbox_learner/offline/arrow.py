@@ -151,7 +151,8 @@ def _values(array: pa.Array) -> Any:
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _list_values(array)
     if pa.types.is_dictionary(kind):
-        return _values(array.dictionary_decode())
+        is_text = _text_bytes(array.dictionary) is not None
+        return _shared_texts(array) if is_text else _values(array.dictionary_decode())
     if _is_numeric(kind) and not array.null_count:
         return array.to_numpy(zero_copy_only=False)
     # Nulls stay None, so that whoever needs the value can name the row.
@@ -180,6 +181,14 @@ def _list_values(array: pa.Array) -> Any:
         return reshaped
     ends = np.cumsum(lengths)
     return _objects(np.split(inner, ends[:-1]) if len(ends) else [])
+
+
+def _shared_texts(array: pa.DictionaryArray) -> NDArray[Any]:
+    """Texts of which rows that have the same hold one and the same."""
+    texts = _objects([*array.dictionary.to_pylist(), None])
+    rows = array.indices.fill_null(len(texts) - 1)
+    shared: NDArray[Any] = texts[rows.to_numpy(zero_copy_only=False)]
+    return shared
 
 
 def _objects(values: list[Any]) -> NDArray[Any]:

@@ -63,7 +63,7 @@ def read_file(
         raise OfflineDataError(
             f"needs more memory than there is ({LIMIT_OPTION})", file=str(path), row=row
         ) from error
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, RuntimeError, ValueError) as error:
         raise OfflineDataError(
             f"cannot be read: {error}".splitlines()[0], file=str(path), row=row
         ) from error
