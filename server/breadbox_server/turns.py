@@ -7,14 +7,15 @@ in the order in which they were decided. Without a journal everything takes effe
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, Protocol
 
 from breadbox.errors import StoreUnavailableError
 from breadbox.outages import OutageLog
-from breadbox_server.journal.claims import RENEW_S
+from breadbox_server.journal.claims import ALIVE_S, RENEW_S
 from breadbox_server.journal.storage import (
     JournalError,
     JournalLostError,
@@ -109,6 +110,10 @@ class Turns:
         """Whether the journal was found lost while nothing was being written."""
         self._call = asyncio.Lock()
         """Of a call of the journal: there is one at a time."""
+        self._ours_at: float | None = None
+        """When the journal was last asked and found to be this server's, on the loop's clock; None:
+        not since it was claimed."""
+        self._found_ours = asyncio.Event()
 
     @property
     def is_journalled(self) -> bool:
@@ -150,10 +155,31 @@ class Turns:
             turn.effects.append(effect)
 
     async def settled(self) -> None:
-        """Return once everything decided so far is durable; at once where it is already."""
+        """Return once everything decided so far is durable; at once where it is already.
+
+        What is decided without a turn is told only by a server whose claim others still have to
+        respect: one that was stopped, and replaced meanwhile, would tell what is no longer so.
+        """
         turn = self._pending()
         if turn is not None:
             await turn.durable.wait()
+        while self._may_be_replaced():
+            await self._found_ours.wait()
+
+    def _may_be_replaced(self) -> bool:
+        if self._ours_at is None or self._is_lost:
+            return False
+        return asyncio.get_running_loop().time() - self._ours_at >= ALIVE_S
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        """Around a call of the journal, which ends well only where the journal is ours."""
+        async with self._call:
+            asked_at = asyncio.get_running_loop().time()
+            yield
+        self._ours_at = asked_at
+        self._found_ours.set()
+        self._found_ours = asyncio.Event()
 
     @property
     def lag_s(self) -> float:
@@ -200,7 +226,7 @@ class Turns:
         while True:
             try:
                 if not self._is_lost:
-                    async with self._call:
+                    async with self._asking():
                         await self._journal.renew()
             except JournalTakenError as error:
                 # At once: who waits for an answer may keep this server from its end for a while.
@@ -222,7 +248,7 @@ class Turns:
                 if self._is_lost:
                     await self._begin_again(journal, turn)
                     break
-                async with self._call:
+                async with self._asking():
                     await journal.append(turn.entries)
                 break
             except JournalLostError as error:
@@ -245,7 +271,7 @@ class Turns:
         later, self._open = self._open, _Turn()
         while True:
             try:
-                async with self._call:
+                async with self._asking():
                     await journal.begin_again(state, now)
                 break
             except JournalUnavailableError as error:

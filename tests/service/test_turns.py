@@ -545,3 +545,31 @@ async def _quietly(call) -> None:
     """Make a call whose refusal is as good as its answer."""
     with contextlib.suppress(DomainError):
         await call()
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["answer", "refusal"])
+async def test_nothing_is_told_from_memory_while_the_journal_may_be_anothers(monkeypatch, is_known):
+    """A server that was stopped may have been replaced: it asks before it says what was."""
+    monkeypatch.setattr(turns, "RENEW_S", 0.01)
+    monkeypatch.setattr(turns, "ALIVE_S", 0.2)
+    command = StartSession(BUFFER, RUN) if is_known else EndSession(BufferName("none"), RUN)
+
+    async with journalled() as it:
+        loop = asyncio.get_running_loop()
+        it.journal.is_down = True
+        down_at = loop.time()
+        await eventually(lambda: loop.time() - down_at > 0.3, "the claim being out of date")
+        asking = it.group.create_task(_outcome(it.driver.apply(command)))
+        await turn_the_loop()
+        assert not asking.done()
+
+        it.journal.is_down = False
+        outcome = await asking
+    assert is_known is not isinstance(outcome, BufferNotFoundError)
+
+
+async def _outcome(call):
+    try:
+        return await call
+    except DomainError as error:
+        return error

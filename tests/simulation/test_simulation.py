@@ -40,6 +40,12 @@ def test_payloads_whose_end_a_silent_journal_never_took_are_not_deleted() -> Non
     assert outcome.failure == "", outcome.where
 
 
+@pytest.mark.parametrize("seed", [596, 1349])
+def test_a_server_that_was_replaced_while_it_was_stopped_refuses_nobody(seed: int) -> None:
+    outcome = simulate(seed, world=World.RIVALS)
+    assert outcome.failure == "", outcome.where
+
+
 @pytest.mark.parametrize("seed", [8, 237])
 def test_what_a_store_lost_may_be_granted_while_nobody_can_ask_it(seed: int) -> None:
     outcome = simulate(seed, world=World.SILENCE)
