@@ -8,7 +8,7 @@ IMAGES ?= breadbox/server:local breadbox/rollout-worker:local breadbox/learner:l
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: docs verify-reference reference help setup demo test test-core test-service test-integration test-containers test-peers test-dist \
+.PHONY: attacks docs verify-reference reference help setup demo test test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
   verify-spelling verify-limits limits protos simulate fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
 
@@ -43,6 +43,9 @@ test-peers: $(VENV)/.ready  ## Other projects' own code on Breadbox; pip fetches
 
 test-dist: $(VENV)/.ready  ## The demo of an installed wheel, in an empty folder
 	$(BIN)/python -m pytest tests/dist -m dist $(ARGS)
+
+attacks: $(VENV)/.ready  ## Attack a server, and hold the times of its honest callers to three times quiet
+	BREADBOX_TIMED_ATTACKS=1 $(BIN)/python -m pytest -s tests/hostile/test_transport.py tests/hostile/test_hostile_gateway.py $(ARGS)
 
 test-gpu: $(VENV)/.ready  ## What needs a CUDA device
 	$(BIN)/python -m pytest tests/gpu $(ARGS)

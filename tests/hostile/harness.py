@@ -9,8 +9,10 @@ it. Then must hold: both are alive and were answered in time, nothing that was a
 or delivered twice, the server's memory is back where it was, and it ends on SIGTERM within its
 grace.
 
-"In time" is p99 within `P99_S_MIN`, or within three times what it was before the attack, or what it
-is meanwhile on another server of this machine that nobody attacks.
+"In time" is p99 within half a call's deadline. How it compares with what it was before, and with what
+it is meanwhile on another server of this machine that nobody attacks, is printed; it is demanded,
+three times either or `P99_S_MIN`, where it is asked for (`make attacks`, on a machine that does
+nothing else), since a time is no claim that can be tested beside other tests.
 """
 
 import contextlib
@@ -45,7 +47,10 @@ QUIET_S = 3.0
 ATTACK_S = 6.0
 REST_S_MAX = 15.0
 """Seconds within which everything is as before, once the attack is over."""
+P99_S_MAX = 5.0
 P99_S_MIN = 0.15
+IS_TIMED = bool(os.environ.get("BREADBOX_TIMED_ATTACKS"))
+"""Whether p99 is compared, and not only printed."""
 BUSY_FACTOR = 3.0
 MEMORY_BYTES_KEPT_MAX = 64 * MIB
 GRACE_S = 2.0
@@ -144,7 +149,7 @@ class Ground:
         )
         sys.stdout.write(f"{outcome}\n")
         usual_s = max(outcome.quiet_p99_s, outcome.elsewhere_p99_s)
-        allowed_s = max(P99_S_MIN, BUSY_FACTOR * usual_s)
+        allowed_s = max(P99_S_MIN if IS_TIMED else P99_S_MAX, BUSY_FACTOR * usual_s)
         self._check_pair()
         self._check_ledgers()
         assert outcome.attack_p99_s <= allowed_s, str(outcome)
