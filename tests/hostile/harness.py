@@ -9,10 +9,10 @@ it. Then must hold: both are alive and were answered in time, nothing that was a
 or delivered twice, the server's memory is back where it was, and it ends on SIGTERM within its
 grace.
 
-"In time" is p99 within half a call's deadline. How it compares with what it was before, and with what
-it is meanwhile on another server of this machine that nobody attacks, is printed; it is demanded,
-three times either or `P99_S_MIN`, where it is asked for (`make attacks`, on a machine that does
-nothing else), since a time is no claim that can be tested beside other tests.
+"In time" is p99 within half a call's deadline. How it compares with what it was before, and with
+what it is meanwhile on another server of this machine that nobody attacks, is printed; it is
+demanded, three times either or `P99_S_MIN`, where it is asked for (`make attacks`, on a machine
+that does nothing else), since a time is no claim that can be tested beside other tests.
 """
 
 import contextlib
