@@ -222,7 +222,7 @@ class Ground:
         assert [] == self._lines("failed")
         assert [] == [name for name, process in self._pair.items() if process.poll() is not None]
         token = self.tokens.get(Role.ADMIN)
-        with breadbox.connect(self.address, token=token, reconnect_s=0) as newcomer:
+        with breadbox.connect(self.address, token=token, reconnect_s=5) as newcomer:
             newcomer.get_buffer()
 
     def _check_ledgers(self) -> None:
