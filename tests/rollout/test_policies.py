@@ -195,7 +195,7 @@ NESTED = spaces.Dict({"view": spaces.Dict({"left": IMAGE}), "vector": VECTOR})
         ("mlp", ATARI, "holds an image, Box"),
         ("mlp", spaces.Box(0, 255, (4, 84, 84), np.uint8), "holds an image, Box"),
         ("mlp", spaces.Box(0, 255, (84, 84), np.uint8), "holds an image, Box"),
-        ("mlp", OBSERVATIONS["conv_lstm"], "holds an image at /image, "),
+        ("mlp", OBSERVATIONS["conv_lstm"], "holds an image at image, "),
         ("lstm", NESTED, "holds an image at view.left, "),
     ],
 )
