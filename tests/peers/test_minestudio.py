@@ -30,7 +30,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "minestudio.md"
 def switches() -> dict[str, str]:
     """What the page tells users of MineStudio to put into which of its files: path to content."""
     found = re.findall(
-        r"`(minestudio/\S+\.py)`[^`]*\n\n```python\n(.*?)```", PAGE.read_text(), re.S
+        r"`(minestudio/\S+\.py)`[^`]*\n\n<!-- \S+ -->\n```python\n(.*?)```",
+        PAGE.read_text(),
+        re.S,
     )
     assert 2 == len(found)
     return dict(found)
