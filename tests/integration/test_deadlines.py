@@ -166,7 +166,7 @@ CALLS: dict[str, Row] = {
 SILENT = {
     *("Client.address", "Client.buffer", "Client.closed", "Client.__enter__"),
     *("Lease.lease_id", "Lease.request_id", "Lease.references", "Lease.__len__"),
-    *("Lease.__enter__", "Lease.renew_quietly"),
+    *("Lease.__enter__", "Lease.renew_quietly", "Lease.refuse"),
     *("Appender.counts", "Appender.unsent", "Appender.__enter__"),
 }
 """Public, and never waiting for anybody; `renew_quietly` is a thread's of the library itself."""
