@@ -348,7 +348,10 @@ def main() -> int:
     """Make the environment named on the command line."""
     uv = shutil.which("uv") or ""
     if len(sys.argv) == 3 and sys.argv[1] == "--torch-only":
-        return int(not install_torch(Installer(sys.argv[2], "", os.environ.get("TMPDIR", "/tmp"))))
+        installer = Installer(sys.argv[2], "", os.environ.get("TMPDIR", "/tmp"))
+        # Nothing else brings what torch needs: where it came from a folder, it came alone.
+        pip = (installer.python, "-m", "pip", "install", "-q", "torch")
+        return int(not (install_torch(installer) and succeeds(*pip)))
     if len(sys.argv) != 2:
         print(__doc__)
         return 2
