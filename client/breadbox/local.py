@@ -63,6 +63,8 @@ class ServerOptions(TypedDict, total=False):
     journal_sync: bool
     snapshot_entries: int
     seed: int
+    gateway: bool
+    gateway_unannounced: int | str
     log_level: str
     log_format: str
 

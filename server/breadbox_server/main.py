@@ -137,9 +137,8 @@ def _take_config_file(ctx: click.Context, _: click.Parameter, path: Path | None)
     "payloads and the journal.",
 )
 @_option(
-    "--gateway",
+    "--gateway/--no-gateway",
     "has_gateway",
-    is_flag=True,
     help="Move payloads through this server, so that clients need neither a way to the store nor "
     "its password: all clients or, with --client-store, those that show the token of a producer.",
 )
