@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from breadbox.demo.processes import ProcessGroup
+from breadbox_demo.processes import ProcessGroup
 
 _ROOT = Path(__file__).parents[1]
 POLL_S = 0.2

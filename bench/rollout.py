@@ -15,7 +15,6 @@ import breadbox
 from bench.measure import Figure
 from bench.processes import breadbox_server, memory_directory
 from breadbox.fragment import Fragment
-from breadbox.policies import make_policy, policy_weights
 from breadbox.types import (
     AdmissionOutcome,
     AppendResult,
@@ -24,6 +23,7 @@ from breadbox.types import (
     ModelState,
     PayloadReference,
 )
+from breadbox_policies import make_policy, policy_weights
 from breadbox_rollout.environments import EnvSpec, envs_per_process
 from breadbox_rollout.episodes import EpisodeReporter
 from breadbox_rollout.inference import Inference

@@ -12,13 +12,6 @@ import yaml
 import breadbox
 from breadbox import Client
 from breadbox.errors import InvalidRequestError, TlsError, UnavailableError
-from breadbox.policies import (
-    PolicyModule,
-    WeightsMismatchError,
-    check_greedy,
-    make_policy,
-    set_policy_weights,
-)
 from breadbox_learner import checkpoint
 from breadbox_learner.checkpoint import CheckpointError, SessionState
 from breadbox_learner.evaluation import Evaluator
@@ -42,6 +35,13 @@ from breadbox_learner.settings import LearnSettings
 from breadbox_learner.source import LeaseSource, Share
 from breadbox_learner.spaces import spaces_of
 from breadbox_learner.trainer import Outcome, Trainer, TrainerState
+from breadbox_policies import (
+    PolicyModule,
+    WeightsMismatchError,
+    check_greedy,
+    make_policy,
+    set_policy_weights,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from breadbox.errors import ReplayBufferError
-from breadbox.policies import PolicyModule, WeightsMismatchError, set_policy_weights
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.returns import EnvironmentSteps, EpisodeReturns
 from breadbox_learner.trainer import TrainerState
+from breadbox_policies import PolicyModule, WeightsMismatchError, set_policy_weights
 
 FORMAT_VERSION = 1
 _POLICY, _OPTIMIZER, _RANDOM = "policy.", "optimizer.", "random."

@@ -19,10 +19,10 @@ from typing import Any
 import safetensors.torch
 
 from breadbox.children import child_environment
-from breadbox.policies import PolicyModule
 from breadbox_learner.intervals import interval
 from breadbox_learner.playing import EvaluationTask, write_message
 from breadbox_learner.progress import Record
+from breadbox_policies import PolicyModule
 
 _log = logging.getLogger(__name__)
 

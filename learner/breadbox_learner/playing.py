@@ -28,8 +28,8 @@ from gymnasium import spaces
 
 from breadbox.clipping import clipped
 from breadbox.fragment import Tree
-from breadbox.policies import PolicyModule, make_policy
 from breadbox_learner.spaces import make_environment
+from breadbox_policies import PolicyModule, make_policy
 
 _LENGTH_BYTES = 8
 _SEEDS_OF = 0x6272656164626F78

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from breadbox.policies import Evaluation, PolicyModule
+from breadbox.advantages import VTrace, estimate_advantages_torch, find_successors
 from breadbox.trees import Tree, map_tree
-from breadbox_learner.advantages import VTrace, estimate_advantages_torch, find_successors
 from breadbox_learner.batching import TrainingBatch, extend
 from breadbox_learner.ppo_config import PpoConfig
 from breadbox_learner.ranks import Alone, Ranks
+from breadbox_policies import Evaluation, PolicyModule
 
 EPSILON = 1e-8
 

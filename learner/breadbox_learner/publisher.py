@@ -5,7 +5,7 @@ from uuid import uuid4
 
 from breadbox import Client
 from breadbox.errors import ReplayBufferError, SessionEndedError
-from breadbox.policies import PolicyModule, policy_weights
+from breadbox_policies import PolicyModule, policy_weights
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 
 from breadbox.errors import ReplayBufferError
-from breadbox.policies import PolicyModule
 from breadbox_learner.ppo import PpoUpdater, UpdateStatistics
 from breadbox_learner.progress import Progress, Record
 from breadbox_learner.ranks import Alone, Ranks
@@ -18,6 +17,7 @@ from breadbox_learner.returns import Ended, EnvironmentSteps, EpisodeReturns
 from breadbox_learner.run_folder import RunFolderError
 from breadbox_learner.settings import LearnSettings
 from breadbox_learner.source import BatchSource, FetchedBatch, UnusableShareError
+from breadbox_policies import PolicyModule
 
 _log = logging.getLogger(__name__)
 

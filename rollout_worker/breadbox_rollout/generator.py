@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from breadbox.policies import PolicyModule, State
+from breadbox_policies import PolicyModule, State
 from breadbox_rollout.batching import ReadyQueue
 from breadbox_rollout.environments import EnvSpec, check_frames, with_frames
 from breadbox_rollout.inference import Inference

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from breadbox.errors import InvalidRequestError, ReplayBufferError
 from breadbox.fragment import Tree
-from breadbox.policies import PolicyModule, State, check_greedy
 from breadbox.trees import map_tree
+from breadbox_policies import PolicyModule, State, check_greedy
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from breadbox.errors import (
 )
 from breadbox.metrics import metrics_served
 from breadbox.payload.codecs import parse_codec
-from breadbox.policies import PolicyModule
 from breadbox.types import FragmentMetadata, PayloadReference
+from breadbox_policies import PolicyModule
 from breadbox_rollout.agents import AgentsEntry, agents_entries
 from breadbox_rollout.command import (
     OneLineCommand,

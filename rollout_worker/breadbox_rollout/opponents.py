@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.fragment import Fragment, Tree
-from breadbox.policies import PolicyModule, State, set_policy_weights
 from breadbox.trees import map_tree
 from breadbox.trees import row as tree_row
+from breadbox_policies import PolicyModule, State, set_policy_weights
 from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.inference import Inference
 from breadbox_rollout.models import ModelWatcher

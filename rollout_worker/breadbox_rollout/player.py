@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from breadbox.fragment import Fragment
-from breadbox.policies import PolicyModule, State, set_policy_weights
 from breadbox.trees import row as tree_row
 from breadbox.types import EpisodeReport
+from breadbox_policies import PolicyModule, State, set_policy_weights
 from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.episodes import EpisodeReporter, EpisodeTracker
 from breadbox_rollout.fragmenter import Fragmenter, Step

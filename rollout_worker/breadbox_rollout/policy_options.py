@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from breadbox.cli.logs import log_options
 from breadbox.errors import InvalidRequestError
-from breadbox.policies import PolicyModule, make_policy, policy_names, set_policy_weights
+from breadbox_policies import PolicyModule, make_policy, policy_names, set_policy_weights
 from breadbox_rollout.command import option
 from breadbox_rollout.settings import JsonObject, SizeBytes, random_seed
 
@@ -67,7 +67,7 @@ def policy_factory(
     """Return a function from observation and action space to the policy.
 
     Args:
-        name: See `breadbox.policies.make_policy`.
+        name: See `breadbox_policies.make_policy`.
         options: Likewise.
         seed: Of fresh weights.
         weights: Are put in; None: fresh ones stay.

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.fragment import Tree
-from breadbox.policies import State
+from breadbox_policies import State
 from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.inference import Decision, Inference
 

@@ -182,7 +182,7 @@ def test_a_command_whose_extra_is_missing_says_what_to_install(
     [
         (("learn",), "torch", "learner"),
         (("demo",), "matplotlib", "demo"),
-        (("export", "--out", "x.parquet"), "pyarrow", "learner,offline"),
+        (("export", "--out", "x.parquet"), "pyarrow", "offline"),
     ],
 )
 def test_what_is_missed_only_later_is_one_line_too(

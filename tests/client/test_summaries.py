@@ -13,7 +13,7 @@ from breadbox.payload import write_fragments
 from breadbox.summaries import LEAVES_MAX, html_table, summary
 from breadbox.types import FragmentMetadata, FragmentReference, LeaseGrant
 from breadbox_learner.batching import training_batch
-from breadbox_learner.offline.batch import OfflineBatch
+from breadbox_offline.batch import OfflineBatch
 from support.fake_store import FakeStore
 from support.fragments import vector_fragment
 

@@ -3,8 +3,8 @@
 import math
 from pathlib import Path
 
-from breadbox.demo.progress import ProgressLog
-from breadbox.demo.screen import RateMeter, sparkline
+from breadbox_demo.progress import ProgressLog
+from breadbox_demo.screen import RateMeter, sparkline
 
 
 def test_a_line_still_being_written_is_left_for_the_next_poll(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ import breadbox
 from breadbox.cli.main import COMMANDS
 from breadbox.extras import how_to_install
 from breadbox.testing import start_server
+from breadbox_offline.dataset import Dataset
+from breadbox_offline.writers import write_episodes
 from support.hidden_modules import hiding, modules_beyond
+from support.rllib_cases import make_toy_episode
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "yaml", "pydantic", "gymnasium", "av", "PIL", "grpc_status", "prometheus_client"}
@@ -80,6 +83,19 @@ def test_a_command_works_with_the_extra_that_it_names(command: str, tmp_path: Pa
     hidden = modules_beyond(*COMMANDS[command][1].split(","))
     done = run(hiding(hidden) + AS_COMMAND, command, "--help", cwd=tmp_path)
     assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_episodes_are_imported_and_exported_without_torch(tmp_path: Path) -> None:
+    toys = [make_toy_episode(str(i), 9, terminated=True, truncated=False) for i in range(3)]
+    write_episodes(toys, tmp_path / "in.parquet")
+    program = hiding(modules_beyond("offline")) + AS_COMMAND
+    with start_server(store=f"file://{tmp_path / 'store'}") as server:
+        to = ("--server", server.address, "--buffer", "episodes")
+        done = run(program, "import", "in.parquet", *to, "--step-count", "3", cwd=tmp_path)
+        assert (0, "") == (done.returncode, done.stderr)
+        done = run(program, "export", *to, "--out", "out.parquet", cwd=tmp_path)
+        assert (0, "") == (done.returncode, done.stderr)
+    assert 27 == sum(len(each) for each in Dataset(str(tmp_path / "out.parquet")).episodes())
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ import yaml
 
 import breadbox
 from breadbox.cli.main import load_command
-from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.serialized import pack_episode
-from breadbox_learner.offline.writers import write_episodes
+from breadbox_offline.episode import Episode
+from breadbox_offline.serialized import pack_episode
+from breadbox_offline.writers import write_episodes
 from support.fragments import vector_fragment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]

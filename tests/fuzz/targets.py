@@ -29,12 +29,12 @@ from breadbox.payload.format import PRELUDE_BYTES
 from breadbox.stores.urls import parse_store_url, redact
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_learner.offline.dataset import Dataset
-from breadbox_learner.offline.limits import DataLimits
-from breadbox_learner.offline.options import MappingOptions
-from breadbox_learner.offline.packing import unpack
-from breadbox_learner.offline.serialized import pack_episode, unpack_episode
-from breadbox_learner.offline.unpickling import read_numpy_pickle, run_machine
+from breadbox_offline.dataset import Dataset
+from breadbox_offline.limits import DataLimits
+from breadbox_offline.options import MappingOptions
+from breadbox_offline.packing import unpack
+from breadbox_offline.serialized import pack_episode, unpack_episode
+from breadbox_offline.unpickling import read_numpy_pickle, run_machine
 from breadbox_server import tokens
 from breadbox_server.app import SERVICE_NAME
 from breadbox_server.core.config import BufferConfig

@@ -14,13 +14,13 @@ from breadbox.batches import Batch, load_batch
 from breadbox.fragment import Fragment
 from breadbox.loader import FragmentLoader
 from breadbox.payload import write_fragments
-from breadbox.policies import PolicyModule, make_policy
 from breadbox.stores import open_store
 from breadbox.testing import start_server
 from breadbox.types import FragmentMetadata, FragmentReference
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.ppo_config import PpoConfig
 from breadbox_learner.source import LeaseSource
+from breadbox_policies import PolicyModule, make_policy
 from support.collating import collate
 from support.local_rollout import LocalRollout
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from breadbox.policies import make_policy, policy_weights
+from breadbox_policies import make_policy, policy_weights
 from breadbox_rollout.inference import Inference, check_device, state_arrays
 from support.rollout_service import FakeService
 from support.rollout_worker import running_worker

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from breadbox.policies import PolicyModule, make_policy
 from breadbox_learner import checkpoint
 from breadbox_learner.batching import TrainingBatch
 from breadbox_learner.checkpoint import CheckpointError, SessionState
@@ -21,6 +20,7 @@ from breadbox_learner.ppo_config import PpoConfig
 from breadbox_learner.returns import EpisodeReturns
 from breadbox_learner.run_folder import RunFolder, RunFolderError
 from breadbox_learner.trainer import TrainerState
+from breadbox_policies import PolicyModule, make_policy
 from support.collating import collate
 from support.local_rollout import LocalRollout
 

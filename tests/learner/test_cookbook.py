@@ -21,8 +21,8 @@ import pytest
 import torch
 
 import breadbox
-from breadbox.policies import make_policy, policy_weights
 from breadbox.testing import ServerProcess, start_server
+from breadbox_policies import make_policy, policy_weights
 from support.feeder import feeding
 
 COOKBOOK = Path(__file__).resolve().parents[2] / "docs" / "learner-cookbook.md"

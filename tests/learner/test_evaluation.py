@@ -18,12 +18,12 @@ from gymnasium import spaces
 
 import breadbox
 from breadbox.errors import InvalidRequestError
-from breadbox.policies import PolicyModule, check_greedy, make_policy
-from breadbox.policies.mlp import MlpPolicy
-from breadbox.policies.protocol import ActResult
 from breadbox.testing import start_server
 from breadbox_learner.evaluation import Evaluator, evaluated
 from breadbox_learner.playing import EvaluationTask, Played, episode_seed, play
+from breadbox_policies import PolicyModule, check_greedy, make_policy
+from breadbox_policies.mlp import MlpPolicy
+from breadbox_policies.protocol import ActResult
 from support.eventually import eventually_sync
 from support.feeder import feeding
 from support.learner_environments import Recall

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from breadbox.fragment import Fragment
-from breadbox.policies import PolicyModule, make_policy
 from breadbox_learner.batching import TrainingBatch, extend
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.ppo_config import PpoConfig
+from breadbox_policies import PolicyModule, make_policy
 from support.collating import collate
 from support.local_rollout import LocalRollout
 

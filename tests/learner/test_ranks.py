@@ -106,7 +106,7 @@ def test_ranks_in_processes_consume_every_grant_exactly_once(
 def weights_of_cartpole() -> dict[str, object]:
     import gymnasium
 
-    from breadbox.policies import make_policy, policy_weights
+    from breadbox_policies import make_policy, policy_weights
 
     env = gymnasium.make("CartPole-v1")
     policy = make_policy("mlp", env.observation_space, env.action_space)

@@ -14,7 +14,6 @@ from safetensors.numpy import save_file
 from safetensors.torch import load, save
 
 from breadbox.errors import UnavailableError
-from breadbox.policies import PolicyModule, policy_weights
 from breadbox_learner import checkpoint
 from breadbox_learner.app import build_policy, build_reference, run
 from breadbox_learner.checkpoint import SessionState
@@ -24,6 +23,7 @@ from breadbox_learner.ppo_config import PpoConfig
 from breadbox_learner.returns import EpisodeReturns
 from breadbox_learner.settings import LearnSettings
 from breadbox_learner.trainer import TrainerState
+from breadbox_policies import PolicyModule, policy_weights
 
 
 def dry_run(*arguments: str, environment: dict[str, str] | None = None) -> Result:
@@ -59,7 +59,7 @@ def test_environment_and_policy_may_be_of_a_module_in_the_current_folder(tmp_pat
     """As for rollout workers; the command is run as a script, whose path lacks that folder."""
     (tmp_path / "of_ones_own.py").write_text(
         "import gymnasium\n"
-        "from breadbox.policies import make_policy\n"
+        "from breadbox_policies import make_policy\n"
         "def make():\n"
         "    return gymnasium.make('CartPole-v1')\n"
         "def make_small(observations, actions):\n"

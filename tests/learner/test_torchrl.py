@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import breadbox
+from breadbox.advantages import estimate_advantages
 from breadbox.fragment import Fragment
 from breadbox.testing import start_server
-from breadbox_learner.advantages import estimate_advantages
 from breadbox_learner.sampling import SampledBuffer
 
 HOW = "which no extra installs: pip install torchrl tensordict"

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from breadbox.errors import SessionEndedError
-from breadbox.policies import PolicyModule, make_policy
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.progress import JsonLines, Progress
 from breadbox_learner.ranks import Alone, Place, Ranks
@@ -22,6 +21,7 @@ from breadbox_learner.run_folder import RunFolderError
 from breadbox_learner.settings import LearnSettings
 from breadbox_learner.source import FetchedBatch, UnusableShareError
 from breadbox_learner.trainer import Outcome, StarvedError, Trainer, TrainerState
+from breadbox_policies import PolicyModule, make_policy
 from support.collating import collate
 from support.local_rollout import LocalRollout
 from support.local_source import LocalPublisher, LocalSource

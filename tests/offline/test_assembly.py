@@ -13,23 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError as SchemaDefinitionError
 
-from breadbox_learner.offline.assembly import RowAssembler, map_rows
-from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.errors import (
+from breadbox_offline.assembly import RowAssembler, map_rows
+from breadbox_offline.episode import Episode
+from breadbox_offline.errors import (
     MissingColumnError,
     OfflineDataError,
     SchemaError,
     ValidationError,
 )
-from breadbox_learner.offline.options import MappingOptions, RowGrouping
-from breadbox_learner.offline.report import (
+from breadbox_offline.options import MappingOptions, RowGrouping
+from breadbox_offline.report import (
     FindingKind,
     FindingPolicy,
     ValidationPolicy,
     ValidationReport,
 )
-from breadbox_learner.offline.schema import OfflineSchema
-from breadbox_learner.offline.validation import validate_episodes
+from breadbox_offline.schema import OfflineSchema
+from breadbox_offline.validation import validate_episodes
 
 Columns = dict[str, Any]
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from breadbox.policies import make_policy
-from breadbox_learner.offline.cloning import clone_policy
-from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.errors import SamplingError
-from breadbox_learner.offline.writers import write_episodes
+from breadbox_offline.cloning import clone_policy
+from breadbox_offline.episode import Episode
+from breadbox_offline.errors import SamplingError
+from breadbox_offline.writers import write_episodes
+from breadbox_policies import make_policy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "offline.md"
 EXPERT = np.array([0.1, 0.3, 1.0, 1.0])

@@ -6,16 +6,16 @@ Method: toy episodes whose values say where they belong (obs[k] = [k], action k,
 import numpy as np
 import pytest
 
-from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.errors import (
+from breadbox_offline.episode import Episode
+from breadbox_offline.errors import (
     EpisodeJoinError,
     EpisodeShapeError,
     EpisodeStateError,
     OfflineDataError,
 )
-from breadbox_learner.offline.msgpack_codec import pack_message, unpack_message
-from breadbox_learner.offline.multi_agent import MultiAgentEpisode, flatten_agents, group_agents
-from breadbox_learner.offline.serialized import pack_episode, unpack_episode
+from breadbox_offline.msgpack_codec import pack_message, unpack_message
+from breadbox_offline.multi_agent import MultiAgentEpisode, flatten_agents, group_agents
+from breadbox_offline.serialized import pack_episode, unpack_episode
 from support.rllib_cases import make_toy_episode
 
 

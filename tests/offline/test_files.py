@@ -17,20 +17,20 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from breadbox_learner.offline.arrow import columns_of
-from breadbox_learner.offline.dataset import Dataset
-from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.errors import (
+from breadbox_offline.arrow import columns_of
+from breadbox_offline.dataset import Dataset
+from breadbox_offline.episode import Episode
+from breadbox_offline.errors import (
     OfflineDataError,
     SchemaError,
     UnsupportedDatasetError,
 )
-from breadbox_learner.offline.limits import DataLimits
-from breadbox_learner.offline.msgpack_codec import pack_message
-from breadbox_learner.offline.options import MappingOptions
-from breadbox_learner.offline.report import FindingKind
-from breadbox_learner.offline.serialized import pack_episode, unpack_episode
-from breadbox_learner.offline.writers import write_episodes
+from breadbox_offline.limits import DataLimits
+from breadbox_offline.msgpack_codec import pack_message
+from breadbox_offline.options import MappingOptions
+from breadbox_offline.report import FindingKind
+from breadbox_offline.serialized import pack_episode, unpack_episode
+from breadbox_offline.writers import write_episodes
 from support.rllib_cases import make_toy_episode
 
 

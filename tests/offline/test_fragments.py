@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.errors import OfflineDataError
-from breadbox_learner.offline.fragments import (
+from breadbox_offline.episode import Episode
+from breadbox_offline.errors import OfflineDataError
+from breadbox_offline.fragments import (
     FragmentCutter,
     FragmentReader,
     fragments_to_episodes,
 )
-from breadbox_learner.offline.mixing import Apportioner
+from breadbox_offline.mixing import Apportioner
 from support.rllib_cases import make_toy_episode
 
 

@@ -41,10 +41,10 @@ try:
     import h5py, minari, PIL.Image
 except ImportError:
     pass
-from breadbox_learner.offline.dataset import Dataset
-from breadbox_learner.offline.errors import OfflineDataError
-from breadbox_learner.offline.limits import DataLimits
-from breadbox_learner.offline.options import MappingOptions
+from breadbox_offline.dataset import Dataset
+from breadbox_offline.errors import OfflineDataError
+from breadbox_offline.limits import DataLimits
+from breadbox_offline.options import MappingOptions
 
 memory, space, cpu_s, *paths = sys.argv[1:]
 held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox_learner.offline.dataset import Dataset
-from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.limits import DataLimits
-from breadbox_learner.offline.options import MappingOptions
-from breadbox_learner.offline.report import FindingKind
+from breadbox_offline.dataset import Dataset
+from breadbox_offline.episode import Episode
+from breadbox_offline.limits import DataLimits
+from breadbox_offline.options import MappingOptions
+from breadbox_offline.report import FindingKind
 from breadbox_rollout.episode_files import EpisodeFiles, FileOptions, append_line
 
 STEPS = 3

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from breadbox.extras import how_to_install
-from breadbox_learner.offline.dataset import Dataset
-from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.errors import (
+from breadbox_offline.dataset import Dataset
+from breadbox_offline.episode import Episode
+from breadbox_offline.errors import (
     SchemaError,
     SpaceMismatchError,
     UnsupportedDatasetError,
 )
-from breadbox_learner.offline.minari_dataset import write_minari
+from breadbox_offline.minari_dataset import write_minari
 from support.rllib_cases import make_toy_episode
 
 NAME = "minari:toys/mixed-v0"

@@ -7,25 +7,25 @@ import numpy as np
 import pytest
 import torch
 
-from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.errors import SamplingError, SchemaError
-from breadbox_learner.offline.pieces import (
+from breadbox_offline.episode import Episode
+from breadbox_offline.errors import SamplingError, SchemaError
+from breadbox_offline.pieces import (
     default_pipeline,
     make_advantages,
     make_returns_to_go,
     returns_to_go,
 )
-from breadbox_learner.offline.pipeline import Draft, Pipeline, PipelineContext
-from breadbox_learner.offline.prelearner import (
+from breadbox_offline.pipeline import Draft, Pipeline, PipelineContext
+from breadbox_offline.prelearner import (
     InputMode,
     ModuleSnapshot,
     OfflinePreLearner,
     PreLearnerConfig,
 )
-from breadbox_learner.offline.report import FindingKind
-from breadbox_learner.offline.sampling import StepSampling
-from breadbox_learner.offline.serialized import pack_episode
-from breadbox_learner.offline.writers import step_columns
+from breadbox_offline.report import FindingKind
+from breadbox_offline.sampling import StepSampling
+from breadbox_offline.serialized import pack_episode
+from breadbox_offline.writers import step_columns
 from support.rllib_cases import make_toy_episode
 
 STATE = {"h": np.zeros(2, dtype=np.float32)}

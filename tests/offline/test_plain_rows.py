@@ -12,11 +12,11 @@ import lz4.frame
 import numpy as np
 import pytest
 
-from breadbox_learner.offline import plain_rows, sample_batches
-from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.options import MappingOptions
-from breadbox_learner.offline.report import ValidationReport
-from breadbox_learner.offline.sample_batches import map_sample_batches
+from breadbox_offline import plain_rows, sample_batches
+from breadbox_offline.episode import Episode
+from breadbox_offline.options import MappingOptions
+from breadbox_offline.report import ValidationReport
+from breadbox_offline.sample_batches import map_sample_batches
 
 
 def objects(values: Any) -> np.ndarray:

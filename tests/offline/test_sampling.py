@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.episode_buffer import AddOutcome, EpisodeBuffer
-from breadbox_learner.offline.errors import EpisodeJoinError, EpisodeShapeError, SamplingError
-from breadbox_learner.offline.msgpack_codec import pack_message, unpack_message
-from breadbox_learner.offline.sampling import (
+from breadbox_offline.episode import Episode
+from breadbox_offline.episode_buffer import AddOutcome, EpisodeBuffer
+from breadbox_offline.errors import EpisodeJoinError, EpisodeShapeError, SamplingError
+from breadbox_offline.msgpack_codec import pack_message, unpack_message
+from breadbox_offline.sampling import (
     SequenceSampling,
     ShortWindow,
     StepSampling,

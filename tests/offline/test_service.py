@@ -19,23 +19,23 @@ from safetensors.numpy import save_file
 import breadbox
 import breadbox.testing
 from breadbox.errors import BufferNotFoundError, TreeMismatchError
-from breadbox.policies import PolicyModule, make_policy, policy_weights
 from breadbox.types import BufferConfig
-from breadbox_learner.offline.cli import export_episodes, import_episodes
-from breadbox_learner.offline.dataset import Dataset
-from breadbox_learner.offline.errors import (
+from breadbox_offline.dataset import Dataset
+from breadbox_offline.errors import (
     OfflineDataError,
     SpaceMismatchError,
     UnsupportedDatasetError,
 )
-from breadbox_learner.offline.mixing import BufferMixer
-from breadbox_learner.offline.service import (
+from breadbox_offline.main import export_episodes, import_episodes
+from breadbox_offline.mixing import BufferMixer
+from breadbox_offline.service import (
     append_episodes,
     ensure_demo_buffer,
     join_session,
     read_buffer,
 )
-from breadbox_learner.offline.writers import write_episodes
+from breadbox_offline.writers import write_episodes
+from breadbox_policies import PolicyModule, make_policy, policy_weights
 from support.rllib_cases import make_toy_episode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from breadbox.errors import InvalidRequestError
-from breadbox.policies import PolicyModule, make_policy
+from breadbox_policies import PolicyModule, make_policy
 from breadbox_rollout import environments
 from breadbox_rollout.environments import EnvSpec, check_frames
 from breadbox_rollout.episode_files import EpisodeFiles, FileOptions, plain

@@ -6,8 +6,8 @@ import torch
 from gymnasium import spaces
 
 from breadbox.errors import InvalidRequestError
-from breadbox.policies import make_policy
-from breadbox.policies.mlp import MlpPolicy
+from breadbox_policies import make_policy
+from breadbox_policies.mlp import MlpPolicy
 from breadbox_rollout.inference import Inference, PolicyOutputError, check_device, state_arrays
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from breadbox.fragment import Fragment
-from breadbox.policies import make_policy, policy_weights
 from breadbox.types import EpisodeEnd
+from breadbox_policies import make_policy, policy_weights
 from breadbox_rollout.arrays import GroupArrays, create_arrays
 from breadbox_rollout.environments import EnvSpec
 from breadbox_rollout.inference import Inference

@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import save_file
 
 import breadbox
-from breadbox.policies import make_policy, policy_weights
+from breadbox_policies import make_policy, policy_weights
 from breadbox_rollout.atari import SIZE
 from support.scripted_env import ACTION_SPACE, OBSERVATION_SPACE, check_fragment
 from support.scripted_parallel import BLUE_ACTIONS

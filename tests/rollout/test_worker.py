@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from breadbox.errors import ClosedError
 from breadbox.fragment import Fragment
 from breadbox.heartbeat import Heartbeat
-from breadbox.policies import WeightsMismatchError, make_policy, policy_weights
 from breadbox.types import AdmissionOutcome, AppendResult, EpisodeEnd
+from breadbox_policies import WeightsMismatchError, make_policy, policy_weights
 from breadbox_rollout.environments import EnvSpec
 from breadbox_rollout.inference import PolicyOutputError
 from breadbox_rollout.metrics import WorkerCollector

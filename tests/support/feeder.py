@@ -11,8 +11,8 @@ import torch
 import breadbox
 from breadbox.errors import ClosedError, SessionEndedError
 from breadbox.fragment import Fragment
-from breadbox.policies import PolicyModule, make_policy, set_policy_weights
 from breadbox.types import ModelState
+from breadbox_policies import PolicyModule, make_policy, set_policy_weights
 from support.local_rollout import LocalRollout
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from breadbox.fragment import Fragment
-from breadbox.policies import PolicyModule
+from breadbox_policies import PolicyModule
 
 
 class LocalWorker:

@@ -9,28 +9,28 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox_learner.advantages import estimate_advantages
-from breadbox_learner.offline.assembly import map_rows
-from breadbox_learner.offline.episode import Episode
-from breadbox_learner.offline.episode_buffer import EpisodeBuffer
-from breadbox_learner.offline.multi_agent import MultiAgentEpisode
-from breadbox_learner.offline.options import MappingOptions, RowGrouping
-from breadbox_learner.offline.pieces import add_one_step, default_pipeline, returns_to_go
-from breadbox_learner.offline.pipeline import DEFAULT_MODULE, PipelineContext
-from breadbox_learner.offline.prelearner import (
+from breadbox.advantages import estimate_advantages
+from breadbox_offline.assembly import map_rows
+from breadbox_offline.episode import Episode
+from breadbox_offline.episode_buffer import EpisodeBuffer
+from breadbox_offline.multi_agent import MultiAgentEpisode
+from breadbox_offline.options import MappingOptions, RowGrouping
+from breadbox_offline.pieces import add_one_step, default_pipeline, returns_to_go
+from breadbox_offline.pipeline import DEFAULT_MODULE, PipelineContext
+from breadbox_offline.prelearner import (
     InputMode,
     ModuleSnapshot,
     OfflinePreLearner,
     PreLearnerConfig,
 )
-from breadbox_learner.offline.report import (
+from breadbox_offline.report import (
     FindingKind,
     FindingPolicy,
     ValidationPolicy,
     ValidationReport,
 )
-from breadbox_learner.offline.sample_batches import map_sample_batches
-from breadbox_learner.offline.sampling import (
+from breadbox_offline.sample_batches import map_sample_batches
+from breadbox_offline.sampling import (
     SequenceSampling,
     ShortWindow,
     StepSampling,
@@ -38,9 +38,9 @@ from breadbox_learner.offline.sampling import (
     sample_sequences,
     sample_steps,
 )
-from breadbox_learner.offline.schema import OfflineSchema
-from breadbox_learner.offline.serialized import map_serialized
-from breadbox_learner.offline.validation import validate_episodes
+from breadbox_offline.schema import OfflineSchema
+from breadbox_offline.serialized import map_serialized
+from breadbox_offline.validation import validate_episodes
 from support.rllib_cases import describe, make_episode, make_toy_episode
 
 Case = dict[str, Any]
@@ -324,7 +324,7 @@ def run_pipeline(case: Case, given: Any) -> Outcome:
 
 def flat_arrays(batches: dict[str, Any]) -> dict[str, Any]:
     """`module/column/leaf` to numpy array."""
-    from breadbox_learner.offline.batch import OfflineBatch
+    from breadbox_offline.batch import OfflineBatch
 
     flat = OfflineBatch(modules=batches).flat()
     return {name: tensor.numpy() for name, tensor in flat.items()}

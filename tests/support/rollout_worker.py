@@ -12,7 +12,7 @@ import torch
 
 from breadbox.fragment import Fragment
 from breadbox.heartbeat import Heartbeat
-from breadbox.policies import make_policy
+from breadbox_policies import make_policy
 from breadbox_rollout.environments import EnvSpec
 from breadbox_rollout.episodes import EpisodeReporter
 from breadbox_rollout.inference import Inference

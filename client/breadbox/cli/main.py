@@ -22,13 +22,12 @@ from breadbox.cli.terminal import printable
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as of a process that SIGINT ended."""
 
-_OFFLINE = "breadbox_learner.offline.cli"
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("breadbox_server.main:serve", "server", "Run the replay-buffer server."),
     "rollout": ("breadbox_rollout.main:rollout", "rollout-worker", "Run a rollout worker."),
     "learn": ("breadbox_learner.main:learn", "learner", "Train a policy from a buffer."),
     "generate": ("breadbox_rollout.main:generate", "rollout-worker", "Record whole episodes."),
-    "demo": ("breadbox.cli.demo:demo", "demo", "Watch an agent learn through the service."),
+    "demo": ("breadbox_demo.main:demo", "demo", "Watch an agent learn through the service."),
     "stats": ("breadbox.cli.stats:stats", "", "Show what a buffer holds and has counted."),
     "top": ("breadbox.cli.top:top", "", "Watch all buffers live."),
     "explain": ("breadbox.cli.explain:explain", "", "Say why a learner is waiting."),
@@ -41,8 +40,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "server",
         "Make all tokens and passwords of an installation.",
     ),
-    "import": (f"{_OFFLINE}:import_episodes", "learner,offline", "Put episodes in."),
-    "export": (f"{_OFFLINE}:export_episodes", "learner,offline", "Write episodes out."),
+    "import": ("breadbox_offline.main:import_episodes", "offline", "Put episodes in."),
+    "export": ("breadbox_offline.main:export_episodes", "offline", "Write episodes out."),
     "completion": ("breadbox.cli.completion:completion", "", "Print shell completion."),
 }
 """Command to where it is ("module:attribute"), the extra it needs, and its line in the help."""

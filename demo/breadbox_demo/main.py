@@ -1,0 +1,305 @@
+"""`breadbox demo`: watch an agent learn through the service."""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+
+import breadbox
+from breadbox.errors import ReplayBufferError
+from breadbox.local import SERVER_MODULES, memory_folder
+from breadbox.paths import naming
+from breadbox_demo.processes import ProcessGroup
+from breadbox_demo.progress import ProgressLog
+from breadbox_demo.report import write_report
+from breadbox_demo.screen import Screen
+
+POLL_S = 0.25
+LINE_EVERY_S = 5.0
+START_LIMIT_S = 60.0
+STOP_GRACE_S = 10.0
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the user asked for."""
+
+    env: str
+    workers: int
+    envs_per_worker: int
+    target_return: float
+    time_limit_s: float
+    seed: int
+    run_dir: Path
+
+
+class DemoFailed(Exception):  # noqa: N818  It ends the demo and is not an error of the library.
+    """Something ended that should have gone on; the message says what and where to look."""
+
+
+class Interrupted(Exception):  # noqa: N818
+    """The user, or the system, asked the demo to stop."""
+
+
+def _child_environment() -> dict[str, str]:
+    """One thread per process: the machine's cores are shared by all of them."""
+    settings = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BREADBOX_")}
+    return {**kept, **settings}
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """Turn Ctrl-C, SIGTERM and a closed terminal into `Interrupted`, once; then ignore them."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(signal_number: int, _frame: FrameType | None) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        raise Interrupted(signal.Signals(signal_number).name)
+
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Demo:
+    """Runs the processes and the screen. Use `run()` once."""
+
+    def __init__(self, options: DemoOptions, console: Console) -> None:
+        self._options = options
+        self._console = console
+        self._log = ProgressLog(options.run_dir / "progress.jsonl")
+        self._screen = Screen(
+            title=f"Breadbox demo: {options.env}, {options.workers} workers, one learner",
+            target_return=options.target_return,
+            time_limit_s=options.time_limit_s,
+        )
+        self._worker_names = [f"worker-{number}" for number in range(options.workers)]
+
+    def run(self) -> int:
+        """Train until the target, the time limit or an interrupt; the exit status."""
+        store = Path(tempfile.mkdtemp(prefix="breadbox-demo-", dir=memory_folder()))
+        processes = ProcessGroup(self._options.run_dir)
+        status = 1
+        try:
+            with _stop_signals():
+                try:
+                    status = self._run(processes, store)
+                except Interrupted as interrupt:
+                    self._console.print(f"{interrupt}: stopping")
+                    status = INTERRUPTED
+                except DemoFailed as failure:
+                    self._console.print(f"[red]{escape(str(failure))}[/]", highlight=False)
+                # Producers first, so that nobody talks to a server that is gone.
+                processes.stop(["learner", *self._worker_names], STOP_GRACE_S)
+                processes.stop(["server"], STOP_GRACE_S)
+        finally:
+            processes.close()
+            shutil.rmtree(store, ignore_errors=True)
+        self._finish()
+        return status
+
+    def _run(self, processes: ProcessGroup, store: Path) -> int:
+        ready = self._options.run_dir / "server.address"
+        environment = _child_environment()
+        processes.start("server", self._serve_arguments(store, ready), environment)
+        # The others import torch meanwhile, which takes longer than the server's start.
+        address = self._await_server(processes, ready)
+        processes.start("learner", self._learn_arguments(address), environment)
+        for number, name in enumerate(self._worker_names):
+            processes.start(name, self._rollout_arguments(address, number), environment)
+        with breadbox.connect(address) as client:
+            return self._watch(processes, client)
+
+    def _serve_arguments(self, store: Path, ready: Path) -> list[str]:
+        return [
+            *("serve", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"),
+            # Ephemeral: where this process is killed, nobody else would clear the memory.
+            *("--store", f"file://{store}", "--ephemeral", "--ready-file", str(ready)),
+            *("--seed", str(self._options.seed)),
+        ]
+
+    def _learn_arguments(self, address: str) -> list[str]:
+        options = self._options
+        return [
+            *("learn", "--server", address, "--env", options.env, "--seed", str(options.seed)),
+            *("--target-return", str(options.target_return)),
+            *("--time-limit-s", str(options.time_limit_s), "--run-dir", str(options.run_dir)),
+        ]
+
+    def _rollout_arguments(self, address: str, number: int) -> list[str]:
+        options = self._options
+        return [
+            *("rollout", "--server", address, "--env", options.env),
+            *("--num-envs", str(options.envs_per_worker)),
+            *("--seed", str(options.seed), "--worker-name", self._worker_names[number]),
+        ]
+
+    def _await_server(self, processes: ProcessGroup, ready: Path) -> str:
+        give_up_at = time.monotonic() + START_LIMIT_S
+        while not (ready.exists() and (address := ready.read_text().strip())):
+            self._fail_if_ended(processes, expected=())
+            if time.monotonic() > give_up_at:
+                raise DemoFailed(f"the server did not start within {START_LIMIT_S:.0f} s")
+            time.sleep(0.02)
+        return address
+
+    def _fail_if_ended(self, processes: ProcessGroup, expected: tuple[str, ...]) -> None:
+        for process in processes.exited():
+            if process.name in expected:
+                continue
+            log = self._options.run_dir / f"{process.name}.log"
+            tail = "\n  ".join(process.last_lines)
+            raise DemoFailed(
+                f"{process.name} ended with exit status {process.return_code}; "
+                f"{log} ends:\n  {tail}"
+            )
+
+    def _watch(self, processes: ProcessGroup, client: "breadbox.Client") -> int:
+        give_up_at = time.monotonic() + self._options.time_limit_s
+        self._screen.stage = "the learner and the workers to start"
+        line_at = time.monotonic()
+        with Live(console=self._console, auto_refresh=False) as live:
+            while True:
+                self._observe(processes, client)
+                if self._console.is_terminal:
+                    live.update(self._screen.frame(self._log), refresh=True)
+                elif time.monotonic() >= line_at:
+                    line = self._screen.line(self._log)
+                    self._console.print(line, highlight=False, soft_wrap=True)
+                    line_at += LINE_EVERY_S
+                if self._reached_target():
+                    return 0
+                if time.monotonic() > give_up_at:
+                    self._console.print("time limit reached before the target return")
+                    return 1
+                # The learner ends by itself once it has reached the target, or its time limit.
+                learner_done = processes.return_code("learner") == 0
+                self._fail_if_ended(processes, expected=("learner",) if learner_done else ())
+                if learner_done:
+                    self._log.poll()
+                    return 0 if self._reached_target() else 1
+                time.sleep(POLL_S)
+
+    def _observe(self, processes: ProcessGroup, client: "breadbox.Client") -> None:
+        self._log.poll()
+        try:
+            self._screen.observe(client.get_buffer())
+        except ReplayBufferError as error:
+            self._fail_if_ended(processes, expected=())
+            raise DemoFailed(f"the server does not answer: {error}") from error
+
+    def _reached_target(self) -> bool:
+        mean_return = self._log.latest("return_mean_100")
+        episodes = self._log.latest("episode_count") or 0
+        return (
+            mean_return is not None
+            and episodes >= 100
+            and mean_return >= self._options.target_return
+        )
+
+    def _finish(self) -> None:
+        """Leave the picture, and say where it is."""
+        self._log.poll()
+        options = self._options
+        if not self._log.records:
+            self._console.print(f"no update was made; the logs are in {options.run_dir}")
+            return
+        path = options.run_dir / "report.png"
+        mean_return = self._log.latest("return_mean_100")
+        reached = f"mean return {float('nan') if mean_return is None else mean_return:.1f}"
+        title = f"{options.env}: {reached} after {len(self._log.records)} updates"
+        write_report(self._log, path, title=title, target_return=options.target_return)
+        self._console.print(
+            f"{reached} over the last 100 episodes, {len(self._log.records)} model versions, "
+            f"{self._screen.elapsed_s:.0f} s",
+            highlight=False,
+        )
+        self._console.print(f"report: {path}", highlight=False, soft_wrap=True)
+
+
+def _check_installed() -> None:
+    """Find out before anything starts whether all that the processes import is there.
+
+    Raises:
+        ModuleNotFoundError: It is not.
+    """
+    others = ("torch", "gymnasium", "av", "PIL", "pydantic", "tensorboard", "matplotlib")
+    for name in (*SERVER_MODULES, *others):
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(name, name=name)
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--env", default="CartPole-v1", help="Gymnasium environment to learn.")
+@click.option(
+    "--target-return",
+    default=195.0,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Stop with exit status 0 at this mean return of the last 100 episodes.",
+)
+@click.option(
+    "--time-limit",
+    "time_limit_s",
+    default=300.0,
+    type=click.FloatRange(min=1),
+    help="Seconds after which to stop with exit status 1.",
+)
+@click.option("--workers", default=2, type=click.IntRange(1, 64), help="Rollout worker processes.")
+@click.option(
+    "--envs-per-worker", default=8, type=click.IntRange(1, 1024), help="Environments per worker."
+)
+@click.option("--seed", default=0, type=click.IntRange(min=0), help="Seed of everything random.")
+@click.option(
+    "--out",
+    default=Path("runs"),
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder that gets a folder per run: logs, progress.jsonl, report.png.",
+)
+def demo(
+    env: str,
+    target_return: float,
+    time_limit_s: float,
+    workers: int,
+    envs_per_worker: int,
+    seed: int,
+    out: Path,
+) -> None:
+    """Watch an agent learn through the service.
+
+    Starts a server with an embedded store, rollout workers and a PPO learner as separate
+    processes, which talk only through the service: fragments in, batches out, weights published
+    and adopted. Ends by itself at the target return (exit status 0) or the time limit (1), and
+    leaves a report.png. Ctrl-C stops everything.
+    """
+    _check_installed()
+    run_dir = out / time.strftime("%Y-%m-%d-%H%M%S")
+    number = 1
+    while run_dir.exists():
+        number += 1
+        run_dir = run_dir.with_name(f"{time.strftime('%Y-%m-%d-%H%M%S')}-{number}")
+    run_dir.mkdir(parents=True)
+    options = DemoOptions(
+        env, workers, envs_per_worker, target_return, time_limit_s, seed, run_dir.resolve()
+    )
+    with naming(options.run_dir):
+        status = Demo(options, Console()).run()
+    sys.exit(status)

@@ -1,0 +1,78 @@
+"""Dtypes that recorded data may name: fixed-size numbers, booleans and text, nothing else."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox_offline.errors import named
+
+
+class RefusedError(ValueError):
+    """Data asks for something that is not read here; callers turn it into an error with a place."""
+
+
+_PLAIN = re.compile(r"[<>|=]?(?:\?|[biufcSU]\d{1,9})")
+
+
+def plain_dtype(name: object) -> np.dtype[np.generic]:
+    """The dtype that a file names.
+
+    Raises:
+        RefusedError: it is not a plain one; object and structured dtypes are refused, because the
+            bytes of the first would be addresses and of the second an unbounded grammar.
+    """
+    if isinstance(name, bytes):
+        name = name.decode("ascii", errors="replace")
+    if not isinstance(name, str) or not _PLAIN.fullmatch(name):
+        raise RefusedError(
+            f"dtype {named(name)} is refused: only numbers, booleans and text are read"
+        )
+    try:
+        return np.dtype(name)
+    except (TypeError, ValueError) as error:  # of a size that numpy refuses
+        raise RefusedError(f"dtype {named(name)} is unknown") from error
+
+
+def plain_shape(shape: object) -> tuple[int, ...]:
+    """A shape as a file states it.
+
+    Raises:
+        RefusedError: it is no sequence of at most 32 whole numbers from 0.
+    """
+    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes) or len(shape) > 32:
+        raise RefusedError("a shape is malformed: wanted at most 32 whole numbers from 0")
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise RefusedError("a shape is malformed: wanted at most 32 whole numbers from 0")
+    return tuple(shape)
+
+
+def array_from_bytes(
+    contents: object,
+    dtype: np.dtype[np.generic],
+    shape: tuple[int, ...],
+    *,
+    order: Literal["C", "F"] = "C",
+    bytes_max: int,
+) -> NDArray[Any]:
+    """An array over `contents`, read-only and without a copy unless the byte order is foreign.
+
+    Raises:
+        RefusedError: the claimed size is not that of the contents, or beyond `bytes_max`.
+    """
+    size_bytes = dtype.itemsize * math.prod(shape)  # exact, however large the shape claims to be
+    if not isinstance(contents, bytes | bytearray):
+        raise RefusedError(f"array contents are a {type(contents).__name__}, wanted bytes")
+    if size_bytes > bytes_max:
+        raise RefusedError(f"an array of {size_bytes} bytes; the limit is {bytes_max}")
+    if size_bytes != len(contents):
+        raise RefusedError(f"an array of {size_bytes} bytes with contents of {len(contents)}")
+    flat = np.frombuffer(contents, dtype=dtype)
+    if not dtype.isnative:
+        flat = flat.astype(dtype.newbyteorder("="))
+    if flat.base is None or isinstance(contents, bytearray):  # a view of bytes is read-only
+        flat.flags.writeable = False
+    return flat.reshape(shape, order=order)

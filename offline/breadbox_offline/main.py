@@ -1,0 +1,263 @@
+"""`breadbox import` and `breadbox export`."""
+
+import json
+import os
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from breadbox.cli import frame
+from breadbox.cli.buffers import SizeBytes
+from breadbox.cli.modules import import_from_here
+from breadbox.cli.terminal import printable
+from breadbox_offline.dataset import Dataset
+from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError
+from breadbox_offline.limits import DataLimits, bounded_memory
+from breadbox_offline.minari_dataset import MINARI_SCHEME, write_minari
+from breadbox_offline.options import MappingOptions
+from breadbox_offline.report import FindingKind, FindingPolicy, ValidationPolicy
+from breadbox_offline.schema import OfflineSchema
+from breadbox_offline.service import (
+    ImportCounts,
+    append_episodes,
+    ensure_demo_buffer,
+    join_session,
+    read_buffer,
+)
+from breadbox_offline.writers import write_episodes
+
+_FINDINGS_SHOWN = 10
+_MEMORY_BYTES_MIN = 1 << 26
+_RECONNECT_S = 30.0
+"""A server that restarts meanwhile is waited for."""
+
+
+@click.command("import")
+@click.argument("path")
+@click.option(
+    "--buffer",
+    envvar="BREADBOX_BUFFER",
+    default="demo",
+    show_default=True,
+    help="Made if it is not there, without limits of uses and staleness.",
+)
+@click.option(
+    "--step-count",
+    envvar="BREADBOX_STEP_COUNT",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Steps of a fragment; the same as in the buffers that it will be mixed with.",
+)
+@click.option(
+    "--capacity-chunks",
+    envvar="BREADBOX_CAPACITY_CHUNKS",
+    type=click.IntRange(min=1),
+    default=65_536,
+    show_default=True,
+    help="Of the buffer, if it is made.",
+)
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="CANONICAL=PHYSICAL",
+    help="Name of a column in the data, such as obs=o_t. Repeatable.",
+)
+@click.option(
+    "--unfinished",
+    envvar="BREADBOX_UNFINISHED",
+    type=click.Choice(["truncate", "skip", "raise"]),
+    default="truncate",
+    show_default=True,
+    help="What to do with an episode that nothing ended.",
+)
+@click.option("--multi-agent", is_flag=True, help="Rows belong to several agents (agent_id).")
+@click.option(
+    "--memory-max",
+    envvar="BREADBOX_MEMORY_MAX",
+    type=SizeBytes(),
+    default="4GiB",
+    show_default=True,
+    help="What reading may take; a file that asks for more is refused. At least 64MiB.",
+)
+@frame.server_options
+def import_episodes(
+    target: frame.Target,
+    path: str,
+    buffer: str,
+    step_count: int,
+    capacity_chunks: int,
+    columns: tuple[str, ...],
+    unfinished: str,
+    multi_agent: bool,
+    memory_max: int,
+) -> None:
+    """Put the episodes at PATH into a buffer.
+
+    PATH is a Parquet, JSON lines or msgpack file, a folder of them, a folder that `breadbox
+    generate` wrote, or minari:NAME.
+    """
+    if memory_max < _MEMORY_BYTES_MIN:
+        raise OfflineDataError("--memory-max is at least 64MiB")
+    dataset = Dataset(
+        path,
+        mapping=MappingOptions(
+            schema=_parse_schema(columns),
+            multi_agent=multi_agent,
+            limits=DataLimits.within(memory_max),
+        ),
+        policy=ValidationPolicy({FindingKind.UNFINISHED: FindingPolicy(unfinished)}),
+    )
+    target.check()
+    with target.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client:
+        description = ensure_demo_buffer(client, buffer, capacity_chunks=capacity_chunks)
+        with bounded_memory(memory_max, path):
+            counts = append_episodes(
+                client, dataset.episodes(), join_session(client, description), step_count=step_count
+            )
+    if target.as_json:
+        click.echo(json.dumps(_as_json(counts, dataset)))
+    else:
+        _print(counts, dataset, buffer)
+    if not counts.fragment_count:
+        raise OfflineDataError(
+            f"nothing was imported: its {counts.step_count} steps do not fill a fragment of "
+            f"{step_count}; --step-count can be {counts.step_count} at most"
+            if counts.step_count
+            else "nothing was imported: it holds no episode that can be used",
+            file=path,
+        )
+    if counts.dropped_step_count:
+        click.echo(
+            f"Warning: the last {counts.dropped_step_count} of {counts.step_count} steps did not "
+            f"fill a fragment of {step_count} and were left out",
+            err=True,
+        )
+
+
+def _as_json(counts: ImportCounts, dataset: Dataset) -> dict[str, Any]:
+    return {
+        "episodes": counts.episode_count,
+        "steps": counts.step_count,
+        "fragments": counts.fragment_count,
+        "dropped_steps": counts.dropped_step_count,
+        "assumed_states": counts.assumed_state_count,
+        "findings": {kind.value: count for kind, count in dataset.report.counts.items()},
+    }
+
+
+def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
+    click.echo(
+        f"{frame.counted(counts.episode_count, 'episode')} with "
+        f"{frame.counted(counts.step_count, 'step')}: "
+        f"{frame.counted(counts.fragment_count, 'fragment')} in buffer {buffer!r}"
+    )
+    if counts.assumed_state_count:
+        click.echo(
+            f"{counts.assumed_state_count} fragments start where no recurrent state was recorded: "
+            "they say zeros; the --step-count of the recording would keep its states"
+        )
+    for finding in dataset.report.findings[:_FINDINGS_SHOWN]:
+        click.echo(f"  {printable(str(finding))}")
+    if dataset.report.counts:
+        click.echo(printable(dataset.report.summary()))
+
+
+@click.command("export")
+@click.option(
+    "--buffer", envvar="BREADBOX_BUFFER", default="default", show_default=True, help="To read."
+)
+@click.option(
+    "--out",
+    envvar="BREADBOX_OUT",
+    required=True,
+    help="File to write, .parquet or .msgpack; or minari:NAME, a new local Minari dataset.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
+@click.option(
+    "--layout",
+    envvar="BREADBOX_LAYOUT",
+    type=click.Choice(["steps", "episodes"]),
+    default="steps",
+    show_default=True,
+    help="Rows of a Parquet file: steps, or whole serialized episodes.",
+)
+@click.option(
+    "--env",
+    "env_id",
+    envvar="BREADBOX_ENV",
+    help="Of a Minari dataset: take the spaces of this Gymnasium environment, and name it there.",
+)
+@click.option(
+    "--max-wait-s",
+    envvar="BREADBOX_MAX_WAIT_S",
+    type=click.FloatRange(min=0.0),
+    default=10.0,
+    show_default=True,
+    help="How long to wait for chunks that learners hold.",
+)
+@frame.server_options
+def export_episodes(
+    target: frame.Target,
+    buffer: str,
+    out: str,
+    overwrite: bool,
+    layout: str,
+    env_id: str | None,
+    max_wait_s: float,
+) -> None:
+    """Write the episodes that a buffer holds to a file, without using anything up."""
+    is_minari = out.startswith(MINARI_SCHEME)
+    if env_id is not None and not is_minari:
+        # BREADBOX_ENV may be set for other commands; only what was typed for a file is a mistake.
+        source = click.get_current_context().get_parameter_source("env_id")
+        if source is ParameterSource.COMMANDLINE:
+            raise UnsupportedDatasetError("--env is for --out minari:NAME only", file=out)
+    if overwrite and is_minari:
+        raise UnsupportedDatasetError("--overwrite is for files only", file=out)
+    if not overwrite and not is_minari and os.path.lexists(out):
+        raise UnsupportedDatasetError("is there already; --overwrite replaces it", file=out)
+    import_from_here()
+    target.check()
+    with (
+        target.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client,
+        # Closed first, so that an export that fails gives the chunks back.
+        closing(read_buffer(client, buffer, max_wait_s=max_wait_s)) as held,
+    ):
+        first = next(held, None)
+        if first is None:
+            waiting = client.get_buffer(buffer).state.open_fragment_count
+            raise OfflineDataError(
+                f"nothing was written: buffer {buffer!r} holds no chunk"
+                + (f"; {waiting} fragments wait for theirs to fill" if waiting else ""),
+                file=out,
+            )
+        episodes = chain([first], held)
+        if is_minari:
+            counts = write_minari(episodes, out, env_id=env_id)
+        else:
+            counts = write_episodes(episodes, Path(out), layout=layout)
+    if target.as_json:
+        written = {"episodes": counts.episode_count, "steps": counts.step_count}
+        click.echo(json.dumps({"out": out, **written}))
+    else:
+        click.echo(
+            f"{frame.counted(counts.episode_count, 'episode')}, "
+            f"{frame.counted(counts.step_count, 'step')} written to {out}"
+        )
+
+
+def _parse_schema(columns: tuple[str, ...]) -> OfflineSchema:
+    pairs = [column.partition("=") for column in columns]
+    for canonical, _, physical in pairs:
+        if not canonical or not physical:
+            raise OfflineDataError(f"--column wants CANONICAL=PHYSICAL, got {canonical!r}")
+    try:
+        return OfflineSchema(columns={canonical: physical for canonical, _, physical in pairs})
+    except ValueError as error:
+        raise OfflineDataError(f"--column: {error}".replace("\n", " ")) from error

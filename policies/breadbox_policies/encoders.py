@@ -1,0 +1,224 @@
+"""Networks from observations to features: vectors through an MLP, images through convolutions."""
+
+import math
+from collections.abc import Sequence
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from breadbox.errors import InvalidRequestError
+from breadbox.trees import child_path
+from breadbox_policies.protocol import Tree
+
+_CONVOLUTIONS = ((16, 8, 4), (32, 4, 2), (32, 3, 1))
+"""(channels, kernel, stride): the classic network for 84x84 frames, with fewer channels."""
+
+_PICTURE_SIDE_MIN = 16
+
+
+def initialise(layer: nn.Linear | nn.Conv2d, gain: float = math.sqrt(2)) -> nn.Module:
+    """Make *layer* orthogonal with zero bias, which PPO needs for its first updates to be tame."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(input_count: int, hidden_sizes: Sequence[int], output_count: int, gain: float) -> nn.Module:
+    """Build a tanh network whose last layer is linear with the given *gain*."""
+    layers: list[nn.Module] = []
+    width = input_count
+    for size in hidden_sizes:
+        layers += [initialise(nn.Linear(width, size)), nn.Tanh()]
+        width = size
+    layers.append(initialise(nn.Linear(width, output_count), gain))
+    return nn.Sequential(*layers)
+
+
+class VectorFlattener(nn.Module):
+    """Joins every leaf of an observation into one float vector. Without parameters.
+
+    Leading axes are whatever remains of a leaf's shape once the space's own shape is taken away,
+    so the same code serves [B, ...] and [B, T, ...]. Discrete parts become one-hot.
+
+    Raises:
+        InvalidRequestError: The space, or a part of it, has no vector, or is an image.
+    """
+
+    def __init__(self, space: "gymnasium.Space[object]") -> None:
+        super().__init__()
+        self._space = space
+        self.output_count = _flat_size(space, "")
+
+    def forward(self, obs: Tree) -> Tensor:
+        """Return float32[..., output_count]."""
+        parts: list[Tensor] = []
+        _flatten(self._space, obs, parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _flat_size(space: "gymnasium.Space[object]", path: str) -> int:
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return int(space.n)
+    if is_picture(space):
+        where = f" at {path}" if path else ""
+        raise InvalidRequestError(
+            "observation_space",
+            f"holds an image{where}, {space}, that would be flattened into one vector; "
+            "use the policy 'conv_lstm', which wants images on their own or as entries of a dict",
+        )
+    if isinstance(
+        space,
+        gymnasium.spaces.Box | gymnasium.spaces.MultiBinary | gymnasium.spaces.MultiDiscrete,
+    ):
+        return math.prod(space.shape)
+    if isinstance(space, gymnasium.spaces.Dict):
+        return sum(_flat_size(part, child_path(path, key)) for key, part in space.items())
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return sum(_flat_size(part, child_path(path, i)) for i, part in enumerate(space.spaces))
+    where = f" at {path}" if path else ""
+    raise InvalidRequestError("observation_space", f"cannot be flattened: {space}{where}")
+
+
+def _flatten(space: "gymnasium.Space[object]", obs: Tree, into: list[Tensor]) -> None:
+    if isinstance(space, gymnasium.spaces.Discrete):
+        index = obs.long() - int(space.start)
+        into.append(nn.functional.one_hot(index, int(space.n)).float())
+    elif isinstance(space, gymnasium.spaces.Dict):
+        for key, part in space.items():
+            _flatten(part, obs[key], into)
+    elif isinstance(space, gymnasium.spaces.Tuple):
+        for part, value in zip(space.spaces, obs, strict=True):
+            _flatten(part, value, into)
+    else:
+        assert space.shape is not None
+        leading = obs.shape[: obs.dim() - len(space.shape)]
+        into.append(obs.reshape(*leading, -1).float())
+
+
+def image_layout(space: "gymnasium.Space[object]") -> str | None:
+    """Return "HW", "HWC" or "CHW" for a space of images, None for any other space.
+
+    An image is a uint8 box with two axes, or with three of which the last (preferred) or the first
+    is the shortest and at most 16 long: colours, or stacked frames.
+    """
+    if not isinstance(space, gymnasium.spaces.Box) or space.dtype != "uint8":
+        return None
+    if len(space.shape) == 2:
+        return "HW"
+    if len(space.shape) != 3:
+        return None
+    if space.shape[2] <= min(16, *space.shape[:2]):
+        return "HWC"
+    return "CHW" if space.shape[0] <= 16 else None
+
+
+def is_picture(space: "gymnasium.Space[object]") -> bool:
+    """Whether a space is of images that a vector is no substitute for: not a small board."""
+    layout = image_layout(space)
+    if layout is None or space.shape is None:
+        return False
+    height, width = space.shape[1:] if layout == "CHW" else space.shape[:2]
+    return bool(min(height, width) >= _PICTURE_SIDE_MIN)
+
+
+def has_picture(space: "gymnasium.Space[object]") -> bool:
+    """Whether a space is, or a dict of it holds, images as `is_picture` means them."""
+    parts = list(space.values()) if isinstance(space, gymnasium.spaces.Dict) else [space]
+    return any(is_picture(part) for part in parts)
+
+
+class ImageEncoder(nn.Module):
+    """Convolutions over uint8 images of any layout, then one linear layer."""
+
+    def __init__(self, space: gymnasium.spaces.Box, layout: str, output_count: int) -> None:
+        super().__init__()
+        self._layout = layout
+        self._space_axes = len(space.shape)
+        height, width, channels = {
+            "HW": (space.shape[0], space.shape[1], 1),
+            "HWC": space.shape[-3:],
+            "CHW": (space.shape[-2], space.shape[-1], space.shape[0]),
+        }[layout]
+        layers: list[nn.Module] = []
+        for out_channels, kernel, stride in _CONVOLUTIONS:
+            # Small images lose the larger kernels rather than being refused.
+            kernel = min(kernel, height, width)
+            stride = min(stride, kernel)
+            layers += [initialise(nn.Conv2d(channels, out_channels, kernel, stride)), nn.ReLU()]
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            channels = out_channels
+        layers += [nn.Flatten(), initialise(nn.Linear(channels * height * width, output_count))]
+        self.network = nn.Sequential(*layers, nn.ReLU())
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return float32[..., output_count] for uint8[..., *image]."""
+        leading = image.shape[: image.dim() - self._space_axes]
+        flat = image.reshape(-1, *image.shape[image.dim() - self._space_axes :])
+        if self._layout == "HW":
+            flat = flat.unsqueeze(1)
+        elif self._layout == "HWC":
+            flat = flat.permute(0, 3, 1, 2)
+        features: Tensor = self.network(flat.float().div_(255.0))
+        return features.reshape(*leading, features.shape[-1])
+
+
+class ObservationEncoder(nn.Module):
+    """Images through convolutions, everything else through one linear layer, joined."""
+
+    def __init__(self, space: "gymnasium.Space[object]", feature_count: int) -> None:
+        super().__init__()
+        images = _image_parts(space)
+        self._image_keys = list(images)
+        self._image_encoders = nn.ModuleList(
+            ImageEncoder(part, layout, feature_count) for part, layout in images.values()
+        )
+        rest = _without_images(space)
+        self._flattener = VectorFlattener(rest) if rest is not None else None
+        self._linear = (
+            nn.Sequential(
+                initialise(nn.Linear(self._flattener.output_count, feature_count)), nn.Tanh()
+            )
+            if self._flattener is not None
+            else None
+        )
+        self.output_count = feature_count * (len(images) + (rest is not None))
+
+    def forward(self, obs: Tree) -> Tensor:
+        """Return float32[..., output_count]."""
+        parts = [
+            encoder(obs[key] if key is not None else obs)
+            for key, encoder in zip(self._image_keys, self._image_encoders, strict=True)
+        ]
+        if self._flattener is not None and self._linear is not None:
+            parts.append(self._linear(self._flattener(obs)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _image_parts(
+    space: "gymnasium.Space[object]",
+) -> dict[str | None, tuple[gymnasium.spaces.Box, str]]:
+    """Return the images of a space by top-level key; None stands for the space itself."""
+    layout = image_layout(space)
+    if layout is not None:
+        assert isinstance(space, gymnasium.spaces.Box)
+        return {None: (space, layout)}
+    if not isinstance(space, gymnasium.spaces.Dict):
+        return {}
+    found: dict[str | None, tuple[gymnasium.spaces.Box, str]] = {}
+    for key, part in space.items():
+        layout = image_layout(part)
+        if layout is not None:
+            assert isinstance(part, gymnasium.spaces.Box)
+            found[key] = (part, layout)
+    return found
+
+
+def _without_images(space: "gymnasium.Space[object]") -> "gymnasium.Space[object] | None":
+    if image_layout(space) is not None:
+        return None
+    if not isinstance(space, gymnasium.spaces.Dict):
+        return space
+    rest = {key: part for key, part in space.items() if image_layout(part) is None}
+    return gymnasium.spaces.Dict(rest) if rest else None

@@ -1,0 +1,193 @@
+"""What a policy must do, for acting step by step and for training on fragments.
+
+Axes: B environments (or fragments), T steps. Observations and actions are trees (nested dicts,
+lists, tuples) of tensors whose leading axes are B, or B and T. A recurrent state is a tree of
+tensors with leading axis B; None for a policy without memory.
+"""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from breadbox.errors import InvalidRequestError
+
+Tree = Any
+State = Any
+
+
+@dataclass(frozen=True, slots=True)
+class ActResult:
+    """What a policy did with one observation of each of B environments.
+
+    Attributes:
+        action: Leaves [B, ...]; as the environment takes them, but unclipped.
+        log_prob: float32[B]; of `action`, summed over its parts.
+        value: float32[B]; in reward units.
+        state: The recurrent state after this step; None for a policy without memory.
+    """
+
+    action: Tree
+    log_prob: Tensor
+    value: Tensor
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a policy thinks of recorded actions; everything carries gradients.
+
+    Attributes:
+        log_prob: float32[B, T].
+        entropy: float32[B, T]; in nats, summed over the parts of an action.
+        value: float32[B, T]; in reward units.
+        state: The recurrent state after step T - 1; None for a policy without memory.
+    """
+
+    log_prob: Tensor
+    entropy: Tensor
+    value: Tensor
+    state: State
+
+
+class Policy(Protocol):
+    """The seam between policies and those who run or train them.
+
+    Wherever `first[b]` is true the policy starts environment b from its initial state, whatever
+    state it was given: memory never leaks across an episode border.
+    """
+
+    def initial_state(self, batch_size: int) -> State:
+        """Return the state of *batch_size* environments at the start of an episode.
+
+        A tree of tensors with leading axis B, or None for a policy without memory.
+        """
+
+    def act(
+        self,
+        obs: Tree,
+        state: State,
+        first: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> ActResult:
+        """Choose an action for each environment: a sample of the policy's distribution.
+
+        Args:
+            obs: Leaves [B, ...].
+            state: Of the same B environments, in the same order.
+            first: bool[B]; this observation starts an episode.
+            generator: Source of randomness, on the policy's device; None: torch's global one.
+            greedy: Take the mode of the distribution (the likeliest choice, the mean of a normal
+                distribution) instead of a sample, and no randomness. Whoever only samples does not
+                pass it, so that a policy of one's own may do without.
+        """
+
+    def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
+        """Judge recorded actions.
+
+        Args:
+            obs: Leaves [B, T, ...].
+            action: Leaves [B, T, ...].
+            state: Before step 0 of each fragment, leaves [B, ...].
+            first: bool[B, T].
+        """
+
+    def merge_state(self, states: Sequence[State]) -> State:
+        """Join states of single environments (leaves without a batch axis) into one batch."""
+
+    def split_state(self, state: State) -> list[State]:
+        """Undo `merge_state`: one state per environment, leaves without a batch axis."""
+
+
+class PolicyModule(nn.Module, ABC):
+    """A `Policy` that is a torch module; states may be any tree of tensors.
+
+    `help` of `breadbox_policies.Policy` says what each method takes and returns.
+    """
+
+    @abstractmethod
+    def initial_state(self, batch_size: int) -> State:
+        """See `Policy.initial_state`."""
+
+    @abstractmethod
+    def act(
+        self,
+        obs: Tree,
+        state: State,
+        first: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> ActResult:
+        """See `Policy.act`."""
+
+    @abstractmethod
+    def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
+        """See `Policy.evaluate`."""
+
+    def merge_state(self, states: Sequence[State]) -> State:
+        """See `Policy.merge_state`."""
+        return _merge(list(states))
+
+    def split_state(self, state: State) -> list[State]:
+        """See `Policy.split_state`. The parts are views: whoever keeps one for long copies it."""
+        return _split(state, _batch_size(state))
+
+
+def check_greedy(policy: Policy, setting: str) -> None:
+    """Find out whether a policy can act greedily, before it is asked to.
+
+    Args:
+        policy: Perhaps one of the user's own, from before there was such an argument.
+        setting: Which asks for it, for the error.
+
+    Raises:
+        InvalidRequestError: Its `act` takes no `greedy`.
+    """
+    parameters = inspect.signature(policy.act).parameters.values()
+    if not any(p.name == "greedy" or p.kind is p.VAR_KEYWORD for p in parameters):
+        raise InvalidRequestError(
+            setting,
+            f"needs a policy that can act greedily; {type(policy).__name__}.act takes no argument "
+            "'greedy'",
+        )
+
+
+def _merge(states: list[State]) -> State:
+    example = states[0]
+    if example is None:
+        return None
+    if isinstance(example, dict):
+        return {key: _merge([state[key] for state in states]) for key in example}
+    if isinstance(example, list | tuple):
+        return type(example)(_merge(list(parts)) for parts in zip(*states, strict=True))
+    return torch.stack(states)
+
+
+def _batch_size(state: State) -> int:
+    """Return B of the first leaf; 0 where there is none."""
+    if state is None:
+        return 0
+    if isinstance(state, dict):
+        return max((_batch_size(part) for part in state.values()), default=0)
+    if isinstance(state, list | tuple):
+        return max((_batch_size(part) for part in state), default=0)
+    return int(state.shape[0])
+
+
+def _split(state: State, batch_size: int) -> list[State]:
+    if state is None:
+        return [None] * batch_size
+    if isinstance(state, dict):
+        parts = {key: _split(value, batch_size) for key, value in state.items()}
+        return [{key: parts[key][i] for key in parts} for i in range(batch_size)]
+    if isinstance(state, list | tuple):
+        columns = [_split(value, batch_size) for value in state]
+        return [type(state)(column[i] for column in columns) for i in range(batch_size)]
+    return list(state.unbind(0))
