@@ -525,7 +525,7 @@ class Client:
         return Entering(granted())
 
     async def get_prepared_fragments(
-        self, request_id: str = "", *, buffer: str | None = None
+        self, request_id: str, *, buffer: str | None = None
     ) -> tuple[FragmentReference, ...]:
         """Read what a request got; see `breadbox.Client.get_prepared_fragments`."""
         return await self._invoke(calls.get_prepared_fragments(buffer or self.buffer, request_id))

@@ -515,12 +515,12 @@ class Client:
         )
 
     def get_prepared_fragments(
-        self, request_id: str = "", *, buffer: str | None = None
+        self, request_id: str, *, buffer: str | None = None
     ) -> tuple[types.FragmentReference, ...]:
         """Read what a granted request got for all ranks, rank 0 first. Takes no lease.
 
         Args:
-            request_id: Empty: the request that was granted last, by anyone.
+            request_id: As given to the fetch; `BufferState.latest_request_id` has the latest.
             buffer: None: the client's.
 
         Raises:

@@ -260,6 +260,8 @@ class BufferState:
     """Why fragments are answered BYTES_FULL whatever room the buffer has; empty: they are not."""
     quarantined: tuple[QuarantinedFragment, ...] = ()
     """The latest fragments that readers could not read, oldest first; at most 16."""
+    latest_request_id: str = ""
+    """Of the requests that still have a lease the one that was granted last; empty: none has."""
 
 
 @dataclass(frozen=True, slots=True)

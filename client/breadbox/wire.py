@@ -77,6 +77,7 @@ _GAUGE_FIELDS = (
     "waiting_reason",
     "outage",
     "hold",
+    "latest_request_id",
 )
 
 
@@ -388,14 +389,15 @@ def grant_from_wire(
     message: replay_buffer_service_pb2.FetchFragmentsResponse, request_id: str
 ) -> types.LeaseGrant | str:
     """Read the answer to a fetch: the grant, or the reason why there is none after the wait."""
-    if message.outcome != replay_buffer_service_pb2.FETCH_OUTCOME_GRANTED:
-        return message.waiting_reason or "the server gave no reason"
+    if message.WhichOneof("result") != "grant":
+        return message.wait_elapsed.waiting_reason or "the server gave no reason"
+    grant = message.grant
     return types.LeaseGrant(
-        lease_id=message.lease.lease_id,
-        remaining_s=seconds(message.lease.remaining_duration),
-        fragments=references_from_wire(message.fragments),
-        session_id=message.session_id,
-        model_version=message.model_version,
+        lease_id=grant.lease.lease_id,
+        remaining_s=seconds(grant.lease.remaining_duration),
+        fragments=references_from_wire(grant.fragments),
+        session_id=grant.session_id,
+        model_version=grant.model_version,
         request_id=request_id,
     )
 

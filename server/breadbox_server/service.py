@@ -198,15 +198,16 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         )
         if not isinstance(outcome, FetchGranted):
             return pb.FetchFragmentsResponse(
-                outcome=pb.FETCH_OUTCOME_WAIT_ELAPSED, waiting_reason=outcome.reason
+                wait_elapsed=pb.FetchWaitElapsed(waiting_reason=outcome.reason)
             )
         response = pb.FetchFragmentsResponse(
-            outcome=pb.FETCH_OUTCOME_GRANTED,
-            lease=self._lease(outcome.lease_id, outcome.expires_at),
-            session_id=outcome.session_id,
-            model_version=outcome.model_version,
+            grant=pb.FetchGrant(
+                lease=self._lease(outcome.lease_id, outcome.expires_at),
+                session_id=outcome.session_id,
+                model_version=outcome.model_version,
+            )
         )
-        convert.add_references(outcome.fragments, response.fragments)
+        convert.add_references(outcome.fragments, response.grant.fragments)
         return response
 
     async def GetPreparedFragments(
@@ -409,6 +410,7 @@ def to_buffer(seen: BufferDescription) -> buffer_pb2.Buffer:
             quarantined=[
                 buffer_pb2.QuarantinedFragment(**each._asdict()) for each in seen.quarantined
             ],
+            latest_request_id=seen.latest_request_id,
         ),
     )
 

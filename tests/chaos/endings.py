@@ -132,10 +132,10 @@ class Load:
                 pb.FetchFragmentsRequest(request_id=f"r{turn}", fragment_count=BATCH),
                 timeout=CALL_S,
             )
-            if granted.lease.lease_id:
+            if granted.grant.lease.lease_id:
                 stub.ReleaseLease(
                     pb.ReleaseLeaseRequest(
-                        lease_id=granted.lease.lease_id, mode=pb.RELEASE_MODE_CONSUMED
+                        lease_id=granted.grant.lease.lease_id, mode=pb.RELEASE_MODE_CONSUMED
                     ),
                     timeout=CALL_S,
                 )

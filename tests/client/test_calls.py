@@ -56,15 +56,16 @@ EPISODE = types.EpisodeReport(
     end=types.EpisodeEnd.TRUNCATED,
 )
 GRANTED = pb.FetchFragmentsResponse(
-    outcome=pb.FETCH_OUTCOME_GRANTED,
-    lease=pb.Lease(lease_id="l", remaining_duration=Duration(seconds=60)),
-    fragments=[
-        fragment_pb2.FragmentReference(
-            metadata=METADATA_ON_WIRE, chunk_id=5, staleness=1, use_count=2
-        )
-    ],
-    session_id="s",
-    model_version=2,
+    grant=pb.FetchGrant(
+        lease=pb.Lease(lease_id="l", remaining_duration=Duration(seconds=60)),
+        fragments=[
+            fragment_pb2.FragmentReference(
+                metadata=METADATA_ON_WIRE, chunk_id=5, staleness=1, use_count=2
+            )
+        ],
+        session_id="s",
+        model_version=2,
+    ),
 )
 
 

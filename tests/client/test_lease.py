@@ -44,8 +44,7 @@ def store(tmp_path: Path) -> Iterator[PayloadStore]:
 def granted(store: PayloadStore, fake: FakeService) -> pb.FetchFragmentsResponse:
     fragments = [vector_fragment(index) for index in range(FRAGMENT_COUNT)]
     references = payload.write_fragments(store, fragments)
-    response = pb.FetchFragmentsResponse(
-        outcome=pb.FETCH_OUTCOME_GRANTED,
+    grant = pb.FetchGrant(
         lease=pb.Lease(lease_id="l", remaining_duration=Duration(seconds=60)),
         session_id="s",
         model_version=0,
@@ -58,6 +57,7 @@ def granted(store: PayloadStore, fake: FakeService) -> pb.FetchFragmentsResponse
             for fragment, reference in zip(fragments, references, strict=True)
         ],
     )
+    response = pb.FetchFragmentsResponse(grant=grant)
     fake.will("FetchFragments", response)
     return response
 
@@ -361,7 +361,7 @@ def arrivals(fake: FakeService, count: int) -> bool:
 def test_an_open_lease_is_renewed_at_a_third_of_its_life(
     client: breadbox.Client, fake: FakeService, granted: pb.FetchFragmentsResponse
 ) -> None:
-    granted.lease.remaining_duration.FromMilliseconds(round(LEASE_S * 1e3))
+    granted.grant.lease.remaining_duration.FromMilliseconds(round(LEASE_S * 1e3))
     fake.will("RenewLease", *[renewed(LEASE_S)] * 2, renewed(60.0))
     with client.fetch(FRAGMENT_COUNT):
         assert arrivals(fake, 4)
@@ -372,7 +372,7 @@ def test_an_open_lease_is_renewed_at_a_third_of_its_life(
 async def test_an_open_async_lease_is_renewed(
     async_client: aio.Client, fake: FakeService, granted: pb.FetchFragmentsResponse
 ) -> None:
-    granted.lease.remaining_duration.FromMilliseconds(round(LEASE_S * 1e3))
+    granted.grant.lease.remaining_duration.FromMilliseconds(round(LEASE_S * 1e3))
     fake.will("RenewLease", *[renewed(LEASE_S)] * 2, renewed(60.0))
     async with await async_client.fetch(FRAGMENT_COUNT):
         assert await asyncio.to_thread(arrivals, fake, 4)
@@ -425,7 +425,7 @@ def test_a_renewal_that_keeps_failing_is_told_every_half_minute(
 def test_a_lease_found_gone_refuses_to_load(
     client: breadbox.Client, fake: FakeService, granted: pb.FetchFragmentsResponse
 ) -> None:
-    granted.lease.remaining_duration.FromMilliseconds(round(LEASE_S * 1e3))
+    granted.grant.lease.remaining_duration.FromMilliseconds(round(LEASE_S * 1e3))
     fake.will("RenewLease", refuse(grpc.StatusCode.NOT_FOUND, "LEASE_NOT_FOUND", lease="l"))
     with client.fetch(FRAGMENT_COUNT) as lease:
         eventually_sync(lambda: lease.expired)

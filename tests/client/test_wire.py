@@ -131,10 +131,11 @@ def test_version_zero_is_told_from_no_version() -> None:
 
 def test_every_field_of_a_buffers_state_is_read() -> None:
     state = buffer_pb2.BufferState(
-        **{name: number for number, name in enumerate(wire._GAUGE_FIELDS[:-3], 1)},
+        **{name: number for number, name in enumerate(wire._GAUGE_FIELDS[:-4], 1)},
         waiting_reason="have 1 chunk, need 2",
         outage="the journal does not answer",
         hold="the journal's disk is full",
+        latest_request_id="r",
         counters={"b": 2, "a": 1},
         chunk_count_by_staleness={1: 3, 0: 4},
         quarantined=[

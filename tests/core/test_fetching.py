@@ -355,16 +355,24 @@ def test_prepared_lists_the_whole_while_any_rank_holds_its_lease() -> None:
         world.buffers.prepared(DEFAULT_BUFFER, "r")
 
 
-def test_prepared_of_no_request_lists_the_latest_grant_that_lives() -> None:
+def test_the_latest_request_is_the_last_granted_that_has_a_lease() -> None:
     """For the ancestor's interface, whose ranks know no request."""
     world = World()
     world.fill(2)
+    assert "" == world.seen().latest_request_id
     first, second = world.granted(request_id="first"), world.granted(request_id="second")
-    assert second.fragments == world.buffers.prepared(DEFAULT_BUFFER, "")
+    assert "second" == world.seen().latest_request_id
     world.release(second.lease_id)
-    assert first.fragments == world.buffers.prepared(DEFAULT_BUFFER, "")
+    assert "first" == world.seen().latest_request_id
     world.release(first.lease_id)
-    with pytest.raises(RequestNotFoundError):
+    assert "" == world.seen().latest_request_id
+
+
+def test_prepared_fragments_are_those_of_a_named_request() -> None:
+    world = World()
+    world.fill(1)
+    world.granted(request_id="r")
+    with pytest.raises(InvalidArgumentError, match="request_id"):
         world.buffers.prepared(DEFAULT_BUFFER, "")
 
 

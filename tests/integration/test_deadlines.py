@@ -135,7 +135,9 @@ CALLS: dict[str, Row] = {
     ),
     "Client.fetch_fragments": lambda it: it.client.fetch_fragments(4_000, WAIT_S),
     "Client.fetch": lambda it: it.client.fetch(4_000, WAIT_S),
-    "Client.get_prepared_fragments": lambda it: it.client.get_prepared_fragments(),
+    "Client.get_prepared_fragments": lambda it: it.client.get_prepared_fragments(
+        it.spare.request_id
+    ),
     "Client.read_fragments": lambda it: it.client.read_fragments(it.spare.fragments),
     "Client.describe_arrays": lambda it: it.client.describe_arrays(it.spare.fragments),
     "Client.load_batch": lambda it: it.client.load_batch(it.spare.fragments),

@@ -88,10 +88,8 @@ class World:
         return [(result.outcome, result.first_outcome) for result in reply.results]
 
     def fetch(self, request_id: str, count: int, **fields):
-        return self.call(
-            "FetchFragments",
-            pb.FetchFragmentsRequest(request_id=request_id, fragment_count=count, **fields),
-        )
+        request = pb.FetchFragmentsRequest(request_id=request_id, fragment_count=count, **fields)
+        return self.call("FetchFragments", request).grant
 
     def buffer(self, name: str = "default"):
         return self.call("GetBuffer", pb.GetBufferRequest(name=name)).buffer
@@ -177,7 +175,7 @@ def test_a_killed_server_answers_repeated_calls_as_before(world: World):
     again = world.fetch("mine", 4)
     assert granted.lease.lease_id == again.lease.lease_id
     assert list(granted.fragments) == list(again.fragments)
-    assert list(both.fragments) == list(world.fetch("both", 4, rank=1, world_size=2).fragments)
+    assert both.fragments == world.fetch("both", 4, rank=1, world_size=2).fragments
     assert prepared == world.call(
         "GetPreparedFragments", pb.GetPreparedFragmentsRequest(request_id="both")
     )

@@ -255,7 +255,7 @@ def _leases_of(stub, store_url: str, fetches: bool) -> int:
         stub.StartSession(pb.StartSessionRequest(session_id="run"), timeout=CALL_S)
         assert ADMITTED == append_one(stub, store_url)
         request = pb.FetchFragmentsRequest(request_id="r", fragment_count=1)
-        assert stub.FetchFragments(request, timeout=CALL_S).lease.lease_id
+        assert stub.FetchFragments(request, timeout=CALL_S).grant.lease.lease_id
     return stub.GetBuffer(pb.GetBufferRequest(), timeout=CALL_S).buffer.state.lease_count
 
 
@@ -385,7 +385,7 @@ def test_fragments_go_through_a_real_redis_and_are_deleted_after_use():
             assert -1 == client.ttl(key)
             grant = stub.FetchFragments(
                 pb.FetchFragmentsRequest(request_id="r", fragment_count=1), timeout=CALL_S
-            )
+            ).grant
             stub.ReleaseLease(
                 pb.ReleaseLeaseRequest(
                     lease_id=grant.lease.lease_id, mode=pb.RELEASE_MODE_CONSUMED

@@ -59,11 +59,12 @@ class Caller:
             "FetchFragments", pb.FetchFragmentsRequest(request_id=request_id, fragment_count=count)
         )
         release = pb.ReleaseLeaseRequest(
-            lease_id=granted.lease.lease_id, mode=pb.RELEASE_MODE_CONSUMED
+            lease_id=granted.grant.lease.lease_id, mode=pb.RELEASE_MODE_CONSUMED
         )
         self.call("ReleaseLease", release)
         return [
-            (item.metadata.worker_id, item.metadata.fragment_index) for item in granted.fragments
+            (item.metadata.worker_id, item.metadata.fragment_index)
+            for item in granted.grant.fragments
         ]
 
     def held(self) -> int:

@@ -186,6 +186,12 @@ CASES = {
         "ARGUMENT_INVALID",
         "mode",
     ),
+    "no request": (
+        "GetPreparedFragments",
+        pb.GetPreparedFragmentsRequest(),
+        "ARGUMENT_INVALID",
+        "request_id",
+    ),
     "an unknown request": (
         "GetPreparedFragments",
         pb.GetPreparedFragmentsRequest(request_id="unknown"),

@@ -213,10 +213,10 @@ async def test_a_fetch_takes_fragments_under_a_lease():
         await it.fill(4)
         reply = await it.fetch(2)
         buffer = await it.buffer()
-    assert pb.FETCH_OUTCOME_GRANTED == reply.outcome
-    assert 2 == len(reply.fragments)
-    assert 60 == reply.lease.remaining_duration.seconds
-    assert ("run", 0) == (reply.session_id, reply.model_version)
+    assert "grant" == reply.WhichOneof("result")
+    assert 2 == len(reply.grant.fragments)
+    assert 60 == reply.grant.lease.remaining_duration.seconds
+    assert ("run", 0) == (reply.grant.session_id, reply.grant.model_version)
     assert 1 == buffer.state.lease_count
 
 
@@ -224,9 +224,8 @@ async def test_a_fetch_that_cannot_be_met_elapses_with_a_reason():
     async with served() as it:
         await it.start()
         reply = await it.fetch(2)
-    assert pb.FETCH_OUTCOME_WAIT_ELAPSED == reply.outcome
-    assert reply.waiting_reason
-    assert not reply.HasField("lease")
+    assert "wait_elapsed" == reply.WhichOneof("result")
+    assert reply.wait_elapsed.waiting_reason
 
 
 async def test_a_waiting_fetch_is_met_by_the_append_it_waits_for():
@@ -237,7 +236,7 @@ async def test_a_waiting_fetch_is_met_by_the_append_it_waits_for():
         await it.fill(2)
         reply = await fetching
         assert 0 == it.server.driver.waiting_callers
-    assert pb.FETCH_OUTCOME_GRANTED == reply.outcome
+    assert "grant" == reply.WhichOneof("result")
 
 
 async def test_a_waiting_fetch_elapses_when_its_time_is_over():
@@ -247,7 +246,7 @@ async def test_a_waiting_fetch_elapses_when_its_time_is_over():
         await eventually(lambda: it.server.driver.waiting_callers == 1)
         it.clock.advance(10.0)
         reply = await fetching
-    assert pb.FETCH_OUTCOME_WAIT_ELAPSED == reply.outcome
+    assert "wait_elapsed" == reply.WhichOneof("result")
 
 
 async def test_a_call_waits_no_longer_than_its_own_deadline_allows():
@@ -260,7 +259,7 @@ async def test_a_call_waits_no_longer_than_its_own_deadline_allows():
         await eventually(lambda: it.server.driver.waiting_callers == 1)
         it.clock.advance(9.9)
         reply = await fetching
-    assert pb.FETCH_OUTCOME_WAIT_ELAPSED == reply.outcome
+    assert "wait_elapsed" == reply.WhichOneof("result")
 
 
 async def test_a_repeated_fetch_gets_the_same_grant():
@@ -269,8 +268,8 @@ async def test_a_repeated_fetch_gets_the_same_grant():
         await it.fill(8)
         first = await it.fetch(4, request_id="same")
         again = await it.fetch(4, request_id="same")
-    assert first.lease.lease_id == again.lease.lease_id
-    assert list(first.fragments) == list(again.fragments)
+    assert first.grant.lease.lease_id == again.grant.lease.lease_id
+    assert first.grant.fragments == again.grant.fragments
 
 
 async def test_ranks_get_disjoint_shares_of_one_prepared_list():
@@ -279,7 +278,7 @@ async def test_ranks_get_disjoint_shares_of_one_prepared_list():
         await it.fill(8)
         first = it.fetch(4, request_id="both", rank=0, world_size=2)
         second = it.fetch(4, request_id="both", rank=1, world_size=2)
-        shares = [*(await first).fragments, *(await second).fragments]
+        shares = [*(await first).grant.fragments, *(await second).grant.fragments]
         prepared = await it.stub.GetPreparedFragments(
             pb.GetPreparedFragmentsRequest(request_id="both"), timeout=CALL_S
         )
@@ -291,7 +290,7 @@ async def test_a_lease_is_renewed_from_now():
     async with served() as it:
         await it.start()
         await it.fill(1)
-        grant = await it.fetch(1)
+        grant = (await it.fetch(1)).grant
         it.clock.advance(50.0)
         reply = await it.stub.RenewLease(
             pb.RenewLeaseRequest(lease_id=grant.lease.lease_id, lease_duration=span(30)),
@@ -317,7 +316,7 @@ async def test_a_consumed_lease_has_its_payloads_deleted():
     async with served() as it:
         await it.start()
         await it.fill(1)
-        grant = await it.fetch(1)
+        grant = (await it.fetch(1)).grant
         payload_id = grant.fragments[0].metadata.payload.payload_id
         await it.stub.ReleaseLease(
             pb.ReleaseLeaseRequest(lease_id=grant.lease.lease_id, mode=pb.RELEASE_MODE_CONSUMED),
@@ -332,12 +331,12 @@ async def test_a_returned_lease_gives_the_use_back():
     async with served() as it:
         await it.start()
         await it.fill(1)
-        grant = await it.fetch(1, request_id="one")
+        grant = (await it.fetch(1, request_id="one")).grant
         await it.stub.ReleaseLease(
             pb.ReleaseLeaseRequest(lease_id=grant.lease.lease_id, mode=pb.RELEASE_MODE_RETURNED),
             timeout=CALL_S,
         )
-        again = await it.fetch(1, request_id="two")
+        again = (await it.fetch(1, request_id="two")).grant
     assert 1 == again.fragments[0].use_count
     assert [] == it.custodian.deleted
 

@@ -229,7 +229,7 @@ async def test_a_lease_of_another_team_is_none_in_a_buffer_of_ones_own(tmp_path:
             pb.FetchFragmentsRequest(buffer=OTHERS, request_id="theirs", fragment_count=1),
             metadata=admin,
         )
-        lease_id = granted.lease.lease_id
+        lease_id = granted.grant.lease.lease_id
         requests: Iterable[tuple[str, Any]] = (
             ("RenewLease", pb.RenewLeaseRequest(buffer=OWN, lease_id=lease_id)),
             (

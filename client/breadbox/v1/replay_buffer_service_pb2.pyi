@@ -10,12 +10,6 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class FetchOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    FETCH_OUTCOME_UNSPECIFIED: _ClassVar[FetchOutcome]
-    FETCH_OUTCOME_GRANTED: _ClassVar[FetchOutcome]
-    FETCH_OUTCOME_WAIT_ELAPSED: _ClassVar[FetchOutcome]
-
 class ReleaseMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RELEASE_MODE_UNSPECIFIED: _ClassVar[ReleaseMode]
@@ -28,9 +22,6 @@ class EpisodeEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EPISODE_END_TERMINATED: _ClassVar[EpisodeEnd]
     EPISODE_END_TRUNCATED: _ClassVar[EpisodeEnd]
     EPISODE_END_ABORTED: _ClassVar[EpisodeEnd]
-FETCH_OUTCOME_UNSPECIFIED: FetchOutcome
-FETCH_OUTCOME_GRANTED: FetchOutcome
-FETCH_OUTCOME_WAIT_ELAPSED: FetchOutcome
 RELEASE_MODE_UNSPECIFIED: ReleaseMode
 RELEASE_MODE_CONSUMED: ReleaseMode
 RELEASE_MODE_RETURNED: ReleaseMode
@@ -166,20 +157,30 @@ class FetchFragmentsRequest(_message.Message):
     def __init__(self, buffer: _Optional[str] = ..., request_id: _Optional[str] = ..., fragment_count: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class FetchFragmentsResponse(_message.Message):
-    __slots__ = ("outcome", "lease", "fragments", "session_id", "model_version", "waiting_reason")
-    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("grant", "wait_elapsed")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    grant: FetchGrant
+    wait_elapsed: FetchWaitElapsed
+    def __init__(self, grant: _Optional[_Union[FetchGrant, _Mapping]] = ..., wait_elapsed: _Optional[_Union[FetchWaitElapsed, _Mapping]] = ...) -> None: ...
+
+class FetchGrant(_message.Message):
+    __slots__ = ("lease", "fragments", "session_id", "model_version")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
-    outcome: FetchOutcome
     lease: Lease
     fragments: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.FragmentReference]
     session_id: str
     model_version: int
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+
+class FetchWaitElapsed(_message.Message):
+    __slots__ = ("waiting_reason",)
+    WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
     waiting_reason: str
-    def __init__(self, outcome: _Optional[_Union[FetchOutcome, str]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., waiting_reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, waiting_reason: _Optional[str] = ...) -> None: ...
 
 class GetPreparedFragmentsRequest(_message.Message):
     __slots__ = ("buffer", "request_id")

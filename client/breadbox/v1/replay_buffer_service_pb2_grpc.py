@@ -193,6 +193,7 @@ class ReplayBufferServiceServicer(object):
 
     def GetPreparedFragments(self, request, context):
         """Other ranks, or tools: the whole list of a granted request, in order. Takes no lease of its own.
+        Fails: REQUEST_NOT_FOUND while the request waits, and once all its leases have ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -464,6 +464,7 @@ class ReplayBuffer:
         table = state.holdings.table
         version = state.model.version or 0
         counts = reversed(table.count_by_version().items())
+        latest = state.leases.latest_grant()
         return BufferDescription(
             name=state.name,
             config=state.config,
@@ -481,19 +482,18 @@ class ReplayBuffer:
             chunk_count_by_staleness={version - held: count for held, count in counts},
             waiting_reason=self._fetching.next_reason(),
             quarantined=tuple(state.quarantined),
+            latest_request_id=RequestId("") if latest is None else latest.request_id,
         )
 
     def prepared(self, request_id: RequestId) -> tuple[GrantedFragment, ...]:
         """List what was granted to a request, rank 0's share first.
 
-        Args:
-            request_id: Empty: the request that was granted last and still has a lease.
-
         Raises:
+            InvalidArgumentError: The name is none.
             RequestNotFoundError: The request is unknown, still waits, or all its leases ended.
         """
-        leases = self._state.leases
-        grant = leases.find_grant(request_id) if request_id else leases.latest_grant()
+        check_name("request_id", request_id)
+        grant = self._state.leases.find_grant(request_id)
         if grant is None or grant.live_count == 0:
             raise RequestNotFoundError(request_id)
         return granted_fragments(grant.chunks)

@@ -217,6 +217,7 @@ class BufferSet:
 
         Raises:
             BufferNotFoundError: No buffer has this name.
+            InvalidArgumentError: The request's name is none.
             RequestNotFoundError: The request is unknown, still waits, or all its leases ended.
         """
         return self._find(buffer).prepared(request_id)

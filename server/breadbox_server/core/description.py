@@ -9,6 +9,7 @@ from breadbox_server.core.ids import (
     BufferName,
     FragmentIndex,
     PayloadId,
+    RequestId,
     SessionId,
     WorkerId,
 )
@@ -54,6 +55,8 @@ class BufferDescription:
     """One sentence with numbers: what the next fetch would wait for; empty when it would not."""
     quarantined: tuple[QuarantinedFragment, ...]
     """The latest fragments that readers could not read, oldest first."""
+    latest_request_id: RequestId
+    """Of the requests that still have a lease the one that was granted last; empty: none has."""
 
 
 class AppendCredit(NamedTuple):

@@ -272,12 +272,17 @@ class ReplayBufferInterface:
 
     def prepared_fragments(self) -> list[tuple[FragmentIndex, str]]:
         """Name the batch that was fetched last, by anyone; empty when there is none."""
-        try:
-            return named(
-                self._patiently(lambda: self._client.get_prepared_fragments(buffer=self._buffer))
-            )
-        except errors.RequestNotFoundError:
-            return []
+        while request_id := self._latest_request_id():
+            prepared = partial(self._client.get_prepared_fragments, request_id, buffer=self._buffer)
+            try:
+                return named(self._patiently(prepared))
+            except errors.RequestNotFoundError:
+                continue  # Given up meanwhile; another one may be the latest now.
+        return []
+
+    def _latest_request_id(self) -> str:
+        described = self._patiently(lambda: self._client.get_buffer(self._buffer))
+        return described.state.latest_request_id
 
     def update_model_version(self, session_id: str, model_version: int) -> None:
         """Make a session and a model version current; what that makes stale goes.
