@@ -7,12 +7,16 @@ a file that is no page into that file's name.
 
 import re
 import sys
+import tempfile
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 
+import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from nbclient import NotebookClient
+from nbconvert import MarkdownExporter
 
 import breadbox
 
@@ -58,6 +62,11 @@ FIRST = {
 }
 """What of `breadbox` stands before the rest, by heading."""
 
+NOTEBOOK = "examples/quickstart.ipynb"
+NOTEBOOK_PAGE = "quickstart.md"
+NOTEBOOK_S = 240.0
+"""Seconds that one of its cells may take."""
+
 LINK = re.compile(
     r"(?P<before>\[(?P<text>[^\]]*)\]\()(?P<target>(?!\w+:)[^)#\s]+)(?P<heading>#[^)]*)?\)"
 )
@@ -70,19 +79,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["reference/aio.md"] = asyncio_page()
     pages["reference/tools.md"] = tools_page()
     pages["reference/limits.md"] = LIMITS_PAGE + gen_limits.table()
-    for path, text in pages.items():
-        files.append(File.generated(config, path, content=text))
+    pages[NOTEBOOK_PAGE], images = notebook_page()
+    for path, content in (pages | images).items():
+        files.append(File.generated(config, path, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links of the repository into links of the site."""
-    source = {target: name for name, target in OUTSIDE.items()}.get(page.file.src_uri)
+    sources = {target: name for name, target in OUTSIDE.items()} | {NOTEBOOK_PAGE: NOTEBOOK}
+    source = sources.get(page.file.src_uri)
     here = PurePosixPath(source or f"docs/{page.file.src_uri}")
 
     def changed(link: re.Match[str]) -> str:
         target = normpath(str(here.parent / link["target"]))
-        path = OUTSIDE.get(target, target.removeprefix("docs/"))
+        path = NOTEBOOK_PAGE if target == NOTEBOOK else target.removeprefix("docs/")
+        path = OUTSIDE.get(target, path)
         file = files.get_file_from_path(path)
         if file is None:
             return f"{link['text']} (`{target}`)" if link["text"] != target else f"`{target}`"
@@ -129,6 +141,17 @@ def tools_page() -> str:
     for title, paths in TOOLS.items():
         lines += [f"## {title}", "", *(block(path, level=3) for path in paths)]
     return "\n".join(lines)
+
+
+def notebook_page() -> tuple[str, dict[str, bytes]]:
+    """The notebook as it looks once it has run, and its pictures by their paths."""
+    notebook = nbformat.read(ROOT / NOTEBOOK, as_version=4)
+    with tempfile.TemporaryDirectory() as folder:
+        where = {"metadata": {"path": folder}}
+        NotebookClient(notebook, timeout=NOTEBOOK_S, resources=where).execute()
+    text, parts = MarkdownExporter().from_notebook_node(notebook)
+    beside = PurePosixPath(NOTEBOOK).parent
+    return text, {str(beside / name): data for name, data in parts["outputs"].items()}
 
 
 def block(path: str, level: int) -> str:

@@ -54,6 +54,15 @@ def test_what_documents_link_in_the_repository_is_linked_in_the_site(site: Path)
     assert "Security</a>" in (site / "operate.html").read_text(), "by its title, not its path"
 
 
+def test_the_notebook_is_shown_with_what_its_cells_say(site: Path) -> None:
+    page = (site / "quickstart.html").read_text()
+    assert "<td>float32</td>" in page, "a batch, as a table"
+    assert 1 == len(list((site / "examples").glob("*.png"))), "the returns, as a plot"
+    assert re.search(r'<img[^>]* src="examples/[^"]+\.png"', page)
+    assert 'href="learner-cookbook.html"' in page
+    assert 'href="quickstart.html"' in (site / "testing.html").read_text()
+
+
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     import breadbox
 
