@@ -30,7 +30,7 @@ from breadbox_rollout.inference import Inference
 from breadbox_rollout.main import share_interpreter
 from breadbox_rollout.models import ModelWatcher
 from breadbox_rollout.player import Player, PlayerOptions
-from breadbox_rollout.pool import EnvPool, PoolOptions
+from breadbox_rollout.pool import EnvProcesses, PoolOptions
 from breadbox_rollout.sender import Sender
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
 
@@ -161,7 +161,7 @@ def _running(case: Case, client: breadbox.Client) -> Iterator[tuple[RolloutWorke
     )
     reporter = EpisodeReporter(switch)
     per_process = envs_per_process(spec, case.env_count)
-    pool = EnvPool(spec, PoolOptions(env_count=case.env_count, envs_per_process=per_process))
+    pool = EnvProcesses(spec, PoolOptions(env_count=case.env_count, envs_per_process=per_process))
     player = Player(
         lambda observations, actions: make_policy(case.policy, observations, actions),
         lambda policy: Inference(policy, torch.device("cpu")),
@@ -193,7 +193,9 @@ def _running(case: Case, client: breadbox.Client) -> Iterator[tuple[RolloutWorke
         watcher.close()
 
 
-def _warm_up(case: Case, client: breadbox.Client, worker: RolloutWorker, pool: EnvPool) -> None:
+def _warm_up(
+    case: Case, client: breadbox.Client, worker: RolloutWorker, pool: EnvProcesses
+) -> None:
     give_up_at = time.monotonic() + _START_S
     while not pool.parts or pool.live_env_count < case.env_count:
         if time.monotonic() > give_up_at:

@@ -102,11 +102,6 @@ class RowAssembler:
         self._report = report
         self._held: RowTable | None = None
 
-    @property
-    def held_row_count(self) -> int:
-        """Rows that wait for the rest of their episode."""
-        return 0 if self._held is None else len(self._held)
-
     def add(self, columns: Columns, *, first_row: int = 0) -> list[Episode]:
         """Episodes that these rows complete; the rows of others wait.
 

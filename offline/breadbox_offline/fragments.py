@@ -9,7 +9,7 @@ Keeps:
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -251,15 +251,6 @@ def _continuing(pending: Episode, part: Episode) -> Episode:
     shift = pending.t - part.t_started
     in_states = {t + shift: state for t, state in part.in_states.items()}
     return replace(part, id=pending.id, t_started=pending.t, in_states=in_states)
-
-
-def fragments_to_episodes(fragments: Iterable[Fragment]) -> Iterator[Episode]:
-    """Episodes of fragments in any order; all are held until the last one has come."""
-    ordered = sorted(fragments, key=lambda f: (f.session_id, f.worker_id, f.fragment_index))
-    reader = FragmentReader()
-    for fragment in ordered:
-        yield from reader.add(fragment)
-    yield from reader.finish()
 
 
 def _parts_of(fragment: Fragment) -> Iterator[Episode]:

@@ -144,11 +144,6 @@ class Fragmenter:
             or self._is_stale(model_version)
         )
 
-    @property
-    def open_step_count(self) -> int:
-        """Steps of the fragment being filled."""
-        return self._open.count
-
     def push(self, step: Step) -> Fragment | None:
         """Take a step whose action is on its way to the environment.
 

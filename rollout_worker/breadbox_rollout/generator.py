@@ -27,7 +27,7 @@ from breadbox_rollout.inference import Inference
 from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.pool import (
     EnvironmentStartError,
-    EnvPool,
+    EnvProcesses,
     GroupFailed,
     GroupReady,
     PoolOptions,
@@ -200,7 +200,7 @@ class _Run:
             {"env": options.env.name, "task": options.task, "policy": options.policy_name}
             | options.details,
         )
-        self.pool = EnvPool(
+        self.pool = EnvProcesses(
             options.env if options.media == "none" else with_frames(options.env),
             _pool_options(options),
             recording=asdict(self.recordings.options),

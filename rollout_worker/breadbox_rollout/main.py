@@ -57,7 +57,7 @@ from breadbox_rollout.policy_options import (
     policy_factory,
     read_weights,
 )
-from breadbox_rollout.pool import EnvPool, PoolOptions
+from breadbox_rollout.pool import EnvProcesses, PoolOptions
 from breadbox_rollout.recording import RecordingOptions
 from breadbox_rollout.sender import Sender
 from breadbox_rollout.settings import (
@@ -325,7 +325,7 @@ def run_worker(
         for client, entry in zip(clients, entries, strict=True)
     ]
     recordings = None if settings.record_dir is None else _recordings(settings)
-    pool = EnvPool(
+    pool = EnvProcesses(
         with_frames(spec) if recordings and settings.record_media != "none" else spec,
         _pool_options(settings, spec, entries),
         recording=asdict(recordings.options) if recordings else None,

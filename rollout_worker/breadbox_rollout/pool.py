@@ -156,7 +156,7 @@ class _Group:
         return process.wait()
 
 
-class EnvPool:
+class EnvProcesses:
     """Groups of environments, each in its own process.
 
     Use it from one thread, which must not end before the pool is closed: the kernel ties the
@@ -195,7 +195,7 @@ class EnvPool:
             for index, start in enumerate(range(0, options.env_count, width))
         ]
 
-    def __enter__(self) -> "EnvPool":
+    def __enter__(self) -> "EnvProcesses":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -205,11 +205,6 @@ class EnvPool:
     def groups(self) -> list[range]:
         """Indices of the environments of each group."""
         return [group.env_indices for group in self._groups]
-
-    @property
-    def process_ids(self) -> list[int]:
-        """Ids of the processes that run, in the order of their groups."""
-        return [group.process.pid for group in self._groups if group.process is not None]
 
     @property
     def live_env_count(self) -> int:

@@ -29,7 +29,7 @@ from breadbox_rollout.failures import FailureKind
 from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.metrics import WorkerCounts
 from breadbox_rollout.player import Seated
-from breadbox_rollout.pool import EnvPool, GroupFailed, GroupReady
+from breadbox_rollout.pool import EnvProcesses, GroupFailed, GroupReady
 from breadbox_rollout.throttle import Throttle
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class RolloutWorker:
 
     def __init__(
         self,
-        pool: EnvPool,
+        pool: EnvProcesses,
         players: Sequence[Seated],
         options: WorkerOptions,
         *,

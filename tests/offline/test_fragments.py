@@ -1,18 +1,19 @@
 """Goal: episodes survive the way through fragments, and come back the same from any order."""
 
 import random
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from breadbox.fragment import Fragment
 from breadbox_offline.episode import Episode
 from breadbox_offline.errors import OfflineDataError
 from breadbox_offline.fragments import (
     FragmentCutter,
     FragmentReader,
-    fragments_to_episodes,
 )
 from breadbox_offline.mixing import Apportioner
 from support.rllib_cases import make_toy_episode
@@ -28,6 +29,14 @@ def cut(episodes: list[Episode], step_count: int) -> tuple[list, FragmentCutter]
     cutter = FragmentCutter(step_count=step_count, worker_id="w", session_id="s")
     fragments = [fragment for episode in episodes for fragment in cutter.add(episode)]
     return [*fragments, *cutter.finish()], cutter
+
+
+def fragments_to_episodes(fragments: Iterable[Fragment]) -> Iterator[Episode]:
+    """Episodes of fragments in any order."""
+    reader = FragmentReader()
+    for fragment in sorted(fragments, key=lambda f: (f.session_id, f.worker_id, f.fragment_index)):
+        yield from reader.add(fragment)
+    yield from reader.finish()
 
 
 def test_the_rules_of_a_fragment_hold() -> None:

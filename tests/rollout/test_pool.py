@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from breadbox_rollout.environments import EnvSpec
 from breadbox_rollout.failures import FailureKind
 from breadbox_rollout.pool import (
     EnvironmentStartError,
-    EnvPool,
+    EnvProcesses,
     Event,
     GroupFailed,
     GroupReady,
@@ -28,16 +29,16 @@ LIMIT_S = 60.0
 
 
 @contextmanager
-def pool_of(script: str, count: int = 1, **options: Any) -> Iterator[EnvPool]:
+def pool_of(script: str, count: int = 1, **options: Any) -> Iterator[EnvProcesses]:
     spec = EnvSpec(name="support.scripted_env:make", options={"script": script})
-    pool = EnvPool(spec, PoolOptions(env_count=count, **options))
+    pool = EnvProcesses(spec, PoolOptions(env_count=count, **options))
     try:
         yield pool
     finally:
         pool.close()
 
 
-def next_event(pool: EnvPool) -> Event:
+def next_event(pool: EnvProcesses) -> Event:
     """The next single event; more at once would be a mistake of the test."""
     until = time.monotonic() + LIMIT_S
     while time.monotonic() < until:
@@ -48,9 +49,14 @@ def next_event(pool: EnvPool) -> Event:
     raise AssertionError("nothing happened")
 
 
-def poll_forever(pool: EnvPool) -> None:
+def poll_forever(pool: EnvProcesses) -> None:
     while True:
         pool.poll(1.0)
+
+
+def children() -> set[int]:
+    """Ids of the processes that this one started."""
+    return {process.pid for process in psutil.Process().children()}
 
 
 def is_running(process_id: int) -> bool:
@@ -62,13 +68,13 @@ def is_running(process_id: int) -> bool:
     return fields[0] not in ("Z", "X")
 
 
-def step(pool: EnvPool, action: int = 0) -> Event:
+def step(pool: EnvProcesses, action: int = 0) -> Event:
     pool.arrays(0).action[0] = action
     pool.step(0)
     return next_event(pool)
 
 
-def failure(pool: EnvPool) -> GroupFailed:
+def failure(pool: EnvProcesses) -> GroupFailed:
     event = step(pool)
     assert isinstance(event, GroupFailed)
     return event
@@ -140,7 +146,7 @@ def test_a_process_that_takes_too_much_memory_is_replaced() -> None:
 
 
 def test_an_environment_that_never_starts_ends_the_pool_with_its_reason() -> None:
-    pool = EnvPool(EnvSpec(name="support.scripted_env:make_broken"), PoolOptions(env_count=2))
+    pool = EnvProcesses(EnvSpec(name="support.scripted_env:make_broken"), PoolOptions(env_count=2))
     with pool, pytest.raises(EnvironmentStartError) as caught:
         poll_forever(pool)
     assert "no environment starts; build_raised: RuntimeError('no such device')" == str(
@@ -148,7 +154,7 @@ def test_an_environment_that_never_starts_ends_the_pool_with_its_reason() -> Non
     )
 
 
-def drive(pool: EnvPool, seen: list[Event]) -> None:
+def drive(pool: EnvProcesses, seen: list[Event]) -> None:
     """Step whatever is ready until the pool gives up; *seen* gets what happened until then."""
     while len(seen) < 10_000:
         for event in pool.poll(1.0):
@@ -199,20 +205,23 @@ def test_restarts_have_a_limit_and_the_last_one_ends_the_pool() -> None:
 
 
 def test_an_idle_process_that_dies_is_an_event_too() -> None:
+    others = children()
     with pool_of(".") as pool:
         next_event(pool)
-        os.kill(pool.process_ids[0], signal.SIGKILL)
+        (process_id,) = children() - others
+        os.kill(process_id, signal.SIGKILL)
         event = next_event(pool)
         assert isinstance(event, GroupFailed)
         assert FailureKind.DIED is event.kind
 
 
 def test_closing_leaves_no_process_behind_even_one_that_hangs() -> None:
+    others = children()
     with pool_of("h") as pool:
         next_event(pool)
         pool.arrays(0).action[0] = 0
         pool.step(0)
-        (process_id,) = pool.process_ids
+        (process_id,) = children() - others
         pool.close(grace_s=0.2)
         with pytest.raises(ProcessLookupError):
             os.kill(process_id, 0)
@@ -220,7 +229,7 @@ def test_closing_leaves_no_process_behind_even_one_that_hangs() -> None:
 
 def test_processes_die_with_the_thread_that_started_them() -> None:
     """Nothing may stay behind when the worker is killed, even if it hangs in a step."""
-    pool = EnvPool(
+    pool = EnvProcesses(
         EnvSpec(name="support.scripted_env:make", options={"script": "h"}), PoolOptions(env_count=1)
     )
 
@@ -244,7 +253,7 @@ def test_what_an_environment_started_ends_with_its_process_however_that_ends(
     id_file = tmp_path / "helper"
     options = {"script": "x", "id_file": str(id_file)}
     spec = EnvSpec(name="support.scripted_env:make_with_helper", options=options)
-    with EnvPool(spec, PoolOptions(env_count=1)) as pool:
+    with EnvProcesses(spec, PoolOptions(env_count=1)) as pool:
         next_event(pool)
         first = int(id_file.read_text())
         assert FailureKind.DIED is failure(pool).kind

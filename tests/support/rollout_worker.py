@@ -20,7 +20,7 @@ from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.models import ModelWatcher
 from breadbox_rollout.opponents import Opponents
 from breadbox_rollout.player import Player, PlayerOptions, Seated
-from breadbox_rollout.pool import EnvPool, PoolOptions
+from breadbox_rollout.pool import EnvProcesses, PoolOptions
 from breadbox_rollout.recording import RecordingOptions
 from breadbox_rollout.sender import Sender
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
@@ -115,7 +115,7 @@ def running_worker(
         recording = RecordingOptions(folder=str(record_dir), every=2, env_count=1, overlay=True)
         recordings = Recordings(recording, {"worker": "w"})
     worker = RolloutWorker(
-        EnvPool(
+        EnvProcesses(
             spec,
             PoolOptions(**{"env_count": 2, "agents": tuple(patterns), **pool_options}),
             recording=asdict(recordings.options) if recordings else None,
