@@ -1,38 +1,30 @@
 """Goal: no code in a document, or in a docstring, that does not do what it shows.
 
 Method: every fenced block is found, and is run: here, as it stands, or by the test that is named
-here. Lines for a shell are run as far as they can be without what they start: commands of ours are
-parsed with all their options by the very code that would run them. A block without any of these
-fails, and so does a name that stands here without a block.
+here. A block without either fails, and so does a name that stands here without a block. Lines for a
+shell are those of `test_shell_lines`.
 """
 
-import ast
-import re
-import shlex
 import subprocess
 import sys
 import textwrap
-import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import pytest
 import yaml
 
 import breadbox
-from breadbox.cli.main import load_command
 from breadbox_offline.episode import Episode
 from breadbox_offline.serialized import pack_episode
 from breadbox_offline.writers import write_episodes
+from support.documents import BLOCKS, ROOT
 from support.fragments import vector_fragment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 
-ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "localhost:50051"
 
 ELSEWHERE = {
@@ -55,63 +47,7 @@ ELSEWHERE = {
 }
 """Blocks of Python that another test runs."""
 
-PROGRAMS = {
-    "cd": "a folder of the repository",
-    "eval": "variables that make prints",
-    "kubectl": "needs a cluster; tests/deploy hold the manifests against its schemas",
-    "docker": "needs an engine: tests/containers drive the composition",
-    "export": "a variable",
-    "do": "a word of the shell",
-    "done": "a word of the shell",
-    "for": "a word of the shell",
-    "helm": "needs a cluster",
-    "git": "needs a network",
-    "printf": "writes a secret",
-}
-"""Other programs than ours, make and pip that a line may start with, and why it is not run."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block."""
-
-    place: str
-    """The file, and the block's name or number in it."""
-    language: str
-    code: str
-
-
-def blocks() -> Iterator[Block]:
-    """Every block of the documents, and of the docstrings of what is installed."""
-    tracked = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*.py"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
-    sources = ("client/", "server/", "rollout_worker/", "learner/")
-    for path in sorted(tracked):
-        if path.endswith(".md"):
-            yield from blocks_in((ROOT / path).read_text(), path)
-        elif path.startswith(sources):
-            tree = ast.parse((ROOT / path).read_text())
-            kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-            texts = [
-                ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)
-            ]
-            yield from blocks_in("\n".join(texts), path)
-
-
-def blocks_in(text: str, path: str) -> Iterator[Block]:
-    """Blocks of one text; a comment before one is its name."""
-    found = re.finditer(
-        r"(?:<!-- (\S+) -->\n)?^ *```(\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE
-    )
-    for number, block in enumerate(found, 1):
-        yield Block(f"{path}#{block[1] or number}", block[2], textwrap.dedent(block[3]))
-
-
-BLOCKS = {block.place: block for block in blocks()}
 PYTHON = {place: block for place, block in BLOCKS.items() if block.language == "python"}
-SHELL = {place: block for place, block in BLOCKS.items() if block.language == "sh"}
 
 
 def run(place: str, address: str = ADDRESS, **names: Any) -> dict[str, Any]:
@@ -275,63 +211,3 @@ def test_a_block_of_python_runs(
 )
 def test_a_block_of_yaml_is_yaml(place: str) -> None:
     assert isinstance(yaml.safe_load(BLOCKS[place].code), dict)
-
-
-def command_lines(code: str) -> Iterator[list[str]]:
-    """Words of each command; what is behind a # is for people."""
-    for line in code.replace("\\\n", " ").splitlines():
-        reader = shlex.shlex(line, posix=True, punctuation_chars=";&|")
-        reader.whitespace_split = True
-        words = ["&&", *reader]
-        starts = [place for place, word in enumerate(words) if word in ("&&", "&", ";", "|")]
-        for start, end in zip(starts, [*starts[1:], len(words)], strict=True):
-            if command := words[start + 1 : end]:
-                yield command
-
-
-@pytest.mark.parametrize("place", SHELL)
-def test_a_line_for_a_shell_is_one_that_would_run(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for words in command_lines(SHELL[place].code):
-        program, *arguments = words
-        if program == "torchrun":
-            arguments = arguments[arguments.index("breadbox.cli.main") + 1 :]
-            program = "breadbox"
-        if program == "breadbox":
-            check_command(arguments)
-        elif program == "make":
-            assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        elif program == "pip":
-            check_extras(arguments)
-        else:
-            assert program in PROGRAMS or re.match(r"\w+=|mkdir$|umask$", program), words
-
-
-def check_command(arguments: list[str]) -> None:
-    """Parse what stands behind `breadbox`, with every option, without running it."""
-    name, *rest = arguments
-    if "..." in rest:  # What the page has said before.
-        rest[rest.index("...") : rest.index("...") + 1] = ["--env", "CartPole-v1"]
-    command: click.Command = load_command(name)
-    if isinstance(command, click.Group):
-        name, *rest = rest
-        command = command.commands[name]
-    filled = [word.replace("HOST", "localhost").replace("PORT", "50051") for word in rest]
-    for word in filled:
-        if re.search(r"\.(parquet|safetensors)$", word):  # Made by a line before, or the reader.
-            Path(word).parent.mkdir(parents=True, exist_ok=True)
-            Path(word).touch()
-    if name == "import" and filled[0] == "recordings":
-        Path(filled[0]).mkdir(exist_ok=True)
-    command.make_context(name, filled)
-
-
-def check_extras(arguments: list[str]) -> None:
-    """Every extra that pip is asked for is one of ours."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [name for word in arguments for name in re.findall(r"\[([\w,-]+)\]", word)]
-    assert {name for names in asked for name in names.split(",")} <= set(
-        project["optional-dependencies"]
-    )

@@ -1,0 +1,52 @@
+"""The fenced blocks of documents and docstrings."""
+
+import ast
+import re
+import subprocess
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block."""
+
+    place: str
+    """The file, and the block's name or number in it."""
+    language: str
+    code: str
+
+
+def blocks() -> Iterator[Block]:
+    """Every block of the documents, and of the docstrings of what is installed."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*.py"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    sources = ("client/", "server/", "rollout_worker/", "learner/")
+    for path in sorted(tracked):
+        if path.endswith(".md"):
+            yield from blocks_in((ROOT / path).read_text(), path)
+        elif path.startswith(sources):
+            tree = ast.parse((ROOT / path).read_text())
+            kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+            texts = [
+                ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)
+            ]
+            yield from blocks_in("\n".join(texts), path)
+
+
+def blocks_in(text: str, path: str) -> Iterator[Block]:
+    """Blocks of one text; a comment before one is its name."""
+    found = re.finditer(
+        r"(?:<!-- (\S+) -->\n)?^ *```(\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE
+    )
+    for number, block in enumerate(found, 1):
+        yield Block(f"{path}#{block[1] or number}", block[2], textwrap.dedent(block[3]))
+
+
+BLOCKS = {block.place: block for block in blocks()}
