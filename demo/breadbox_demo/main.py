@@ -6,19 +6,18 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
-import click
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
 import breadbox
+from breadbox.cli.command import command
+from breadbox.cli.settings import Settings, setting
+from breadbox.cli.signals import STOPPING, stop_on_signals
 from breadbox.errors import ReplayBufferError
 from breadbox.local import SERVER_MODULES, memory_folder
 from breadbox.paths import naming
@@ -34,17 +33,27 @@ STOP_GRACE_S = 10.0
 INTERRUPTED = 130
 
 
-@dataclass(frozen=True, slots=True)
-class DemoOptions:
-    """What the user asked for."""
+@dataclass(frozen=True, kw_only=True)
+class DemoSettings(Settings):
+    """What the user asked for.
 
-    env: str
-    workers: int
-    envs_per_worker: int
-    target_return: float
-    time_limit_s: float
-    seed: int
-    run_dir: Path
+    None has a variable: a demo is of its own, whatever the processes of others are told.
+    """
+
+    env: str = setting("CartPole-v1", environment=False)
+    """Gymnasium environment to learn."""
+    target_return: float = setting(195.0, environment=False, gt=0)
+    """Stop with exit status 0 at this mean return of the last 100 episodes."""
+    time_limit_s: float = setting(300.0, option="time_limit", environment=False, ge=1)
+    """Seconds after which to stop with exit status 1."""
+    workers: int = setting(2, environment=False, ge=1, le=64)
+    """Rollout worker processes."""
+    envs_per_worker: int = setting(8, environment=False, ge=1, le=1024)
+    """Environments per worker."""
+    seed: int = setting(0, environment=False, ge=0)
+    """Seed of everything random."""
+    out: Path = setting(Path("runs"), environment=False, folder=True)
+    """Folder that gets a folder per run: logs, progress.jsonl, report.png."""
 
 
 class DemoFailed(Exception):  # noqa: N818  It ends the demo and is not an error of the library.
@@ -62,31 +71,25 @@ def _child_environment() -> dict[str, str]:
     return {**kept, **settings}
 
 
-@contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and a closed terminal into `Interrupted`, once; then ignore them."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def _interrupt(number: int) -> None:
+    """End the demo once; what is sent again meanwhile changes nothing."""
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    raise Interrupted(signal.Signals(number).name)
 
-    def interrupt(signal_number: int, _frame: FrameType | None) -> None:
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
-        raise Interrupted(signal.Signals(signal_number).name)
 
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+_ENDING = (*STOPPING, signal.SIGHUP)
+"""Ctrl-C, SIGTERM and a closed terminal."""
 
 
 class Demo:
     """Runs the processes and the screen. Use `run()` once."""
 
-    def __init__(self, options: DemoOptions, console: Console) -> None:
+    def __init__(self, options: DemoSettings, run_dir: Path, console: Console) -> None:
         self._options = options
+        self._run_dir = run_dir
         self._console = console
-        self._log = ProgressLog(options.run_dir / "progress.jsonl")
+        self._log = ProgressLog(run_dir / "progress.jsonl")
         self._screen = Screen(
             title=f"Breadbox demo: {options.env}, {options.workers} workers, one learner",
             target_return=options.target_return,
@@ -97,10 +100,10 @@ class Demo:
     def run(self) -> int:
         """Train until the target, the time limit or an interrupt; the exit status."""
         store = Path(tempfile.mkdtemp(prefix="breadbox-demo-", dir=memory_folder()))
-        processes = ProcessGroup(self._options.run_dir)
+        processes = ProcessGroup(self._run_dir)
         status = 1
         try:
-            with _stop_signals():
+            with stop_on_signals(_interrupt, _ENDING):
                 try:
                     status = self._run(processes, store)
                 except Interrupted as interrupt:
@@ -118,7 +121,7 @@ class Demo:
         return status
 
     def _run(self, processes: ProcessGroup, store: Path) -> int:
-        ready = self._options.run_dir / "server.address"
+        ready = self._run_dir / "server.address"
         environment = _child_environment()
         processes.start("server", self._serve_arguments(store, ready), environment)
         # The others import torch meanwhile, which takes longer than the server's start.
@@ -142,7 +145,7 @@ class Demo:
         return [
             *("learn", "--server", address, "--env", options.env, "--seed", str(options.seed)),
             *("--target-return", str(options.target_return)),
-            *("--time-limit-s", str(options.time_limit_s), "--run-dir", str(options.run_dir)),
+            *("--time-limit-s", str(options.time_limit_s), "--run-dir", str(self._run_dir)),
         ]
 
     def _rollout_arguments(self, address: str, number: int) -> list[str]:
@@ -166,7 +169,7 @@ class Demo:
         for process in processes.exited():
             if process.name in expected:
                 continue
-            log = self._options.run_dir / f"{process.name}.log"
+            log = self._run_dir / f"{process.name}.log"
             tail = "\n  ".join(process.last_lines)
             raise DemoFailed(
                 f"{process.name} ended with exit status {process.return_code}; "
@@ -221,9 +224,9 @@ class Demo:
         self._log.poll()
         options = self._options
         if not self._log.records:
-            self._console.print(f"no update was made; the logs are in {options.run_dir}")
+            self._console.print(f"no update was made; the logs are in {self._run_dir}")
             return
-        path = options.run_dir / "report.png"
+        path = self._run_dir / "report.png"
         mean_return = self._log.latest("return_mean_100")
         reached = f"mean return {float('nan') if mean_return is None else mean_return:.1f}"
         title = f"{options.env}: {reached} after {len(self._log.records)} updates"
@@ -248,41 +251,8 @@ def _check_installed() -> None:
             raise ModuleNotFoundError(name, name=name)
 
 
-@click.command(context_settings={"show_default": True})
-@click.option("--env", default="CartPole-v1", help="Gymnasium environment to learn.")
-@click.option(
-    "--target-return",
-    default=195.0,
-    type=click.FloatRange(min=0, min_open=True),
-    help="Stop with exit status 0 at this mean return of the last 100 episodes.",
-)
-@click.option(
-    "--time-limit",
-    "time_limit_s",
-    default=300.0,
-    type=click.FloatRange(min=1),
-    help="Seconds after which to stop with exit status 1.",
-)
-@click.option("--workers", default=2, type=click.IntRange(1, 64), help="Rollout worker processes.")
-@click.option(
-    "--envs-per-worker", default=8, type=click.IntRange(1, 1024), help="Environments per worker."
-)
-@click.option("--seed", default=0, type=click.IntRange(min=0), help="Seed of everything random.")
-@click.option(
-    "--out",
-    default=Path("runs"),
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder that gets a folder per run: logs, progress.jsonl, report.png.",
-)
-def demo(
-    env: str,
-    target_return: float,
-    time_limit_s: float,
-    workers: int,
-    envs_per_worker: int,
-    seed: int,
-    out: Path,
-) -> None:
+@command(DemoSettings)
+def demo(settings: DemoSettings) -> None:
     """Watch an agent learn through the service.
 
     Starts a server with an embedded store, rollout workers and a PPO learner as separate
@@ -291,15 +261,14 @@ def demo(
     leaves a report.png. Ctrl-C stops everything.
     """
     _check_installed()
+    out = settings.out
     run_dir = out / time.strftime("%Y-%m-%d-%H%M%S")
     number = 1
     while run_dir.exists():
         number += 1
         run_dir = run_dir.with_name(f"{time.strftime('%Y-%m-%d-%H%M%S')}-{number}")
     run_dir.mkdir(parents=True)
-    options = DemoOptions(
-        env, workers, envs_per_worker, target_return, time_limit_s, seed, run_dir.resolve()
-    )
-    with naming(options.run_dir):
-        status = Demo(options, Console()).run()
+    run_dir = run_dir.resolve()
+    with naming(run_dir):
+        status = Demo(settings, run_dir, Console()).run()
     sys.exit(status)

@@ -1,12 +1,7 @@
 """`breadbox learn`: train the reference PPO on a buffer."""
 
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -14,29 +9,11 @@ from click.core import ParameterSource
 
 from breadbox.cli import logs
 from breadbox.cli.modules import import_from_here
+from breadbox.cli.signals import stop_on_signals
 from breadbox_learner.options import setting_options
 from breadbox_learner.settings import LearnSettings, SettingsError, read_settings
 
 WRONG_INPUT = 2
-
-
-@contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """Set an event on SIGTERM or SIGINT; a second signal ends the process at once."""
-    stopped = threading.Event()
-
-    def stop(signal_number: int, _frame: FrameType | None) -> None:
-        if stopped.is_set():
-            signal.signal(signal_number, signal.SIG_DFL)
-            signal.raise_signal(signal_number)
-        stopped.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @click.command()
@@ -85,7 +62,7 @@ def learn(
             return
         logs.configure(log_level, log_format)
         heartbeat = from_environment()
-        with stop_signals() as stopped:
+        with stop_on_signals() as stopped:
 
             def turn() -> bool:
                 heartbeat.beat()

@@ -1,6 +1,5 @@
 """Command-line options made from the fields of a settings class, so that neither can drift."""
 
-import json
 import types
 import typing
 from collections.abc import Callable
@@ -12,25 +11,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from breadbox.cli.settings import JsonObject
+
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class JsonObject(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """A JSON object."""
-
-    name = "json"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse it; anything but an object is refused."""
-        if isinstance(value, dict):
-            return value
-        try:
-            parsed = json.loads(value)
-        except json.JSONDecodeError as error:
-            self.fail(f"{value!r} is not JSON: {error}", param, ctx)
-        if not isinstance(parsed, dict):
-            self.fail(f"{value!r} is not a JSON object", param, ctx)
-        return parsed
 
 
 def setting_options(settings: type[BaseModel]) -> Callable[[F], F]:

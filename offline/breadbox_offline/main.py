@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import click
 from click.core import ParameterSource
 
 from breadbox.cli import frame
-from breadbox.cli.buffers import SizeBytes
+from breadbox.cli.command import command
+from breadbox.cli.connection import Target
 from breadbox.cli.modules import import_from_here
+from breadbox.cli.settings import Bytes, of_one_call, setting
 from breadbox.cli.terminal import printable
 from breadbox_offline.dataset import Dataset
 from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError
@@ -36,91 +39,52 @@ _RECONNECT_S = 30.0
 """A server that restarts meanwhile is waited for."""
 
 
-@click.command("import")
-@click.argument("path")
-@click.option(
-    "--buffer",
-    envvar="BREADBOX_BUFFER",
-    default="demo",
-    show_default=True,
-    help="Made if it is not there, without limits of uses and staleness.",
-)
-@click.option(
-    "--step-count",
-    envvar="BREADBOX_STEP_COUNT",
-    type=click.IntRange(min=1),
-    default=32,
-    show_default=True,
-    help="Steps of a fragment; the same as in the buffers that it will be mixed with.",
-)
-@click.option(
-    "--capacity-chunks",
-    envvar="BREADBOX_CAPACITY_CHUNKS",
-    type=click.IntRange(min=1),
-    default=65_536,
-    show_default=True,
-    help="Of the buffer, if it is made.",
-)
-@click.option(
-    "--column",
-    "columns",
-    multiple=True,
-    metavar="CANONICAL=PHYSICAL",
-    help="Name of a column in the data, such as obs=o_t. Repeatable.",
-)
-@click.option(
-    "--unfinished",
-    envvar="BREADBOX_UNFINISHED",
-    type=click.Choice(["truncate", "skip", "raise"]),
-    default="truncate",
-    show_default=True,
-    help="What to do with an episode that nothing ended.",
-)
-@click.option("--multi-agent", is_flag=True, help="Rows belong to several agents (agent_id).")
-@click.option(
-    "--memory-max",
-    envvar="BREADBOX_MEMORY_MAX",
-    type=SizeBytes(),
-    default="4GiB",
-    show_default=True,
-    help="What reading may take; a file that asks for more is refused. At least 64MiB.",
-)
-@frame.server_options
-def import_episodes(
-    target: frame.Target,
-    path: str,
-    buffer: str,
-    step_count: int,
-    capacity_chunks: int,
-    columns: tuple[str, ...],
-    unfinished: str,
-    multi_agent: bool,
-    memory_max: int,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ImportSettings(Target):
+    """Which episodes, and where they go."""
+
+    path: str = of_one_call(positional=True)
+    buffer: str = "demo"
+    """Made if it is not there, without limits of uses and staleness."""
+    step_count: int = setting(32, ge=1)
+    """Steps of a fragment; the same as in the buffers that it will be mixed with."""
+    capacity_chunks: int = setting(65_536, ge=1)
+    """Of the buffer, if it is made."""
+    columns: tuple[str, ...] = of_one_call((), option="column", metavar="CANONICAL=PHYSICAL")
+    """Name of a column in the data, such as obs=o_t. Repeatable."""
+    unfinished: str = setting("truncate", choices=("truncate", "skip", "raise"))
+    """What to do with an episode that nothing ended."""
+    multi_agent: bool = of_one_call(False)
+    """Rows belong to several agents (agent_id)."""
+    memory_max: Bytes = setting(4 * 2**30, ge=_MEMORY_BYTES_MIN)
+    """What reading may take; a file that asks for more is refused. At least 64MiB."""
+
+
+@command(ImportSettings, "import")
+def import_episodes(settings: ImportSettings) -> None:
     """Put the episodes at PATH into a buffer.
 
     PATH is a Parquet, JSON lines or msgpack file, a folder of them, a folder that `breadbox
     generate` wrote, or minari:NAME.
     """
-    if memory_max < _MEMORY_BYTES_MIN:
-        raise OfflineDataError("--memory-max is at least 64MiB")
+    path, buffer, step_count = settings.path, settings.buffer, settings.step_count
     dataset = Dataset(
         path,
         mapping=MappingOptions(
-            schema=_parse_schema(columns),
-            multi_agent=multi_agent,
-            limits=DataLimits.within(memory_max),
+            schema=_parse_schema(settings.columns),
+            multi_agent=settings.multi_agent,
+            limits=DataLimits.within(settings.memory_max),
         ),
-        policy=ValidationPolicy({FindingKind.UNFINISHED: FindingPolicy(unfinished)}),
+        policy=ValidationPolicy({FindingKind.UNFINISHED: FindingPolicy(settings.unfinished)}),
     )
-    target.check()
-    with target.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client:
-        description = ensure_demo_buffer(client, buffer, capacity_chunks=capacity_chunks)
-        with bounded_memory(memory_max, path):
+    settings.check()
+    with settings.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client:
+        description = ensure_demo_buffer(client, buffer, capacity_chunks=settings.capacity_chunks)
+        with bounded_memory(settings.memory_max, path):
             counts = append_episodes(
                 client, dataset.episodes(), join_session(client, description), step_count=step_count
             )
-    if target.as_json:
+    if settings.as_json:
         click.echo(json.dumps(_as_json(counts, dataset)))
     else:
         _print(counts, dataset, buffer)
@@ -168,72 +132,50 @@ def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
         click.echo(printable(dataset.report.summary()))
 
 
-@click.command("export")
-@click.option(
-    "--buffer", envvar="BREADBOX_BUFFER", default="default", show_default=True, help="To read."
-)
-@click.option(
-    "--out",
-    envvar="BREADBOX_OUT",
-    required=True,
-    help="File to write, .parquet or .msgpack; or minari:NAME, a new local Minari dataset.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
-@click.option(
-    "--layout",
-    envvar="BREADBOX_LAYOUT",
-    type=click.Choice(["steps", "episodes"]),
-    default="steps",
-    show_default=True,
-    help="Rows of a Parquet file: steps, or whole serialized episodes.",
-)
-@click.option(
-    "--env",
-    "env_id",
-    envvar="BREADBOX_ENV",
-    help="Of a Minari dataset: take the spaces of this Gymnasium environment, and name it there.",
-)
-@click.option(
-    "--max-wait-s",
-    envvar="BREADBOX_MAX_WAIT_S",
-    type=click.FloatRange(min=0.0),
-    default=10.0,
-    show_default=True,
-    help="How long to wait for chunks that learners hold.",
-)
-@frame.server_options
-def export_episodes(
-    target: frame.Target,
-    buffer: str,
-    out: str,
-    overwrite: bool,
-    layout: str,
-    env_id: str | None,
-    max_wait_s: float,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings(Target):
+    """Which buffer, and what becomes of its episodes."""
+
+    buffer: str = "default"
+    """To read."""
+    out: str
+    """File to write, .parquet or .msgpack; or minari:NAME, a new local Minari dataset."""
+    overwrite: bool = of_one_call(False)
+    """Replace the file if it is there."""
+    layout: str = setting("steps", choices=("steps", "episodes"))
+    """Rows of a Parquet file: steps, or whole serialized episodes."""
+    env_id: str | None = setting(None, option="env")
+    """Of a Minari dataset: take the spaces of this Gymnasium environment, and name it there."""
+    max_wait_s: float = setting(10.0, ge=0.0)
+    """How long to wait for chunks that learners hold."""
+
+
+@command(ExportSettings, "export")
+def export_episodes(settings: ExportSettings) -> None:
     """Write the episodes that a buffer holds to a file, without using anything up."""
+    out, env_id = settings.out, settings.env_id
     is_minari = out.startswith(MINARI_SCHEME)
     if env_id is not None and not is_minari:
         # BREADBOX_ENV may be set for other commands; only what was typed for a file is a mistake.
         source = click.get_current_context().get_parameter_source("env_id")
         if source is ParameterSource.COMMANDLINE:
             raise UnsupportedDatasetError("--env is for --out minari:NAME only", file=out)
-    if overwrite and is_minari:
+    if settings.overwrite and is_minari:
         raise UnsupportedDatasetError("--overwrite is for files only", file=out)
-    if not overwrite and not is_minari and os.path.lexists(out):
+    if not settings.overwrite and not is_minari and os.path.lexists(out):
         raise UnsupportedDatasetError("is there already; --overwrite replaces it", file=out)
     import_from_here()
-    target.check()
+    settings.check()
     with (
-        target.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client,
+        settings.connect(buffer=settings.buffer, reconnect_s=_RECONNECT_S) as client,
         # Closed first, so that an export that fails gives the chunks back.
-        closing(read_buffer(client, buffer, max_wait_s=max_wait_s)) as held,
+        closing(read_buffer(client, settings.buffer, max_wait_s=settings.max_wait_s)) as held,
     ):
         first = next(held, None)
         if first is None:
-            waiting = client.get_buffer(buffer).state.open_fragment_count
+            waiting = client.get_buffer(settings.buffer).state.open_fragment_count
             raise OfflineDataError(
-                f"nothing was written: buffer {buffer!r} holds no chunk"
+                f"nothing was written: buffer {settings.buffer!r} holds no chunk"
                 + (f"; {waiting} fragments wait for theirs to fill" if waiting else ""),
                 file=out,
             )
@@ -241,8 +183,8 @@ def export_episodes(
         if is_minari:
             counts = write_minari(episodes, out, env_id=env_id)
         else:
-            counts = write_episodes(episodes, Path(out), layout=layout)
-    if target.as_json:
+            counts = write_episodes(episodes, Path(out), layout=settings.layout)
+    if settings.as_json:
         written = {"episodes": counts.episode_count, "steps": counts.step_count}
         click.echo(json.dumps({"out": out, **written}))
     else:

@@ -1,22 +1,14 @@
 """What the commands share: options that are environment variables too, a file, one-line errors."""
 
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from breadbox.cli.command import Unusable
 from breadbox.errors import ReplayBufferError
 from breadbox_rollout.settings import read_config
-
-
-class Unusable(click.ClickException):
-    """Something that the user can mend; printed as one line."""
-
-    exit_code = 2
 
 
 class OneLineCommand(click.Command):
@@ -65,27 +57,3 @@ def _take_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
         ctx.default_map = read_config(path, known)
     except ReplayBufferError as error:
         raise Unusable(str(error)) from error
-
-
-@contextmanager
-def stop_on_signals(stop: Callable[[], None]) -> Iterator[threading.Event]:
-    """Call *stop* on the first SIGTERM or SIGINT; a second one ends the process at once.
-
-    Yields:
-        An event that is set once a signal came.
-    """
-    came = threading.Event()
-
-    def handle(number: int, _: object) -> None:
-        if came.is_set():
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        came.set()
-        stop()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

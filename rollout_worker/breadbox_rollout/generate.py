@@ -14,12 +14,12 @@ from rich.progress import Progress, TextColumn
 import breadbox
 from breadbox.cli import logs
 from breadbox.cli.modules import import_from_here
+from breadbox.cli.signals import stop_on_signals
 from breadbox.errors import InvalidRequestError
 from breadbox_rollout.command import (
     OneLineCommand,
     config_option,
     option,
-    stop_on_signals,
 )
 from breadbox_rollout.environments import EnvSpec, check_environment, check_frames
 from breadbox_rollout.generator import EpisodeGenerator, GeneratorOptions
@@ -165,7 +165,7 @@ def _watch_episodes(episodes: EpisodeGenerator, options: GeneratorOptions, *, sh
     columns = (*Progress.get_default_columns(), TextColumn("{task.fields[note]}"))
     with episodes, Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
         bar = progress.add_task("episodes", total=options.episode_count, note="")
-        with stop_on_signals(episodes.stop):
+        with stop_on_signals(lambda _: episodes.stop()):
             for episode in episodes:
                 note = f"return {episode['return_sum']:.1f} in {episode['step_count']} steps"
                 if episodes.failures:

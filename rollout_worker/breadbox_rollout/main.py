@@ -15,6 +15,8 @@ import breadbox
 from breadbox import heartbeat
 from breadbox.cli import logs
 from breadbox.cli.modules import import_from_here
+from breadbox.cli.settings import JsonObject, SizeBytes
+from breadbox.cli.signals import stop_on_signals
 from breadbox.errors import (
     InvalidRequestError,
     NotSupportedError,
@@ -32,7 +34,6 @@ from breadbox_rollout.command import (
     OneLineCommand,
     config_option,
     option,
-    stop_on_signals,
 )
 from breadbox_rollout.environments import (
     VECTORIZE_MODES,
@@ -61,9 +62,7 @@ from breadbox_rollout.pool import EnvProcesses, PoolOptions
 from breadbox_rollout.recording import RecordingOptions
 from breadbox_rollout.sender import Sender
 from breadbox_rollout.settings import (
-    JsonObject,
     RolloutSettings,
-    SizeBytes,
     check_worker_name,
     default_worker_name,
     mixed_seed,
@@ -352,7 +351,7 @@ def run_worker(
             logger.info("metrics on http://%s/metrics", address)
         for chain in chains:
             chain.start()
-        with stack, stop_on_signals(worker.stop):
+        with stack, stop_on_signals(lambda _: worker.stop()):
             worker.run()
     finally:
         for chain in chains:

@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from breadbox.cli.logs import log_options
+from breadbox.cli.settings import JsonObject, SizeBytes
 from breadbox.errors import InvalidRequestError
 from breadbox_policies import PolicyModule, make_policy, policy_names, set_policy_weights
 from breadbox_rollout.command import option
-from breadbox_rollout.settings import JsonObject, SizeBytes, random_seed
+from breadbox_rollout.settings import random_seed
 
 
 def environment_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,16 +1,13 @@
 """Options of the worker: from file, environment and flags, checked."""
 
 import hashlib
-import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import click
 import yaml
 
 from breadbox.errors import InvalidRequestError
@@ -18,41 +15,6 @@ from breadbox.errors import InvalidRequestError
 _SECRET_FIELDS = frozenset({"token", "store_url"})
 _HIDDEN = "(hidden)"
 _QUEUE_FRAGMENTS_PER_ENV = 2
-_SIZE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-
-
-class SizeBytes(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """A size such as 512MiB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read a whole number with an optional binary unit."""
-        text = str(value).strip().upper()
-        digits = text.rstrip("BIKMGT")
-        unit = text[len(digits) :]
-        if not digits.strip().isdigit() or unit not in _SIZE_UNITS:
-            self.fail(f"{value!r} is not a size such as 512MiB", param, ctx)
-        return int(digits) * _SIZE_UNITS[unit]
-
-
-class JsonObject(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """A JSON object, or a mapping from a configuration file."""
-
-    name = "json"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, Any]:
-        """Read an object."""
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except ValueError as error:
-                self.fail(f"not JSON: {error}", param, ctx)
-        if not isinstance(value, Mapping):
-            self.fail(f'{value!r} is not a JSON object such as {{"frameskip": 4}}', param, ctx)
-        return dict(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

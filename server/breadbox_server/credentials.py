@@ -6,12 +6,15 @@ stays as it is, so it may be run again, and a secret that was deleted is made an
 
 import hashlib
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import click
 import yaml
 
+from breadbox.cli.command import Unusable, command
+from breadbox.cli.settings import Settings, of_one_call, setting
 from breadbox.stores.private_files import make_private_directory, new_opener
 from breadbox_server.authorization import Role
 from breadbox_server.tokens import add_line, digest_of, new_token
@@ -36,16 +39,17 @@ PROBE_RIGHTS: Final = "resetchannels -@all +ping"
 """What it lets everybody do, under the name `probe`: ask whether it is there."""
 
 
-@click.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option(
-    "--redis",
-    metavar="HOST:PORT",
-    default="redis:6379",
-    show_default=True,
-    help="Where server and clients reach Redis.",
-)
-def make_secrets(directory: Path, redis: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class SecretsSettings(Settings):
+    """Where the files go, and where Redis is."""
+
+    directory: Path = of_one_call(positional=True, folder=True)
+    redis: str = setting("redis:6379", metavar="HOST:PORT", environment=False)
+    """Where server and clients reach Redis."""
+
+
+@command(SecretsSettings, "secrets")
+def make_secrets(settings: SecretsSettings) -> None:
     r"""Make the tokens and passwords of an installation, in DIRECTORY.
 
     \b
@@ -61,9 +65,9 @@ def make_secrets(directory: Path, redis: str) -> None:
     What is there stays as it is. A token that was deleted is made anew, and the old one ends.
     """
     try:
-        made = write_secrets(directory, redis)
+        made = write_secrets(settings.directory, settings.redis)
     except (OSError, ValueError) as error:
-        raise click.ClickException(f"{directory} cannot be used: {error}") from error
+        raise Unusable(f"{settings.directory} cannot be used: {error}") from error
     for path in made:
         click.echo(f"made {path}")
 

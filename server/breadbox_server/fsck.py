@@ -23,9 +23,7 @@ from breadbox_server.core.buffers import BufferSet
 from breadbox_server.errors import StartError
 from breadbox_server.journal.place import JournalPlace
 from breadbox_server.journal.recovery import look
-from breadbox_server.journal.storage import JournalArchive, JournalError
-
-__all__ = ["Findings", "JournalError", "StartError", "delete", "examine"]
+from breadbox_server.journal.storage import JournalArchive
 
 DELETE_BATCH = 256
 

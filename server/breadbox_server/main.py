@@ -17,6 +17,8 @@ import click
 from click.core import ParameterSource
 
 from breadbox.cli import logs
+from breadbox.cli.command import Unusable
+from breadbox.cli.settings import SizeBytes
 from breadbox.stores import has_secret
 from breadbox.stores.private_files import new_opener
 from breadbox_server.app import RunningServer, serving, tune_garbage_collection
@@ -34,7 +36,6 @@ from breadbox_server.limits import BUFFERS_MAX, CONNECTIONS_MAX
 from breadbox_server.settings import (
     Settings,
     default_store_url,
-    parse_size_bytes,
     read_config_file,
 )
 from breadbox_server.transport import tls_files
@@ -48,12 +49,6 @@ END_S_MAX: Final = 30.0
 its steps together."""
 
 
-class Unusable(click.ClickException):
-    """Something that the user can mend; printed as one line."""
-
-    exit_code = 2
-
-
 class OneLineCommand(click.Command):
     """A command whose wrong options are told in one line, as everything else that is wrong."""
 
@@ -65,19 +60,6 @@ class OneLineCommand(click.Command):
             raise Unusable(
                 f"{error.format_message().rstrip('.?')}; see '{ctx.command_path} --help'"
             ) from error
-
-
-class SizeBytes(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """A size with a unit."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read a size such as 8GiB."""
-        try:
-            return parse_size_bytes(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 def _option(flag: str, *names: str, **kwargs: Any) -> Callable[[Any], Any]:

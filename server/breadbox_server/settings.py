@@ -5,13 +5,12 @@ click; nothing else in the server looks at either.
 """
 
 import os
-import re
 import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from breadbox.stores import has_secret, redact
 from breadbox.stores.urls import GATEWAY_URL
@@ -19,20 +18,6 @@ from breadbox_server.core.config import BufferConfig
 from breadbox_server.errors import StartError
 from breadbox_server.limits import BUFFERS_MAX, CONNECTIONS_MAX, UNANNOUNCED_BYTES_MAX
 from breadbox_server.transport import TlsFiles
-
-_SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
-_UNITS_BYTES: Final = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,19 +123,6 @@ def default_store_url() -> str:
     shared_memory = Path("/dev/shm")
     parent = shared_memory if os.access(shared_memory, os.W_OK) else Path(tempfile.gettempdir())
     return f"file://{parent / f'breadbox-{os.getuid()}'}"
-
-
-def parse_size_bytes(text: str) -> int:
-    """Read a size such as "8GiB", "500 MB" or "1048576".
-
-    Raises:
-        ValueError: It is not a number with a known unit.
-    """
-    match = _SIZE.fullmatch(text)
-    unit_bytes = _UNITS_BYTES.get(match[2].upper()) if match else None
-    if match is None or unit_bytes is None:
-        raise ValueError(f"{text!r} is not a size; write it like 8GiB, 500MB or 1048576")
-    return int(float(match[1]) * unit_bytes)
 
 
 def parse_address(text: str, option: str) -> tuple[str, int] | None:

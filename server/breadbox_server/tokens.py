@@ -28,11 +28,13 @@ from typing import Any, Final
 
 import click
 
+from breadbox.cli.command import Unusable, command
+from breadbox.cli.settings import Settings, setting
+from breadbox.sizes import parse_size_bytes
 from breadbox.stores.private_files import new_opener
 from breadbox_server.authorization import Caller, Quotas, Role
 from breadbox_server.errors import StartError
 from breadbox_server.limits import PATTERNS_MAX, TOKENS_MAX
-from breadbox_server.settings import parse_size_bytes
 
 log = logging.getLogger(__name__)
 
@@ -325,52 +327,33 @@ Examples:
 """
 
 
-@click.command(epilog=_EXAMPLES)
-@click.option(
-    "--role",
-    required=True,
-    type=click.Choice([role.value for role in Role]),
-    help="What it may do.",
-)
-@click.option("--name", required=True, help="For people and metrics: whose it is, or what for.")
-@click.option(
-    "--buffer",
-    "buffers",
-    multiple=True,
-    metavar="PATTERN",
-    help="Buffers that it may name and see; * stands for any run of characters. Repeat it for "
-    "more. Not given: all.",
-)
-@click.option(
-    "--worker",
-    "workers",
-    multiple=True,
-    metavar="PATTERN",
-    help="Workers that it may append as; repeat it for more. Not given: all. A worker that was "
-    "started with --worker-name a-1 appends as a-1-0, a-1-1, and so on.",
-)
-@click.option("--workers-max", metavar="COUNT", help="Workers that may append under it.")
-@click.option("--bytes-held-max", metavar="SIZE", help="Bytes appended under it that are held.")
-@click.option(
-    "--appends-per-s-max",
-    metavar="RATE",
-    help="Fragments appended under it per second, on average over a few seconds.",
-)
-@click.option(
-    "--file",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Add the line to this token file, which is made where there is none; a server that reads "
-    "it knows the token within a second.",
-)
-def token(
-    role: str,
-    name: str,
-    buffers: Sequence[str],
-    workers: Sequence[str],
-    path: Path | None,
-    **quotas: str | None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TokenSettings(Settings):
+    """Whose token it is, and what it may do."""
+
+    role: Role = setting(environment=False)
+    """What it may do."""
+    name: str = setting(environment=False)
+    """For people and metrics: whose it is, or what for."""
+    buffers: tuple[str, ...] = setting((), option="buffer", metavar="PATTERN", environment=False)
+    """Buffers that it may name and see; * stands for any run of characters. Repeat it for more. Not
+    given: all."""
+    workers: tuple[str, ...] = setting((), option="worker", metavar="PATTERN", environment=False)
+    """Workers that it may append as; repeat it for more. Not given: all. A worker that was started
+    with --worker-name a-1 appends as a-1-0, a-1-1, and so on."""
+    workers_max: str | None = setting(None, metavar="COUNT", environment=False)
+    """Workers that may append under it."""
+    bytes_held_max: str | None = setting(None, metavar="SIZE", environment=False)
+    """Bytes appended under it that are held."""
+    appends_per_s_max: str | None = setting(None, metavar="RATE", environment=False)
+    """Fragments appended under it per second, on average over a few seconds."""
+    path: Path | None = setting(None, option="file", environment=False)
+    """Add the line to this token file, which is made where there is none; a server that reads it
+    knows the token within a second."""
+
+
+@command(TokenSettings, epilog=_EXAMPLES)
+def token(settings: TokenSettings) -> None:
     """Make a bearer token.
 
     The token goes to standard output, for whoever shall use it (BREADBOX_TOKEN). Its line for the
@@ -378,8 +361,13 @@ def token(
     file; it gives the token away to nobody.
     """
     made = new_token()
-    given = {"buffers": ",".join(buffers), "workers": ",".join(workers), **quotas}
-    line = f"{role} {name} sha256:{digest_of(made).hex()}"
+    quotas = ("workers_max", "bytes_held_max", "appends_per_s_max")
+    given = {
+        "buffers": ",".join(settings.buffers),
+        "workers": ",".join(settings.workers),
+        **{name: getattr(settings, name) for name in quotas},
+    }
+    line = f"{settings.role.value} {settings.name} sha256:{digest_of(made).hex()}"
     for key, text in given.items():
         if text:
             try:
@@ -397,14 +385,14 @@ def token(
         raise click.BadParameter(
             "must be 1 to 64 characters of A-Z a-z 0-9 . _ -", param_hint="--name"
         ) from error
-    if path is None:
+    if settings.path is None:
         click.echo(made)
         click.echo(line, err=True)
         return
     try:
-        add_line(path, line)
+        add_line(settings.path, line)
     except (OSError, ValueError) as error:
-        raise click.ClickException(f"{path} stays as it is: {_reason(error)}") from error
+        raise Unusable(f"{settings.path} stays as it is: {_reason(error)}") from error
     click.echo(made)
 
 

@@ -23,9 +23,9 @@ from rich.console import Console
 import breadbox
 from breadbox.cli import buffers
 from breadbox.cli import main as cli_main
-from breadbox.cli.buffers import SizeBytes
 from breadbox.cli.frame import FittedTable
 from breadbox.cli.main import COMMANDS, cli
+from breadbox.cli.settings import SizeBytes
 from breadbox.cli.top import Sample, render
 from breadbox.extras import how_to_install
 from breadbox.paths import naming
@@ -124,7 +124,10 @@ def test_the_version_is_the_packages() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("stat",), "stat"),
+        (("stat",), "Did you mean 'stats'"),
+        (("serv",), "Did you mean 'serve'"),
+        (("buffers", "lst"), "Did you mean 'list'"),
+        (("xyzzy",), "No such command 'xyzzy'; see"),
         (("stats", "--servr", "x"), "--server"),
         (("top", "--interval-s", "0"), "--interval-s"),
         (("buffers", "create"), "NAME"),

@@ -112,7 +112,7 @@ def test_another_users_folder_is_left_as_it_is(tmp_path: Path) -> None:
     directory.chmod(0o777)
     done = CliRunner().invoke(make_secrets, [str(directory)])
 
-    assert 1 == done.exit_code
+    assert 2 == done.exit_code
     assert "other users may write it" in done.stderr
     assert {} == content(directory)
 

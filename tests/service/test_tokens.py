@@ -295,7 +295,7 @@ def test_the_command_leaves_a_file_as_it_is_that_would_be_none(
     path.write_text(content, encoding="latin-1")
     done = CliRunner().invoke(token, ["--role", "producer", "--name", "them", "--file", str(path)])
 
-    assert (1, "") == (done.exit_code, done.stdout)
+    assert (2, "") == (done.exit_code, done.stdout)
     assert f"{path} stays as it is: {problem}" in done.stderr
     assert content.encode("latin-1") == path.read_bytes()
 

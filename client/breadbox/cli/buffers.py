@@ -1,11 +1,13 @@
 """`breadbox buffers`: list, create, change and delete buffers."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields
 
 import click
 
 from breadbox.cli import frame
+from breadbox.cli.command import Group, command
+from breadbox.cli.connection import Target
+from breadbox.cli.settings import Bytes, of_one_call, setting
 from breadbox.cli.stats import describe, outage_text, staleness_text
 from breadbox.errors import InvalidRequestError
 from breadbox.types import (
@@ -18,14 +20,14 @@ from breadbox.types import (
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def buffers() -> None:
     """List, create, change and delete buffers."""
 
 
-@buffers.command("list")
-@frame.server_options
-def list_buffers(target: frame.Target) -> None:
+@buffers.add
+@command(Target, "list")
+def list_buffers(target: Target) -> None:
     """List all buffers."""
     with target.connect() as client:
         found = client.list_buffers()
@@ -59,146 +61,114 @@ def _line(description: BufferDescription) -> tuple[object, ...]:
     )
 
 
-class SizeBytes(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """A size with a unit, such as 8GiB or 500MB."""
+@dataclass(frozen=True, kw_only=True)
+class LimitSettings(Target):
+    """A buffer, and limits for it.
 
-    name = "size"
-    _UNITS: ClassVar[Mapping[str, int]] = {
-        "": 1,
-        "b": 1,
-        "kb": 10**3,
-        "mb": 10**6,
-        "gb": 10**9,
-        "tb": 10**12,
-        "kib": 2**10,
-        "mib": 2**20,
-        "gib": 2**30,
-        "tib": 2**40,
-    }
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read a size."""
-        if isinstance(value, int):
-            return value
-        text = str(value).strip().lower().replace(" ", "")
-        digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
-        try:
-            return int(float(digits) * self._UNITS[text[len(digits) :]])
-        except (ValueError, KeyError, OverflowError):
-            self.fail(f"{value!r} is not a size such as 8GiB or 500MB", param, ctx)
-
-
-_COUNT = click.IntRange(min=1)
-_COUNT_OR_NONE = click.IntRange(min=0)
-_SPAN = click.FloatRange(min=0, min_open=True)
-
-_LIMITS: tuple[Callable[[Any], Any], ...] = (
-    click.option("--fragments-per-chunk", type=_COUNT, help="Fragments of a chunk; fixed."),
-    click.option("--capacity-chunks", type=_COUNT, help="Chunks held for sampling."),
-    click.option("--capacity-bytes", type=SizeBytes(), help="Payload bytes held, such as 8GiB."),
-    click.option(
-        "--staleness-max", type=_COUNT_OR_NONE, help="Largest staleness served, in versions."
-    ),
-    click.option("--uses-max", type=_COUNT, help="Deliveries after which a chunk leaves."),
-    click.option(
-        "--full-policy",
-        type=click.Choice([policy.value for policy in FullPolicy]),
-        help="At the limit: evict the oldest chunk, or let producers wait.",
-    ),
-    click.option(
-        "--lease-expiry-policy",
-        type=click.Choice([policy.value for policy in LeaseExpiryPolicy]),
-        help="An expired lease gives its uses back, or counts as consumed.",
-    ),
-    click.option("--lease-s", type=_SPAN, help="Seconds a lease lives without renewal."),
-    click.option("--waiters-max", type=_COUNT, help="Fetches that may wait at a time."),
-    click.option("--leases-max", type=_COUNT, help="Leases alive at a time."),
-    click.option("--workers-max", type=_COUNT, help="Workers remembered in a session."),
-    click.option("--open-chunk-s", type=_SPAN, help="Silence that ends a worker's open chunk."),
-    click.option("--sampler", help="uniform, oldest_first or freshest_first."),
-    click.option("--minimum-chunks", type=_COUNT_OR_NONE, help="Fetches wait for so many chunks."),
-    click.option("--ratio", type=float, help="Keep uses per inserted chunk about this."),
-    click.option("--error-chunks", type=float, help="Width of the band around --ratio, in uses."),
-)
-
-
-def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option per limit."""
-    for decorate in reversed(_LIMITS):
-        command = decorate(command)
-    return command
-
-
-def config_of(limits: dict[str, Any]) -> BufferConfig:
-    """The configuration that the options name; what was not given stays None.
-
-    Raises:
-        InvalidRequestError: Options contradict each other.
+    None has a variable: BREADBOX_CAPACITY_CHUNKS and its like are the server's own.
     """
-    minimum_chunks = limits.pop("minimum_chunks")
-    ratio, error_chunks = limits.pop("ratio"), limits.pop("error_chunks")
-    full, expiry = limits.pop("full_policy"), limits.pop("lease_expiry_policy")
-    limiter: MinimumChunks | SampleToInsertRatio | None = None
-    if ratio is not None:
-        if error_chunks is None:
-            raise InvalidRequestError("--ratio", "needs --error-chunks, the width of its band")
-        limiter = SampleToInsertRatio(ratio, error_chunks, minimum_chunks or 1)
-    elif error_chunks is not None:
-        raise InvalidRequestError("--error-chunks", "needs --ratio")
-    elif minimum_chunks is not None:
-        limiter = MinimumChunks(minimum_chunks)
-    return BufferConfig(
-        **limits,
-        full_policy=FullPolicy(full) if full else None,
-        lease_expiry_policy=LeaseExpiryPolicy(expiry) if expiry else None,
-        limiter=limiter,
-    )
+
+    name: str = of_one_call(positional=True)
+    fragments_per_chunk: int | None = setting(None, environment=False, ge=1)
+    """Fragments of a chunk; fixed."""
+    capacity_chunks: int | None = setting(None, environment=False, ge=1)
+    """Chunks held for sampling."""
+    capacity_bytes: Bytes | None = setting(None, environment=False, ge=1)
+    """Payload bytes held, such as 8GiB."""
+    staleness_max: int | None = setting(None, environment=False, ge=0)
+    """Largest staleness served, in versions."""
+    uses_max: int | None = setting(None, environment=False, ge=1)
+    """Deliveries after which a chunk leaves."""
+    full_policy: FullPolicy | None = setting(None, environment=False)
+    """At the limit: evict the oldest chunk, or let producers wait."""
+    lease_expiry_policy: LeaseExpiryPolicy | None = setting(None, environment=False)
+    """An expired lease gives its uses back, or counts as consumed."""
+    lease_s: float | None = setting(None, environment=False, gt=0)
+    """Seconds a lease lives without renewal."""
+    waiters_max: int | None = setting(None, environment=False, ge=1)
+    """Fetches that may wait at a time."""
+    leases_max: int | None = setting(None, environment=False, ge=1)
+    """Leases alive at a time."""
+    workers_max: int | None = setting(None, environment=False, ge=1)
+    """Workers remembered in a session."""
+    open_chunk_s: float | None = setting(None, environment=False, gt=0)
+    """Silence that ends a worker's open chunk."""
+    sampler: str | None = setting(None, environment=False)
+    """uniform, oldest_first or freshest_first."""
+    minimum_chunks: int | None = setting(None, environment=False, ge=0)
+    """Fetches wait for so many chunks."""
+    ratio: float | None = setting(None, environment=False)
+    """Keep uses per inserted chunk about this."""
+    error_chunks: float | None = setting(None, environment=False)
+    """Width of the band around --ratio, in uses."""
+
+    def config(self) -> BufferConfig:
+        """The configuration that was given; what was not stays None.
+
+        Raises:
+            InvalidRequestError: Options contradict each other.
+        """
+        limiter: MinimumChunks | SampleToInsertRatio | None = None
+        if self.ratio is not None:
+            if self.error_chunks is None:
+                raise InvalidRequestError("--ratio", "needs --error-chunks, the width of its band")
+            limiter = SampleToInsertRatio(self.ratio, self.error_chunks, self.minimum_chunks or 1)
+        elif self.error_chunks is not None:
+            raise InvalidRequestError("--error-chunks", "needs --ratio")
+        elif self.minimum_chunks is not None:
+            limiter = MinimumChunks(self.minimum_chunks)
+        names = {field.name for field in fields(BufferConfig)} - {"limiter"}
+        return BufferConfig(limiter=limiter, **{name: getattr(self, name) for name in names})
 
 
-def _show(target: frame.Target, description: BufferDescription) -> None:
+def _show(target: Target, description: BufferDescription) -> None:
     if target.as_json:
         frame.print_json(description)
     else:
         frame.console().print(describe(description, show_zeros=False))
 
 
-@buffers.command("create", short_help="Create a buffer, with your limits or the server's.")
-@click.argument("name")
-@limit_options
-@frame.server_options
-def create(target: frame.Target, name: str, **limits: Any) -> None:
+@buffers.add
+@command(LimitSettings, short_help="Create a buffer, with your limits or the server's.")
+def create(settings: LimitSettings) -> None:
     """Create a buffer; limits that are not given take the server's defaults."""
-    config = config_of(limits)
-    with target.connect() as client:
-        _show(target, client.create_buffer(name, config))
+    config = settings.config()
+    with settings.connect() as client:
+        _show(settings, client.create_buffer(settings.name, config))
 
 
-@buffers.command("update", short_help="Change limits of a buffer while it runs.")
-@click.argument("name")
-@limit_options
-@frame.server_options
-def update(target: frame.Target, name: str, **limits: Any) -> None:
+@buffers.add
+@command(LimitSettings, short_help="Change limits of a buffer while it runs.")
+def update(settings: LimitSettings) -> None:
     """Change limits while running; what is not given stays, what no longer fits is evicted."""
-    config = config_of(limits)
+    config = settings.config()
     if config == BufferConfig():
         raise InvalidRequestError("limits", "are missing; give at least one option")
-    with target.connect() as client:
-        _show(target, client.update_buffer(name, config))
+    with settings.connect() as client:
+        _show(settings, client.update_buffer(settings.name, config))
 
 
-@buffers.command("delete")
-@click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@frame.server_options
-def delete(target: frame.Target, name: str, yes: bool) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DeleteSettings(Target):
+    """Which buffer goes."""
+
+    name: str = of_one_call(positional=True)
+    yes: bool = of_one_call(False)
+    """Do not ask."""
+
+
+@buffers.add
+@command(DeleteSettings)
+def delete(settings: DeleteSettings) -> None:
     """Delete a buffer with everything in it."""
-    with target.connect() as client:
+    name = settings.name
+    with settings.connect() as client:
         description = client.get_buffer(name)
-        if not yes:
+        if not settings.yes:
             held = frame.counted(description.state.fragment_count, "fragment")
             click.confirm(f"Delete buffer {name!r} with its {held}?", abort=True)
         client.delete_buffer(name)
-    if target.as_json:
+    if settings.as_json:
         frame.print_json({"deleted": name})
     else:
         click.echo(f"deleted {name}")

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 
-import click
 import numpy as np
 
 import breadbox
 from breadbox import errors
 from breadbox.batches import load_batch
 from breadbox.cli import frame
+from breadbox.cli.command import command
+from breadbox.cli.connection import Target
 from breadbox.fragment import Fragment
 from breadbox.payload import write_fragments
 from breadbox.stores import redact
@@ -65,9 +66,8 @@ _MARKS = {
 }
 
 
-@click.command()
-@frame.server_options
-def doctor(target: frame.Target) -> int:
+@command(Target)
+def doctor(target: Target) -> int:
     """Check address, rights, versions, clock, store and speed, and say what to fix.
 
     Exit code 0: all is well, or nearly; 1: something does not work.

@@ -1,39 +1,37 @@
 """`breadbox explain`: why a learner is waiting, in a sentence with numbers."""
 
 import time
-
-import click
+from dataclasses import dataclass
 
 from breadbox.cli import frame
+from breadbox.cli.command import command
+from breadbox.cli.connection import Target
+from breadbox.cli.settings import of_one_call
 from breadbox.diagnosis import Diagnosis, diagnose
 
 
-@click.command()
-@click.argument("name", metavar="[BUFFER]", default="default")
-@click.option(
-    "--fragment-count",
-    type=click.IntRange(min=1),
-    help="Fragments that your learner asks for; to say how long that will take.",
-)
-@click.option(
-    "--seconds",
-    "interval_s",
-    default=2.0,
-    show_default=True,
-    type=click.FloatRange(min=0.1, max=300),
-    help="How long to watch, to know rates.",
-)
-@frame.server_options
-def explain(target: frame.Target, name: str, fragment_count: int | None, interval_s: float) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ExplainSettings(Target):
+    """Which buffer, and how long to look at it."""
+
+    name: str = of_one_call("default", positional=True, metavar="[BUFFER]")
+    fragment_count: int | None = of_one_call(None, ge=1)
+    """Fragments that your learner asks for; to say how long that will take."""
+    interval_s: float = of_one_call(2.0, option="seconds", ge=0.1, le=300)
+    """How long to watch, to know rates."""
+
+
+@command(ExplainSettings)
+def explain(settings: ExplainSettings) -> None:
     """Say why a learner is waiting on BUFFER, or that it is not."""
-    with target.connect() as client:
-        before = client.get_buffer(name)
+    with settings.connect() as client:
+        before = client.get_buffer(settings.name)
         started_at = time.monotonic()
-        time.sleep(interval_s)
-        after = client.get_buffer(name)
+        time.sleep(settings.interval_s)
+        after = client.get_buffer(settings.name)
         watched_s = time.monotonic() - started_at
-    diagnosis = diagnose(before, after, watched_s, fragment_count=fragment_count)
-    if target.as_json:
+    diagnosis = diagnose(before, after, watched_s, fragment_count=settings.fragment_count)
+    if settings.as_json:
         frame.print_json(diagnosis)
     else:
         _print(diagnosis)

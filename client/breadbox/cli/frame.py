@@ -1,10 +1,10 @@
-"""What the commands that talk to a server share: options, connecting, and how they print."""
+"""How commands print: JSON, tables, sizes, counts, rates."""
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -12,111 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-import breadbox
 from breadbox.cli.terminal import printable
-from breadbox.options import Tls
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-RECONNECT_S = 0.0
-"""A person waits for the answer: a server that is away is told at once."""
-
-
-def option(flag: str, *names: str, **settings: Any) -> Callable[[Command], Command]:
-    """An option that is also `BREADBOX_<OPTION>` in the environment."""
-    name = flag.split("/")[0].removeprefix("--").replace("-", "_").upper()
-    shown = {"show_envvar": True, "show_default": True}
-    return click.option(flag, *names, envvar=f"BREADBOX_{name}", **(shown | settings))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Target:
-    """Which server, how to reach it, and how to print what it says."""
-
-    server: str
-    token: str | None = dataclasses.field(repr=False)
-    tls: Tls | None
-    deadline_s: float
-    as_json: bool
-    store_url: str | None = dataclasses.field(default=None, repr=False)
-
-    def connect(
-        self, *, buffer: str = "default", reconnect_s: float = RECONNECT_S
-    ) -> breadbox.Client:
-        """Make a client; fails at once when nobody answers, unless told otherwise."""
-        return breadbox.connect(
-            self.server,
-            buffer=buffer,
-            token=self.token,
-            tls=self.tls,
-            deadline_s=self.deadline_s,
-            reconnect_s=reconnect_s,
-            store_url=self.store_url,
-        )
-
-    def check(self) -> None:
-        """Ask the server once: a person is told at once that it is away, or wants a token.
-
-        For commands that then work for long, and ride through a restart of the server.
-
-        Raises:
-            UnavailableError, UnauthenticatedError: See there.
-        """
-        with self.connect() as client:
-            client.list_buffers()
-
-
-def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that name a server; the command gets them as one `target`."""
-
-    def with_target(
-        server: str,
-        token: str | None,
-        tls: bool,
-        tls_ca: str | None,
-        tls_cert: str | None,
-        tls_key: str | None,
-        store_url: str | None,
-        deadline_s: float,
-        as_json: bool,
-        **rest: Any,
-    ) -> Any:
-        files = tls_ca or tls_cert or tls_key
-        credentials = Tls(tls_ca, tls_cert, tls_key) if tls or files else None
-        target = Target(server, token, credentials, deadline_s, as_json, store_url)
-        return command(target=target, **rest)
-
-    with_target.__name__ = command.__name__
-    with_target.__doc__ = command.__doc__
-    # Decorators of the command stand above these in the help.
-    with_target.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
-    for decorate in reversed(_SERVER_OPTIONS):
-        with_target = decorate(with_target)
-    return with_target
-
-
-_SERVER_OPTIONS = (
-    option("--server", default="localhost:50051", help="Address of the server, HOST:PORT."),
-    option(
-        "--token", default=None, help="Bearer token; better set in the environment, or as @FILE."
-    ),
-    option("--tls", is_flag=True, help="Encrypt; on by itself when a certificate is named."),
-    option("--tls-ca", default=None, help="PEM file with the authorities to trust."),
-    option("--tls-cert", default=None, help="PEM file with this client's certificate."),
-    option("--tls-key", default=None, help="PEM file with its key."),
-    option(
-        "--store-url",
-        default=None,
-        help="Where payloads are, seen from here; default: where the server says.",
-    ),
-    option(
-        "--deadline-s",
-        default=5.0,
-        type=click.FloatRange(min=0.01),
-        help="Seconds in which the server must answer.",
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables."),
-)
 
 
 def plain(value: Any) -> Any:

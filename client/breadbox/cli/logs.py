@@ -6,13 +6,11 @@ One event a line, on standard error. gRPC's own lines, from its Python parts, ar
 import json
 import logging
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, TextIO, TypeVar
+from typing import Any, Final, TextIO
 
-import click
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from breadbox.cli.settings import Settings, fields_of, setting
 
 FORMATS: Final = ("text", "json")
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -35,21 +33,25 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
-def log_options(command: Command) -> Command:
+@dataclass(frozen=True, kw_only=True)
+class LogSettings(Settings):
+    """What is logged, and how."""
+
+    log_level: str = setting("info", choices=LEVELS)
+    """Least that is logged."""
+    log_format: str = setting("text", choices=FORMATS)
+    """One line per event."""
+
+    def configure_logs(self) -> None:
+        """Send this process's logs to standard error."""
+        configure(self.log_level, self.log_format)
+
+
+def log_options(command: Any) -> Any:
     """Add `--log-level` and `--log-format`, the arguments of `configure`."""
-    for name, choices, default, help_text in (
-        ("format", FORMATS, "text", "One line per event."),
-        ("level", LEVELS, "info", "Least that is logged."),
-    ):
-        command = click.option(
-            f"--log-{name}",
-            envvar=f"BREADBOX_LOG_{name.upper()}",
-            type=click.Choice(choices),
-            default=default,
-            show_envvar=True,
-            show_default=True,
-            help=help_text,
-        )(command)
+    for field in fields_of(LogSettings):
+        parameter = field.parameter()
+        command.__click_params__ = [*getattr(command, "__click_params__", []), parameter]
     return command
 
 

@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 import breadbox
 from breadbox.children import end_with_parent
+from breadbox.cli.command import Group, Unusable
 from breadbox.cli.terminal import printable
 
 INTERRUPTED = 130
@@ -32,7 +33,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "top": ("breadbox.cli.top:top", "", "Watch all buffers live."),
     "explain": ("breadbox.cli.explain:explain", "", "Say why a learner is waiting."),
     "buffers": ("breadbox.cli.buffers:buffers", "", "List, create, change and delete buffers."),
-    "fsck": ("breadbox.cli.fsck:fsck", "server", "Check a payload store for orphans and losses."),
+    "fsck": (
+        "breadbox_server.fsck_command:fsck",
+        "server",
+        "Check a payload store for orphans and losses.",
+    ),
     "doctor": ("breadbox.cli.doctor:doctor", "", "Check address, store, clock, rights and speed."),
     "token": ("breadbox_server.tokens:token", "server", "Make a bearer token."),
     "secrets": (
@@ -47,13 +52,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 """Command to where it is ("module:attribute"), the extra it needs, and its line in the help."""
 
 
-class Unusable(click.ClickException):
-    """Something that the user can mend; printed as one line."""
-
-    exit_code = 2
-
-
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """Imports the module of a command when the command is used, and tells errors in one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -1,29 +1,39 @@
 """`breadbox stats`: what a buffer holds, and what it has counted."""
 
-import click
+from dataclasses import dataclass
+
 from rich.console import Group
 from rich.table import Table
 
 from breadbox.cli import frame
+from breadbox.cli.command import command
+from breadbox.cli.connection import Target
+from breadbox.cli.settings import of_one_call
 from breadbox.types import BufferConfig, BufferDescription, MinimumChunks, SampleToInsertRatio
 
 
-@click.command()
-@click.argument("names", metavar="[BUFFER]...", nargs=-1)
-@click.option("--all", "show_zeros", is_flag=True, help="Show counters that are zero, too.")
-@frame.server_options
-def stats(target: frame.Target, names: tuple[str, ...], show_zeros: bool) -> None:
+@dataclass(frozen=True, kw_only=True)
+class StatsSettings(Target):
+    """Which buffers, and how much of them."""
+
+    names: tuple[str, ...] = of_one_call((), positional=True, metavar="[BUFFER]...")
+    show_zeros: bool = of_one_call(False, option="all")
+    """Show counters that are zero, too."""
+
+
+@command(StatsSettings)
+def stats(settings: StatsSettings) -> None:
     """Show what buffers hold and have counted; without a name, of all buffers."""
-    with target.connect() as client:
-        found = [client.get_buffer(name) for name in names] or list(client.list_buffers())
-    if target.as_json:
+    with settings.connect() as client:
+        found = [client.get_buffer(name) for name in settings.names] or list(client.list_buffers())
+    if settings.as_json:
         frame.print_json(found)
         return
     console = frame.console()
     for number, description in enumerate(found):
         if number:
             console.print()
-        console.print(describe(description, show_zeros=show_zeros))
+        console.print(describe(description, show_zeros=settings.show_zeros))
 
 
 def describe(description: BufferDescription, *, show_zeros: bool) -> Group:

@@ -5,12 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-import click
 from rich.console import Group
 from rich.live import Live
 
 import breadbox
 from breadbox.cli import frame
+from breadbox.cli.command import command
+from breadbox.cli.connection import Target
+from breadbox.cli.settings import of_one_call, setting
 from breadbox.cli.stats import staleness_text
 from breadbox.diagnosis import rates_of
 from breadbox.errors import DeadlineExceededError, UnavailableError
@@ -135,33 +137,34 @@ def _short(session_id: str, length_max: int = 16) -> str:
     return session_id if len(session_id) <= length_max else f"{session_id[: length_max - 1]}…"
 
 
-@click.command()
-@click.option(
-    "--interval-s",
-    default=1.0,
-    show_default=True,
-    type=click.FloatRange(min=0.1, max=3600),
-    help="Seconds between looks.",
-)
-@click.option("--count", type=click.IntRange(min=1), help="Stop after so many looks.")
-@frame.server_options
-def top(target: frame.Target, interval_s: float, count: int | None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TopSettings(Target):
+    """How often to look."""
+
+    interval_s: float = setting(1.0, ge=0.1, le=3600)
+    """Seconds between looks."""
+    count: int | None = of_one_call(None, ge=1)
+    """Stop after so many looks."""
+
+
+@command(TopSettings)
+def top(settings: TopSettings) -> None:
     """Watch all buffers live; Ctrl-C ends it. With --json, a line per look."""
-    with target.connect() as client:
+    with settings.connect() as client:
         client.list_buffers()  # A wrong address is told at once, not shown again and again.
-        if target.as_json:
-            for sample in samples(client, interval_s, count):
+        if settings.as_json:
+            for sample in samples(client, settings.interval_s, settings.count):
                 frame.print_json(sample, is_line=True)
             return
         console = frame.console()
         if not console.is_terminal:
-            for sample in samples(client, interval_s, count):
-                console.print(render(sample, target.server, _moment()))
+            for sample in samples(client, settings.interval_s, settings.count):
+                console.print(render(sample, settings.server, _moment()))
             return
-        with Live(console=console, auto_refresh=False, screen=count is None) as live:
+        with Live(console=console, auto_refresh=False, screen=settings.count is None) as live:
             try:
-                for sample in samples(client, interval_s, count):
-                    live.update(render(sample, target.server, _moment()), refresh=True)
+                for sample in samples(client, settings.interval_s, settings.count):
+                    live.update(render(sample, settings.server, _moment()), refresh=True)
             except KeyboardInterrupt:
                 return
 

@@ -1,61 +1,48 @@
 """`breadbox fsck`: whether a payload store holds what the journal says, whole and nothing else."""
 
-import sys
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
+from dataclasses import dataclass
 
-import click
 import numpy as np
 
 from breadbox.cli import frame
+from breadbox.cli.command import Unusable, command
+from breadbox.cli.settings import Settings, of_one_call, setting
 from breadbox.errors import (
     PayloadCorruptError,
     PayloadFormatError,
     PayloadMissingError,
-    ReplayBufferError,
 )
 from breadbox.payload.format import Head
 from breadbox.payload.receive import Placement, receive
 from breadbox.stores import open_store
 from breadbox.types import PayloadReference
+from breadbox_server.errors import StartError
+from breadbox_server.fsck import Findings, delete, examine
+from breadbox_server.journal.storage import JournalError
 
 
-@click.command()
-@click.option(
-    "--store",
-    envvar="BREADBOX_STORE",
-    show_envvar=True,
-    required=True,
-    metavar="URL",
-    help="Payload store, as the server has it.",
-)
-@click.option(
-    "--journal",
-    envvar="BREADBOX_JOURNAL",
-    show_envvar=True,
-    default="auto",
-    metavar="URL",
-    help="As the server has it; auto: beside the payloads.",
-)
-@click.option(
-    "--repair",
-    is_flag=True,
-    help="Delete payloads that no book knows, and those that fail their checksums; the server "
-    "drops what refers to the latter when it starts.",
-)
-@click.option("--no-checksums", is_flag=True, help="Do not read every payload.")
-@click.option(
-    "--settle-s",
-    type=click.FloatRange(0, 3600),
-    default=5.0,
-    show_default=True,
-    help="Look again after so long at what looks wrong, since a server may be at work; 0: none is.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def fsck(
-    store: str, journal: str, repair: bool, no_checksums: bool, settle_s: float, as_json: bool
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class FsckSettings(Settings):
+    """What is compared, and what is done about it."""
+
+    store: str = setting(secret=True, metavar="URL")
+    """Payload store, as the server has it."""
+    journal: str = setting("auto", secret=True, metavar="URL")
+    """As the server has it; auto: beside the payloads."""
+    repair: bool = of_one_call(False)
+    """Delete payloads that no book knows, and those that fail their checksums; the server drops
+    what refers to the latter when it starts."""
+    no_checksums: bool = of_one_call(False)
+    """Do not read every payload."""
+    settle_s: float = of_one_call(5.0, ge=0, le=3600)
+    """Look again after so long at what looks wrong, since a server may be at work; 0: none is."""
+    as_json: bool = of_one_call(False, option="json")
+    """Print one JSON object."""
+
+
+@command(FsckSettings)
+def fsck(settings: FsckSettings) -> int:
     """Compare books and store: the server's journal, and the payloads that are really there.
 
     Reported are missing payloads (in the books and not in the store), orphans (in the store and
@@ -69,23 +56,17 @@ def fsck(
 
     Exit code 0: they agree. 1: they do not, and the counts say how. 2: they could not be compared.
     """
-    # By name: the library does not depend on the server, which may not be installed.
-    server = import_module("breadbox_server.fsck")
+    store, repair = settings.store, settings.repair
     try:
-        found: Any = server.examine(store, journal, settle_s=settle_s, repair=repair)
-    except ReplayBufferError as error:
-        _fail(str(error))
-    except (server.StartError, server.JournalError) as error:
-        _fail(str(error))
-    try:
-        damaged, unreadable = _corrupt(store, () if no_checksums else [*found.books.values()])
-        deleted = []
-        if repair and damaged:
-            # Once more: a payload is deleted for its own damage, not for one moment's.
-            deleted = _corrupt(store, [found.books[each] for each in damaged])[0]
-            server.delete(store, deleted)
-    except ReplayBufferError as error:
-        _fail(str(error))
+        found = examine(store, settings.journal, settle_s=settings.settle_s, repair=repair)
+    except (StartError, JournalError) as error:
+        raise Unusable(str(error)) from error
+    damaged, unreadable = _corrupt(store, () if settings.no_checksums else [*found.books.values()])
+    deleted = []
+    if repair and damaged:
+        # Once more: a payload is deleted for its own damage, not for one moment's.
+        deleted = _corrupt(store, [found.books[each] for each in damaged])[0]
+        delete(store, deleted)
     corrupt = [*damaged, *unreadable]
     report = {
         "books": len(found.books),
@@ -98,12 +79,12 @@ def fsck(
         "deleted": found.deleted_count,
         "deleted_corrupt": len(deleted),
     }
-    if as_json:
+    if settings.as_json:
         frame.print_json(report)
     else:
         _print(report, found, corrupt)
     wrong = report["missing"] + report["orphans"] - report["deleted"] + report["corrupt"]
-    sys.exit(1 if wrong else 0)
+    return 1 if wrong else 0
 
 
 def _corrupt(store_url: str, references: Sequence[PayloadReference]) -> tuple[list[str], list[str]]:
@@ -134,7 +115,7 @@ def _everything(position: int, head: Head) -> list[Placement]:
     ]
 
 
-def _print(report: dict[str, int], found: Any, corrupt: Sequence[str]) -> None:
+def _print(report: dict[str, int], found: Findings, corrupt: Sequence[str]) -> None:
     console = frame.console()
     console.print(
         f"books: {report['books']} payloads, {frame.size_text(report['book_bytes'])}; "
@@ -155,8 +136,3 @@ def _print(report: dict[str, int], found: Any, corrupt: Sequence[str]) -> None:
         console.print(f"deleted {report['deleted_corrupt']} damaged payloads")
     if report["missing"] or report["deleted_corrupt"]:
         console.print("the server drops what refers to missing payloads when it starts")
-
-
-def _fail(text: str) -> None:
-    click.echo(f"Error: {' '.join(text.split())}", err=True)
-    sys.exit(2)

@@ -1,0 +1,42 @@
+"""What SIGTERM and Ctrl-C do to a command that runs for long: it ends in order, or at once."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def stop_on_signals(
+    stop: Callable[[int], None] = lambda number: None, numbers: Sequence[int] = STOPPING
+) -> Iterator[threading.Event]:
+    """Call *stop* with the number of the first signal; a second one ends the process at once.
+
+    In the main thread only. *stop* runs between two instructions of whatever runs there, and may
+    raise. What handled the signals before does so again afterwards.
+
+    Args:
+        stop: Is called once.
+        numbers: Of the signals.
+
+    Yields:
+        An event that is set once a signal came.
+    """
+    came = threading.Event()
+
+    def handle(number: int, _: object) -> None:
+        if came.is_set():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        came.set()
+        stop(number)
+
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

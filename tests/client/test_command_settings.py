@@ -1,0 +1,228 @@
+"""A settings class is a command's options, variables, keys of a file, help and checks at once."""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from breadbox.cli.command import command
+from breadbox.cli.main import COMMANDS, load_command
+from breadbox.cli.settings import Bytes, Settings, SizeBytes, of_one_call, setting
+from breadbox.errors import InvalidRequestError
+from breadbox.sizes import parse_size_bytes, size_name
+
+
+class Speed(enum.Enum):
+    SLOW = "slow"
+    FAST = "fast"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base(Settings):
+    """What another class builds on."""
+
+    place: str = "here"
+    """Where it is."""
+    count: int = setting(3, ge=1, le=9)
+    """How many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(Base):
+    """What the command below was told."""
+
+    count: int = setting(5, ge=1, le=9)
+    out: Path
+    """Where it goes."""
+    room: Bytes = 2**30
+    """What it
+    may take."""
+    speed: Speed = Speed.SLOW
+    """How fast it goes."""
+    mode: Literal["off", "on"] = "off"
+    """Whether."""
+    share: float | None = setting(None, gt=0, lt=1)
+    """A part of it."""
+    options: dict[str, Any] = setting(default_factory=dict)
+    """Of something else."""
+    names: tuple[str, ...] = setting((), option="name")
+    """Of them."""
+    has_door: bool = setting(True, option="door")
+    """Whether it has one."""
+    key: str = setting("", secret=True)
+    """Nobody else's."""
+    yes: bool = of_one_call(False)
+    """Do not ask."""
+
+
+def told(*arguments: str, **variables: str) -> tuple[Result, Told | None]:
+    seen: list[Told] = []
+
+    @command(Told, reads_variable=True)
+    def run(settings: Told) -> None:
+        seen.append(settings)
+
+    clean = dict.fromkeys(
+        [f"BREADBOX_{name}" for name in ("OUT", "ROOM", "SPEED", "SHARE", "NAME", "CONFIG")], None
+    )
+    result = CliRunner().invoke(run, arguments, env={**clean, **variables})
+    return result, seen[0] if seen else None
+
+
+def settings_of(*arguments: str, **variables: str) -> Told:
+    result, settings = told(*arguments, **variables)
+    assert settings is not None, result.output
+    return settings
+
+
+def test_a_field_is_an_option_with_its_type_and_default() -> None:
+    assert Told(out=Path("x")) == settings_of("--out", "x")
+    assert Told(
+        out=Path("x"),
+        room=5 * 10**8,
+        speed=Speed.FAST,
+        mode="on",
+        share=0.5,
+        options={"a": 1},
+        names=("b", "c"),
+        has_door=False,
+        key="k",
+        yes=True,
+        place="there",
+        count=9,
+    ) == settings_of(
+        *("--out", "x", "--room", "500MB", "--speed", "fast", "--mode", "on", "--share", "0.5"),
+        *("--options", '{"a": 1}', "--name", "b", "--name", "c", "--no-door", "--key", "k"),
+        *("--yes", "--place", "there", "--count", "9"),
+    )
+
+
+def test_a_field_is_a_variable_and_a_key_and_flags_win_over_both(tmp_path: Path) -> None:
+    file = tmp_path / "told.yaml"
+    file.write_text(
+        "out: from-file\nroom: 1.5 GiB\nspeed: fast\nshare: 0.25\nname: [x, y]\ndoor: false\n"
+        "options: {depth: {a: 1}}\ncount: null\nmode: 'on'\n"
+    )
+    found = settings_of("--share", "0.75", BREADBOX_CONFIG=str(file), BREADBOX_SPEED="slow")
+    assert (
+        Told(
+            out=Path("from-file"),
+            room=3 * 2**29,
+            share=0.75,
+            names=("x", "y"),
+            has_door=False,
+            options={"depth": {"a": 1}},
+            mode="on",
+        )
+        == found
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("epoch: 1", "names unknown options: epoch; see"),
+        ('"yes": true', "names unknown options: yes"),
+        ("has_door: true", "names unknown options: has_door"),
+        ("count: many", "'many' is not a valid integer"),
+        ("count: 1.5", "'1.5' is not a valid integer"),
+        ("count: true", "'True' is not a valid integer"),
+        ("count: 10", "10 is not in the range 1<=x<=9"),
+        ("count: [1]", "count wants one value"),
+        ("room: a lot", "'a lot' is not a size"),
+        ("speed: warp", "'warp' is not one of"),
+        ("options: 3", "is not a JSON object"),
+        ("- a list", "must be a mapping"),
+        ("a: [", "is not YAML, line 2"),
+        ("!!python/object/apply:os.system ['true']", "is not YAML"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_with_its_name(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    file = tmp_path / "told.yaml"
+    file.write_text(f"{text}\n")
+    result, settings = told("--out", "x", "--config", str(file))
+    assert (2, None) == (result.exit_code, settings)
+    assert f"--config {file}" in result.stderr
+    assert words in result.stderr
+    assert 1 == len(result.stderr.splitlines())
+
+
+def test_a_file_that_others_may_write_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "told.yaml"
+    file.write_text("count: 1\n")
+    file.chmod(0o666)
+    result, _ = told("--out", "x", "--config", str(file))
+    assert f"chmod o-w {file}" in result.stderr
+
+
+def test_a_mistake_on_the_command_line_is_not_laid_to_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "told.yaml"
+    file.write_text("count: 2\n")
+    result, _ = told("--out", "x", "--config", str(file), "--count", "many")
+    assert "many" in result.stderr
+    assert str(file) not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Base(count=0), "count must be at least 1, got 0"),
+        (lambda: Told(out=Path(), count=10), "count must be at most 9, got 10"),
+        (lambda: Told(out=Path(), share=0.0), "share must be above 0, got 0"),
+        (lambda: Told(out=Path(), share=1.0), "share must be below 1, got 1"),
+        (lambda: Told(out=Path(), share=float("nan")), "share must be a finite number, got nan"),
+        (lambda: Told(out=Path(), mode="warp"), "mode must be one of off, on, got 'warp'"),  # type: ignore[arg-type]
+    ],
+)
+def test_code_is_refused_what_the_command_line_is(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        make()
+
+
+def test_settings_are_written_as_they_are_read_and_without_secrets(tmp_path: Path) -> None:
+    given = Told(out=Path("x"), options={"a": 1}, names=("b",), key="swordfish", speed=Speed.FAST)
+    file = tmp_path / "told.yaml"
+    file.write_text(given.as_yaml())
+    assert "swordfish" not in given.as_yaml() + repr(given)
+    again = settings_of("--config", str(file), "--key", "swordfish")
+    assert given == again
+
+
+def test_help_has_what_stands_below_the_field_its_default_and_its_range() -> None:
+    result, _ = told("--help")
+    said = " ".join(result.stdout.split())
+    for words in (
+        "--room SIZE What it may take. [env var: BREADBOX_ROOM; default: 1GiB]",
+        "--count INTEGER RANGE How many. [env var: BREADBOX_COUNT; default: 5; 1<=x<=9]",
+        "--door / --no-door Whether it has one. [env var: BREADBOX_DOOR; default: door]",
+        "--speed [slow|fast] How fast it goes.",
+        "--yes Do not ask. --",
+    ):
+        assert words in said
+
+
+def options_of(found: click.Command) -> list[click.Option]:
+    if isinstance(found, click.Group):
+        return [option for inner in found.commands.values() for option in options_of(inner)]
+    return [option for option in found.params if isinstance(option, click.Option)]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_size_of_every_command_takes_the_same_units(name: str) -> None:
+    for option in options_of(load_command(name)):
+        if option.name and option.name.endswith(("_bytes", "memory_max", "memory_limit", "_size")):
+            assert isinstance(option.type, SizeBytes), option.opts
+        if option.type.name == "size":
+            assert 500_000_000 == option.type.convert("500MB", None, None)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 1000, 1024, 3 * 2**29, 8 * 2**30, 2**40, 10**15])
+def test_a_size_is_named_as_it_is_read(size_bytes: int) -> None:
+    assert size_bytes == parse_size_bytes(size_name(size_bytes))
