@@ -10,7 +10,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: attacks docs verify-reference reference help setup demo test test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
-  verify-spelling verify-limits limits protos simulate fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
+  verify-spelling verify-blocking blocking verify-limits limits protos simulate fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -50,7 +50,7 @@ attacks: $(VENV)/.ready  ## Attack a server, and hold the times of its honest ca
 test-gpu: $(VENV)/.ready  ## What needs a CUDA device
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
-verify: verify-format verify-lint verify-spelling verify-types verify-imports verify-protos verify-limits verify-reference test  ## Everything that must hold before a merge
+verify: verify-format verify-lint verify-spelling verify-types verify-imports verify-protos verify-blocking verify-limits verify-reference test  ## Everything that must hold before a merge
 
 verify-format: $(VENV)/.ready
 	$(BIN)/ruff format --check .
@@ -79,6 +79,9 @@ verify-reference: $(VENV)/.ready
 verify-protos: $(VENV)/.ready
 	$(BIN)/python scripts/gen_protos.py --check
 
+verify-blocking: $(VENV)/.ready
+	$(BIN)/python scripts/gen_blocking.py --check
+
 verify-limits: $(VENV)/.ready
 	$(BIN)/python scripts/gen_limits.py --check
 
@@ -93,6 +96,9 @@ docs: $(VENV)/.ready  ## Build the site of the documents into build/docs
 
 protos: $(VENV)/.ready  ## Write the stubs from protos/
 	$(BIN)/python scripts/gen_protos.py
+
+blocking: $(VENV)/.ready  ## Write the blocking client from the asyncio client
+	$(BIN)/python scripts/gen_blocking.py
 
 chaos: $(VENV)/.ready  ## Kill, stop, cut off and replace at random, and balance the ledgers (ARGS="--seconds 120 --seed 7")
 	$(BIN)/python tests/chaos/run.py $(ARGS)

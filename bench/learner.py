@@ -14,7 +14,8 @@ from bench.measure import Figure
 from bench.processes import breadbox_server, redis_server
 from bench.workloads import SESSION_ID, numbered, vpt_fragment
 from breadbox.batches import Batch
-from breadbox.loader import FragmentLoader, LoaderOptions
+from breadbox.loader import FragmentLoader
+from breadbox.loading import LoaderOptions
 from breadbox.types import FragmentReference
 
 BATCH_SIZE = 2

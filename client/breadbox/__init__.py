@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from breadbox.fragment import Fragment as Fragment
     from breadbox.fragment import Tree as Tree
     from breadbox.lease import Lease as Lease
-    from breadbox.loader import LoaderKeywords as LoaderKeywords
-    from breadbox.loader import LoaderOptions as LoaderOptions
+    from breadbox.loading import LoaderKeywords as LoaderKeywords
+    from breadbox.loading import LoaderOptions as LoaderOptions
     from breadbox.local import ServerOptions as ServerOptions
     from breadbox.local import local_server as local_server
     from breadbox.options import Tls as Tls
@@ -71,7 +71,7 @@ _HOMES = {
     "errors": ("ReplayBufferError", "WaitElapsedError"),
     "fragment": ("Fragment", "Tree"),
     "lease": ("Lease",),
-    "loader": ("LoaderKeywords", "LoaderOptions"),
+    "loading": ("LoaderKeywords", "LoaderOptions"),
     "local": ("ServerOptions", "local_server"),
     "options": ("Tls",),
     "stores": ("PayloadStore",),

@@ -1,40 +1,24 @@
+# Made from breadbox/aio/client.py by scripts/gen_blocking.py; edit that, run `make blocking`.
 """The blocking client: one method per RPC, and `append`, `fetch`, `publish` that move payloads."""
 
-import os
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from uuid import uuid4
 
-import grpc
 from numpy.typing import NDArray
 
-from breadbox import calls, operations, status, types
+from breadbox import calls, operations, types
 from breadbox.batches import Batch, Stack
-from breadbox.errors import ClosedError, ReplayBufferError
 from breadbox.fragment import Fragment
-from breadbox.lease import Lease, LeaseKeeper
-from breadbox.operations import (
-    Attempted,
-    Both,
-    Context,
-    Do,
-    Effect,
-    Invoke,
-    Operation,
-    Sleep,
-    StoreSlot,
-)
-from breadbox.options import ClientOptions, Tls, check_address, open_channel
+from breadbox.interpreter import Interpreter
+from breadbox.lease import Lease
+from breadbox.options import ClientOptions, Tls, check_address
 from breadbox.outages import Outages
 from breadbox.stores.base import PayloadStore
 from breadbox.types import ReleaseMode
-from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 
 if TYPE_CHECKING:
     import torch
@@ -86,14 +70,11 @@ def connect(
         codecs=codecs,
         store_url=store_url,
     )
-    return Client(check_address(address), options)
+    return _made(check_address(address), options)
 
 
-def _attempt(function: Callable[[], Any]) -> Attempted:
-    try:
-        return Attempted(result=function())
-    except ReplayBufferError as error:
-        return Attempted(error=error)
+def _made(address: str, options: ClientOptions) -> "Client":
+    return Client(address, options)
 
 
 class Client:
@@ -119,29 +100,21 @@ class Client:
         address: str,
         options: ClientOptions,
         *,
-        channel: grpc.Channel | None = None,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] | None = None,
         rng: random.Random | None = None,
         store: PayloadStore | None = None,
     ) -> None:
         """Use `connect` instead; the collaborators are for tests."""
-        self._process_id = os.getpid()
-        self._closed = threading.Event()
-        self._sleep = sleep or self._sleep_unless_closed
-        self._channel = channel or open_channel(address, options)
-        self._stub = ReplayBufferServiceStub(self._channel)
-        self._metadata = options.metadata()
-        self._keeper = LeaseKeeper()
-        self._context = Context(
+        self._context = operations.Context(
             address=address,
             options=options,
             now=clock,
             rng=rng or random.Random(),
             new_id=lambda: uuid4().hex,
             outages=Outages(clock),
-            slot=StoreSlot(store),
+            slot=operations.StoreSlot(store),
         )
+        self._interpreter = Interpreter(self._context)
 
     # Life --------------------------------------------------------------------------------------
 
@@ -158,7 +131,7 @@ class Client:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._closed.is_set()
+        return self._interpreter.closed
 
     @property
     def store(self) -> PayloadStore:
@@ -167,18 +140,11 @@ class Client:
         Raises:
             StoreUnavailableError: It cannot be reached from here.
         """
-        return self._run(operations.opened_store(self._context))
+        return self._interpreter.run(operations.opened_store(self._context))
 
     def close(self) -> None:
         """Close connections and stop renewing leases. Idempotent. Calls under way fail."""
-        if self._closed.is_set():
-            return
-        self._closed.set()
-        if os.getpid() != self._process_id:
-            return
-        self._channel.close()
-        self._keeper.close()
-        self._context.slot.close()
+        self._interpreter.close()
 
     def __enter__(self) -> Self:
         return self
@@ -195,87 +161,8 @@ class Client:
         state = " closed" if self.closed else ""
         return f"<breadbox.Client of {self.address}, buffer {self.buffer!r}{state}>"
 
-    # The interpreter of operations -------------------------------------------------------------
-
-    def _run(self, operation: Operation[T]) -> T:
-        self._check_usable()
-        try:
-            effect = next(operation)
-            while True:
-                try:
-                    result = self._perform(effect)
-                except ReplayBufferError as error:
-                    effect = operation.throw(error)
-                else:
-                    effect = operation.send(result)
-        except StopIteration as stop:
-            answer: T = stop.value
-            return answer
-        finally:
-            operation.close()
-
-    def _perform(self, effect: Effect) -> Any:
-        match effect:
-            case Invoke(call=call, timeout_s=timeout_s):
-                return call.decode(self._send(call, timeout_s))
-            case Sleep(duration_s=duration_s):
-                return self._sleep(duration_s)
-            case Do(function=function, deadline=deadline):
-                return function(deadline)
-            case Both(invoke=invoke, do=do):
-                return self._perform_both(invoke, do)
-
-    def _perform_both(self, invoke: Invoke, do: Do) -> tuple[Attempted, Attempted]:
-        call = invoke.call
-        with self._translated(call.method):
-            method = getattr(self._stub, call.method)
-            future = method.future(call.request, timeout=invoke.timeout_s, metadata=self._metadata)
-        try:
-            done = _attempt(partial(do.function, do.deadline))
-        except BaseException:
-            future.cancel()
-            raise
-
-        def answer() -> Any:
-            with self._translated(call.method):
-                response = future.result()
-            return call.decode(response)
-
-        return _attempt(answer), done
-
-    def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
-        method = getattr(self._stub, call.method)
-        with self._translated(call.method):
-            return method(call.request, timeout=timeout_s, metadata=self._metadata)
-
-    @contextmanager
-    def _translated(self, method: str) -> Iterator[None]:
-        """Raise the library's errors for gRPC's."""
-        try:
-            yield
-        except grpc.RpcError as error:
-            if self.closed:
-                raise ClosedError(f"{method}: the client was closed") from error
-            encrypted = self._context.options.tls is not None
-            raise status.from_rpc_error(error, self.address, encrypted=encrypted) from error
-        except (ValueError, grpc.FutureCancelledError) as error:  # Of a closed channel.
-            raise ClosedError(f"{method}: {error}") from error
-
-    def _sleep_unless_closed(self, duration_s: float) -> None:
-        if self._closed.wait(duration_s):
-            raise ClosedError("the client was closed")
-
-    def _check_usable(self) -> None:
-        if os.getpid() != self._process_id:
-            raise ClosedError("this client was made before a fork; connect again in this process")
-        if self.closed:
-            raise ClosedError("the client was closed")
-
     def _invoke(self, call: calls.Call[T]) -> T:
-        return self._run(operations.invoke(self._context, call))
-
-    def _invoke_once(self, call: calls.Call[T]) -> T:
-        return self._run(operations.invoke_once(self._context, call))
+        return self._interpreter.run(operations.invoke(self._context, call))
 
     # Sessions and models -----------------------------------------------------------------------
 
@@ -332,7 +219,7 @@ class Client:
             ReplayBufferError: As `publish_model`.
             BackpressureError: The store stayed full for `append_wait_s`.
         """
-        return self._run(
+        return self._interpreter.run(
             operations.publish(
                 self._context, buffer or self.buffer, session_id, model_version, weights
             )
@@ -357,7 +244,7 @@ class Client:
         Returns:
             What is current, or None when that is still what the caller has.
         """
-        return self._run(
+        return self._interpreter.run(
             operations.watch_model(self._context, buffer or self.buffer, known, max_wait_s)
         )
 
@@ -367,7 +254,7 @@ class Client:
         Raises:
             PayloadMissingError: They are of an older version than the latest two.
         """
-        return self._run(operations.load_weights(self._context, reference))
+        return self._interpreter.run(operations.load_weights(self._context, reference))
 
     # Fragments in ------------------------------------------------------------------------------
 
@@ -400,7 +287,8 @@ class Client:
         Raises:
             ReplayBufferError: As `append_many`.
         """
-        return self.append_many([fragment], buffer=buffer, codecs=codecs)[0]
+        results = self.append_many([fragment], buffer=buffer, codecs=codecs)
+        return results[0]
 
     def append_many(
         self,
@@ -431,7 +319,7 @@ class Client:
                 `reconnect_s`.
             UnsupportedArrayError: An array cannot be stored; fragments before it may be admitted.
         """
-        return self._run(
+        return self._interpreter.run(
             operations.append_many(self._context, buffer or self.buffer, list(fragments), codecs)
         )
 
@@ -479,7 +367,9 @@ class Client:
             request_id=request_id,
             lease_s=lease_s,
         )
-        return self._run(operations.fetch(self._context, buffer or self.buffer, request))
+        return self._interpreter.run(
+            operations.fetch(self._context, buffer or self.buffer, request)
+        )
 
     def fetch(
         self,
@@ -491,7 +381,7 @@ class Client:
         request_id: str | None = None,
         lease_s: float | None = None,
         buffer: str | None = None,
-    ) -> Lease:
+    ) -> "Lease":
         """Take fragments under a lease: a context manager that renews and releases it.
 
         ```python
@@ -501,18 +391,19 @@ class Client:
 
         Args and Raises: as `fetch_fragments`.
         """
-        grant = self.fetch_fragments(
-            fragment_count,
-            max_wait_s,
+        request = calls.FetchRequest(
+            fragment_count=fragment_count,
+            max_wait_s=max_wait_s,
             rank=rank,
             world_size=world_size,
             request_id=request_id,
             lease_s=lease_s,
-            buffer=buffer,
         )
-        return Lease(
-            self, buffer or self.buffer, grant, keeper=self._keeper, once=self._invoke_once
-        )
+        return self._leased(buffer or self.buffer, request)
+
+    def _leased(self, buffer: str, request: calls.FetchRequest) -> Lease:
+        grant = self._interpreter.run(operations.fetch(self._context, buffer, request))
+        return Lease(self._interpreter, buffer, grant)
 
     def get_prepared_fragments(
         self, request_id: str, *, buffer: str | None = None
@@ -553,7 +444,7 @@ class Client:
             PayloadCorruptError: A payload fails its checksum.
             StoreUnavailableError: The store stayed away for `reconnect_s`.
         """
-        return self._run(
+        return self._interpreter.run(
             operations.read_fragments(
                 self._context, references, columns, steps, is_mapped=is_mapped
             )
@@ -574,7 +465,7 @@ class Client:
         Raises:
             ReplayBufferError: As `read_fragments`.
         """
-        return self._run(operations.describe_arrays(self._context, references))
+        return self._interpreter.run(operations.describe_arrays(self._context, references))
 
     @overload
     def load_batch(
@@ -617,7 +508,7 @@ class Client:
             TreeMismatchError: The fragments differ in structure, shape or type.
             ReplayBufferError: As `read_fragments`.
         """
-        return self._run(
+        return self._interpreter.run(
             operations.read_batch(self._context, references, device, columns, into=into)
         )
 
@@ -683,7 +574,7 @@ class Client:
         Raises:
             BufferNotFoundError: There is no such buffer.
         """
-        self._run(operations.delete_buffer(self._context, name))
+        self._interpreter.run(operations.delete_buffer(self._context, name))
 
     def list_buffers(self) -> tuple[types.BufferDescription, ...]:
         """Describe all buffers, by name."""

@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 import breadbox
 from breadbox.batches import Batch
 from breadbox.errors import InvalidRequestError
-from breadbox.loader import LoaderKeywords
+from breadbox.loading import LoaderKeywords
 
 
 class FragmentDataset(IterableDataset[Batch]):
@@ -33,7 +33,7 @@ class FragmentDataset(IterableDataset[Batch]):
         buffer: Its name.
         token: Bearer token, where the server asks for one.
         columns: Names of the arrays wanted; None: all.
-        **options: How to load; see `breadbox.loader.LoaderOptions`.
+        **options: How to load; see `breadbox.LoaderOptions`.
 
     Raises (while iterating):
         WaitElapsedError: No fragments came for `max_wait_s`.

@@ -11,6 +11,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from breadbox import Client, Lease
+from breadbox.ahead import run_ahead
 from breadbox.batches import Batch, Stack
 from breadbox.errors import (
     LeaseExpiredError,
@@ -21,8 +22,8 @@ from breadbox.errors import (
     UnsupportedArrayError,
     WaitElapsedError,
 )
-from breadbox.lease import UNREADABLE_ERRORS
-from breadbox.loader import LOAD_ERRORS, run_ahead
+from breadbox.leasing import UNREADABLE_ERRORS
+from breadbox.loading import LOAD_ERRORS
 from breadbox.side_stream import side_stream_for
 from breadbox.types import FragmentReference, ReleaseMode
 from breadbox_learner.batching import TrainingBatch, training_batch
@@ -154,7 +155,7 @@ class LeaseSource:
         self._open: set[Lease] = set()
         self._open_lock = threading.Lock()
         self._batches = run_ahead(
-            count(), self._fetch, threads=1, depth=prefetch_batches, in_order=True
+            count(), self._fetch, at_once=1, depth=prefetch_batches, in_order=True
         )
 
     def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:

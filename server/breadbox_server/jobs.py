@@ -1,9 +1,4 @@
-"""Jobs that run as long as the server does, and end when it does, whatever they call.
-
-`asyncio.TaskGroup` cancels each of its tasks once and then waits for ever. A library may swallow
-that one cancellation (before Python 3.12 `asyncio.wait_for` does, when what it waits for ends in
-the same tick; redis-py sends every command through it), and then nothing ever ends.
-"""
+"""Jobs that run as long as the server does, and end when it does; see `breadbox.tasks`."""
 
 import asyncio
 import logging
@@ -11,39 +6,12 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, Self
 
+from breadbox.tasks import end_tasks
+
 log = logging.getLogger(__name__)
 
-CANCEL_AGAIN_S: Final = 0.05
-"""Seconds after which a job that goes on although it was cancelled is cancelled once more."""
 CLOSE_S_MAX: Final = 2.0
 """Seconds that closing each of the connections to store and journal may take."""
-END_S_MAX: Final = 5.0
-"""Seconds that jobs may take to end; one that still runs is named in the log and left behind."""
-
-
-async def end_tasks(tasks: set[asyncio.Task[Any]], *, within_s: float = END_S_MAX) -> None:
-    """Cancel tasks, again and again, until all have ended, for at most `within_s` seconds.
-
-    What they end with is theirs to tell. A cancel of the caller is not lost: it is raised once
-    the tasks have ended.
-    """
-    loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + within_s
-    left = {task for task in tasks if not task.done()}
-    was_cancelled = False
-    while left and loop.time() < give_up_at:
-        for task in left:
-            task.cancel()
-        try:
-            _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
-        except asyncio.CancelledError:
-            # The tasks are being ended already, which is what whoever cancels us wants.
-            was_cancelled = True
-            left = {task for task in left if not task.done()}
-    for task in left:
-        log.error("%s did not end within %.1f s, and is left behind", task.get_name(), within_s)
-    if was_cancelled:
-        raise asyncio.CancelledError
 
 
 async def bounded(step: Callable[[], Coroutine[Any, Any, Any]], within_s: float, what: str) -> None:

@@ -21,6 +21,7 @@ from breadbox.cli.command import Unusable
 from breadbox.cli.settings import SizeBytes
 from breadbox.stores import has_secret
 from breadbox.stores.private_files import new_opener
+from breadbox.tasks import end_tasks
 from breadbox_server.app import RunningServer, serving, tune_garbage_collection
 from breadbox_server.core.config import (
     BufferConfig,
@@ -31,7 +32,6 @@ from breadbox_server.core.config import (
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.samplers import SAMPLERS
 from breadbox_server.errors import StartError
-from breadbox_server.jobs import end_tasks
 from breadbox_server.limits import BUFFERS_MAX, CONNECTIONS_MAX
 from breadbox_server.settings import (
     Settings,

@@ -11,14 +11,16 @@ from typing import Any, get_args
 
 import pytest
 
-from breadbox.async_loader import AsyncFragmentLoader, run_ahead
+from breadbox.aio.ahead import run_ahead
+from breadbox.aio.loader import FragmentLoader as AsyncFragmentLoader
 from breadbox.errors import (
     InvalidRequestError,
     PayloadCorruptError,
     PayloadMissingError,
     StoreUnavailableError,
 )
-from breadbox.loader import FragmentLoader, LoaderOptions, LoadOrder
+from breadbox.loader import FragmentLoader
+from breadbox.loading import LoaderOptions, LoadOrder
 from breadbox.types import FragmentReference
 from support.references import numbers, references
 
@@ -242,6 +244,6 @@ async def test_jobs_are_taken_no_earlier_than_needed() -> None:
     async def run(job: int) -> int:
         return job
 
-    async with aclosing(run_ahead(jobs(), run, tasks=2, depth=2, in_order=True)) as results:
+    async with aclosing(run_ahead(jobs(), run, at_once=2, depth=2, in_order=True)) as results:
         assert 0 == await anext(results)
         assert [0, 1, 2] == taken

@@ -23,6 +23,7 @@ from breadbox_server import status as server_status
 from support import descriptors
 from support.callers import Caller, make_caller
 from support.clock import ManualClock
+from support.eventually import eventually
 from support.fake_service import FakeService, Gate, refuse, serving
 from support.fragments import vector_fragment
 
@@ -431,16 +432,12 @@ async def test_the_callers_own_timeout_is_not_converted(address: str, fake: Fake
     assert not isinstance(caught.value, errors.ReplayBufferError)
 
 
-async def test_cancelling_while_waiting_to_try_again_ends_at_once() -> None:
-    sleeping = asyncio.Event()
-
-    async def sleep(duration_s: float) -> None:
-        sleeping.set()
-        await asyncio.Event().wait()
-
-    client = aio.Client("127.0.0.1:1", ClientOptions(), sleep=sleep)
+async def test_cancelling_while_waiting_to_try_again_ends_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = aio.Client("127.0.0.1:1", ClientOptions())
     task = start(client.list_buffers())
-    await sleeping.wait()
+    await eventually(lambda: "trying again" in caplog.text, "the call waits to try again")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -488,13 +485,13 @@ def test_closing_ends_a_wait_before_the_next_attempt() -> None:
         except errors.ReplayBufferError as error:
             failures.append(error)
 
-    original: Callable[[float], None] = client._sleep
+    original: Callable[[float], None] = client._interpreter._sleep
 
     def sleep(duration_s: float) -> None:
         waits.set()
         original(60.0)
 
-    client._sleep = sleep
+    client._interpreter._sleep = sleep
     thread = threading.Thread(target=call)
     thread.start()
     assert waits.wait(10)

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from breadbox.compat.minestudio import (
     auto_to_numpy,
     auto_to_torch,
     batchify_next_obs,
+    create_loader_pool,
+    data_iter,
     fragment_id_of,
     from_fragment,
     get_last_fragment_indexes,
@@ -401,3 +404,32 @@ def test_what_is_not_a_number_is_told_with_its_fragment() -> None:
     worker.update_gae_infos(infos(("a", 0, [1.0], [float("nan")], [0], 0)))
     with pytest.raises(FloatingPointError, match="fid_in_worker=0"):
         worker.calculate_target()
+
+
+# Loading ----------------------------------------------------------------------------------------
+
+
+class Numbers:
+    """Stands for an interface: the fragment of an id is a number."""
+
+    def load_fragment(self, fragment_id: str) -> int:
+        return 10 * int(fragment_id)
+
+
+def test_data_iter_yields_groups_of_every_record_once() -> None:
+    """As the ancestor did: shuffled, as they arrive, the last group short, index and fragment."""
+    pool = create_loader_pool(4, interface=Numbers())  # type: ignore[arg-type]
+    records = [(FragmentIndex("w", number), str(number)) for number in range(10)]
+    groups = list(data_iter(pool, records, 4, 2))
+    assert [4, 4, 2] == [len(group["index"]) for group in groups]
+    pairs = [
+        pair for group in groups for pair in zip(group["index"], group["fragment"], strict=True)
+    ]
+    assert {index: 10 * index.fid_in_worker for index, _ in records} == dict(pairs)
+    assert [] == [each for each in threading.enumerate() if each.name.startswith("loader")]
+
+
+def test_groups_of_data_iter_have_a_record_at_least() -> None:
+    pool = create_loader_pool(1, interface=Numbers())  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidRequestError, match="batch_size"):
+        list(data_iter(pool, [], 0, 2))

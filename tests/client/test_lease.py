@@ -1,8 +1,8 @@
 """Leases over a real channel: renewed while open, consumed or returned when left."""
 
 import asyncio
+import contextlib
 import threading
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -14,9 +14,9 @@ import torch
 from google.protobuf.duration_pb2 import Duration
 
 import breadbox
-from breadbox import aio, batches, errors, loader, operations, payload, stores, wire
-from breadbox.lease import DUE_COUNT_MIN, RENEWALS_MAX, Lease, LeaseKeeper, RenewalFailures
-from breadbox.loader import LoaderKeywords, LoadOrder
+from breadbox import aio, batches, errors, keeping, operations, payload, stores, wire
+from breadbox.leasing import Granted, RenewalFailures
+from breadbox.loading import LoaderKeywords, LoadOrder
 from breadbox.options import ClientOptions
 from breadbox.stores.base import PayloadStore
 from breadbox.types import LeaseGrant, ReleaseMode
@@ -25,8 +25,9 @@ from breadbox.v1 import replay_buffer_service_pb2 as pb
 from support.callers import make_caller
 from support.clock import ManualClock
 from support.eventually import eventually_sync
-from support.fake_service import FakeService, refuse
+from support.fake_service import FakeService, Gate, refuse
 from support.fragments import vector_fragment
+from support.operation_world import OperationWorld
 
 FRAGMENT_COUNT = 20
 LEASE_S = 0.06
@@ -202,6 +203,66 @@ async def test_a_cancelled_body_returns_an_async_lease(
     assert [pb.RELEASE_MODE_RETURNED] == released(fake)
 
 
+async def test_a_cancel_while_the_unreadable_are_looked_for_returns_an_async_lease_all_the_same(
+    async_client: aio.Client, fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, may_answer = threading.Event(), threading.Event()
+
+    def read_fragments(*_: Any, **__: Any) -> list[breadbox.Fragment]:
+        looks.set()
+        assert may_answer.wait(10)
+        return []
+
+    async def body() -> None:
+        async with async_client.fetch(FRAGMENT_COUNT):
+            raise errors.PayloadCorruptError("a block has another checksum")
+
+    monkeypatch.setattr(payload, "read_fragments", read_fragments)
+    task = asyncio.get_running_loop().create_task(body())
+    assert await asyncio.to_thread(looks.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    may_answer.set()
+    assert [pb.RELEASE_MODE_RETURNED] == released(fake)
+    assert {asyncio.current_task()} == asyncio.all_tasks()
+
+
+def test_an_exception_returns_the_lease_after_a_renewal_that_is_under_way(
+    client: breadbox.Client,
+    fake: FakeService,
+    granted: pb.FetchFragmentsResponse,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `release` does: a renewal that arrived later would find the lease gone."""
+    monkeypatch.setattr(keeping, "END_S", 10.0)
+    granted.grant.lease.remaining_duration.FromMilliseconds(round(LEASE_S * 1e3))
+    answered: list[str] = []
+    renewal = Gate(renewed(60.0))
+
+    def renew(request: Any, context: grpc.ServicerContext) -> Any:
+        response = renewal(request, context)
+        answered.append("RenewLease")
+        return response
+
+    def release(*_: Any) -> Any:
+        answered.append("ReleaseLease")
+        return pb.ReleaseLeaseResponse()
+
+    fake.will("RenewLease", renew)
+    fake.will("ReleaseLease", release)
+
+    def body() -> None:
+        with client.fetch(FRAGMENT_COUNT):
+            assert renewal.entered.wait(10)
+            threading.Timer(0.1, renewal.open.set).start()
+            raise LearnerError
+
+    with pytest.raises(LearnerError):
+        body()
+    assert ["RenewLease", "ReleaseLease"] == answered
+
+
 # Loading ----------------------------------------------------------------------------------------
 
 
@@ -324,7 +385,7 @@ async def test_batches_for_cuda_are_made_on_a_stream_of_their_own_and_handed_ove
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake.will("FetchFragments", granted)
-    for module in (loader, aio):
+    for module in (breadbox.lease, breadbox.aio.lease):
         monkeypatch.setattr(module, "side_stream_for", lambda device: stream if device else None)
     stream = FakeSideStream()
     monkeypatch.setattr(operations, "load_batch", lambda *a, **n: stream.load(*a, **n))
@@ -380,34 +441,46 @@ async def test_an_open_async_lease_is_renewed(
     assert ["FetchFragments", *["RenewLease"] * 3, "ReleaseLease"] == methods
 
 
-def test_the_next_renewal_is_due_after_a_third_of_what_is_left(
-    client: breadbox.Client, fake: FakeService
-) -> None:
-    fake.will("RenewLease", renewed(90.0))
-    lease = client.fetch(FRAGMENT_COUNT)
-    assert 30.0 == lease.renew_quietly()
-    keeper = LeaseKeeper(ManualClock(1000.0))
-    keeper.keep(lease, 60.0)
-    assert [1020.0] == [due_at for due_at, _, _ in keeper._due]
-    keeper.close()
+def renewing(*answers: Any) -> tuple[Granted, list[float]]:
+    """A lease of 60 s after so many renewals, and how long each was waited for."""
+    world = OperationWorld()
+    world.will("RenewLease", *answers)
+    lease = Granted(world.context, "default", LeaseGrant("l", 60.0, (), "s", 0, "r"))
+    renewal, delays_s = lease._renewing(), []
+
+    def limited() -> operations.Operation[None]:
+        effect = next(renewal)
+        while len(delays_s) < len(answers) + 1:
+            if isinstance(effect, operations.Sleep):
+                delays_s.append(effect.duration_s)
+                effect = renewal.send((yield effect))
+                continue
+            try:
+                answer = yield effect
+            except errors.ReplayBufferError as error:
+                effect = renewal.throw(error)
+            else:
+                effect = renewal.send(answer)
+
+    with contextlib.suppress(IndexError):  # There is no answer any more.
+        world.run(limited())
+    return lease, delays_s
 
 
-def test_a_renewal_that_found_nobody_is_tried_again_soon(
-    client: breadbox.Client, fake: FakeService
-) -> None:
-    fake.will("RenewLease", refuse(grpc.StatusCode.UNAVAILABLE))
-    lease = client.fetch(FRAGMENT_COUNT)
-    assert 1.0 == lease.renew_quietly()
+def test_the_next_renewal_is_due_after_a_third_of_what_is_left() -> None:
+    assert [20.0, 30.0, 2.0] == pytest.approx(renewing(90.0, 6.0)[1])
+
+
+def test_a_renewal_that_found_nobody_is_tried_again_soon() -> None:
+    lease, delays_s = renewing(errors.UnavailableError("nobody"))
+    assert [20.0, 1.0] == delays_s
     assert not lease.expired
 
 
-def test_renewals_that_find_nobody_are_told_once(
-    client: breadbox.Client, fake: FakeService, caplog: pytest.LogCaptureFixture
-) -> None:
-    away = refuse(grpc.StatusCode.UNAVAILABLE)
-    fake.will("RenewLease", away, away, away, renewed(90.0), away, away)
-    lease = client.fetch(FRAGMENT_COUNT)
-    assert [1.0, 1.0, 1.0, 30.0, 1.0, 1.0] == [lease.renew_quietly() for _ in range(6)]
+def test_renewals_that_find_nobody_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    away = errors.UnavailableError("nobody")
+    _, delays_s = renewing(away, away, away, 90.0, away, away)
+    assert [20.0, 1.0, 1.0, 1.0, 30.0, 1.0, 1.0] == delays_s
     assert 2 == caplog.text.count("could not be renewed")
 
 
@@ -436,202 +509,7 @@ def test_a_lease_found_gone_refuses_to_load(
 def test_a_forgotten_lease_is_not_renewed(client: breadbox.Client, fake: FakeService) -> None:
     """It expires, as a lease of a dead learner does."""
     client.fetch(FRAGMENT_COUNT)
-    assert set() == client._keeper._threads
-
-
-class CountingLease:
-    """Stands for a lease in the keeper's tests."""
-
-    def __init__(self, delays_s: list[float | None], done: threading.Event) -> None:
-        self.released = False
-        self.renewals = 0
-        self._delays_s = delays_s
-        self._done = done
-
-    def renew_quietly(self) -> float | None:
-        self.renewals += 1
-        delay_s = self._delays_s.pop(0)
-        if not self._delays_s:
-            self._done.set()
-        return delay_s
-
-
-def test_the_keeper_renews_many_leases_and_forgets_those_that_are_over() -> None:
-    clock = ManualClock(0.0)
-    keeper = LeaseKeeper(clock)
-    done = [threading.Event() for _ in range(3)]
-    leases = [CountingLease([0.0, 0.0, None], event) for event in done]
-    for lease in leases:
-        keeper.keep(lease, 0.0)  # type: ignore[arg-type]
-    assert [True] * 3 == [event.wait(10) for event in done]
-    keeper.close()
-    keeper.close()
-    assert [3, 3, 3] == [lease.renewals for lease in leases]
-
-
-def test_a_closed_keeper_keeps_nothing() -> None:
-    keeper = LeaseKeeper()
-    keeper.close()
-    lease = CountingLease([None], threading.Event())
-    keeper.keep(lease, 0.0)  # type: ignore[arg-type]
-    assert 0 == lease.renewals
-
-
-def test_leases_that_were_released_are_not_held_until_their_renewal_would_have_been_due() -> None:
-    """A learner fetches many batches, each with references to its fragments, in one lease life."""
-    keeper = LeaseKeeper(ManualClock())
-    held = []
-    for _ in range(1000):
-        lease = CountingLease([], threading.Event())
-        keeper.keep(lease, 3600.0)  # type: ignore[arg-type]
-        lease.released = True
-        held.append(weakref.ref(lease))
-    del lease
-    assert sum(reference() is not None for reference in held) <= 2 * DUE_COUNT_MIN
-    keeper.close()
-
-
-class SlowLease:
-    """Stands for a lease whose renewal takes until it is let go; counts those under way."""
-
-    under_way = 0
-    under_way_max = 0
-    lock = threading.Lock()
-
-    def __init__(self, may_answer: threading.Event, answered: threading.Semaphore) -> None:
-        self.released = False
-        self._may_answer = may_answer
-        self._answered = answered
-
-    def renew_quietly(self) -> float | None:
-        with self.lock:
-            SlowLease.under_way += 1
-            SlowLease.under_way_max = max(SlowLease.under_way_max, SlowLease.under_way)
-        assert self._may_answer.wait(10)
-        with self.lock:
-            SlowLease.under_way -= 1
-        self._answered.release()
-        return None
-
-
-def test_a_slow_renewal_holds_up_no_other_until_many_are_under_way() -> None:
-    """One after another, twenty that take three seconds each would outlast a lease."""
-    keeper = LeaseKeeper(ManualClock())
-    may_answer, answered = threading.Event(), threading.Semaphore(0)
-    lease_count = RENEWALS_MAX + 4
-    for _ in range(lease_count):
-        keeper.keep(SlowLease(may_answer, answered), 0.0)  # type: ignore[arg-type]
-    eventually_sync(lambda: SlowLease.under_way == RENEWALS_MAX, "many renewals are under way")
-    may_answer.set()
-    assert all(answered.acquire(timeout=10) for _ in range(lease_count))
-    assert RENEWALS_MAX == SlowLease.under_way_max
-    eventually_sync(lambda: len(keeper._threads) == 1, "one thread is left to wait")
-    keeper.close()
-    assert set() == keeper._threads
-
-
-def test_a_lease_that_comes_while_another_is_renewed_is_renewed_meanwhile() -> None:
-    keeper = LeaseKeeper()
-    may_answer, answered = threading.Event(), threading.Semaphore(0)
-    keeper.keep(SlowLease(may_answer, answered), 0.0)  # type: ignore[arg-type]
-    eventually_sync(lambda: SlowLease.under_way == 1, "the first is being renewed")
-    done = threading.Event()
-    keeper.keep(CountingLease([None], done), 0.0)  # type: ignore[arg-type]
-    assert done.wait(10)
-    may_answer.set()
-    assert answered.acquire(timeout=10)
-    keeper.close()
-
-
-def test_a_renewal_to_be_tried_again_soon_does_not_wait_behind_later_ones() -> None:
-    keeper = LeaseKeeper()
-    done = threading.Event()
-    keeper.keep(CountingLease([], threading.Event()), 3600.0)  # type: ignore[arg-type]
-    keeper.keep(CountingLease([0.01, None], done), 0.0)  # type: ignore[arg-type]
-    assert done.wait(10)
-    keeper.close()
-
-
-def test_a_lease_with_less_time_does_not_wait_behind_one_with_more() -> None:
-    keeper = LeaseKeeper()
-    done = threading.Event()
-    keeper.keep(CountingLease([], threading.Event()), 3600.0)  # type: ignore[arg-type]
-    waiting = keeper._wake._waiters  # type: ignore[attr-defined]
-    eventually_sync(lambda: len(waiting) == 1, "the keeper waits")
-    keeper.keep(CountingLease([None], done), 0.0)  # type: ignore[arg-type]
-    assert done.wait(10)
-    keeper.close()
-
-
-class NotingLock:
-    """A lock that notes whether somebody had to wait for it, for which it leaves all the time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.was_waited_for = False
-
-    def acquire(self, timeout: float = -1) -> bool:
-        self.was_waited_for = self.was_waited_for or self._lock.locked()
-        return self._lock.acquire(timeout=10)
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-class ReleasingClient:
-    """Notes what is sent, in order."""
-
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-        self.renewing = threading.Event()
-        self.may_renew = threading.Event()
-
-    def once(self, call: Any) -> float:
-        self.renewing.set()
-        assert self.may_renew.wait(10)
-        self.sent.append(call.method)
-        return 60.0
-
-    def release_lease(self, *_: Any, **__: Any) -> None:
-        self.sent.append("ReleaseLease")
-
-
-def test_a_release_is_sent_after_a_renewal_that_is_under_way_and_before_no_other() -> None:
-    """A renewal that came later would find the lease gone, and say that it had expired."""
-    client = ReleasingClient()
-    grant = LeaseGrant("l", 60.0, (), "s", 0, "r")
-    lease = Lease(client, "default", grant, keeper=LeaseKeeper(), once=client.once)  # type: ignore[arg-type]
-    lock = lease._renewing = NotingLock()  # type: ignore[assignment]
-    renewing = threading.Thread(target=lease.renew_quietly)
-    releasing = threading.Thread(target=lease.release)
-    renewing.start()
-    assert client.renewing.wait(10)
-    releasing.start()
-    eventually_sync(lambda: lock.was_waited_for or bool(client.sent), "the release waits")
-    client.may_renew.set()
-    renewing.join()
-    releasing.join()
-    assert None is lease.renew_quietly()
-    assert ["RenewLease", "ReleaseLease"] == client.sent
-
-
-def test_a_release_does_not_wait_for_a_renewal_that_hangs() -> None:
-    client = ReleasingClient()
-    grant = LeaseGrant("l", 60.0, (), "s", 0, "r")
-    lease = Lease(client, "default", grant, keeper=LeaseKeeper(), once=client.once)  # type: ignore[arg-type]
-    renewing = threading.Thread(target=lease.renew_quietly)
-    renewing.start()
-    assert client.renewing.wait(10)
-    lease.release()
-    assert ["ReleaseLease"] == client.sent
-    client.may_renew.set()
-    renewing.join()
+    assert [] == [each for each in threading.enumerate() if each.name == "breadbox-keeper"]
 
 
 def test_ranks_share_a_fetch_by_its_request_id(

@@ -8,7 +8,7 @@ import torch
 
 from breadbox.batches import Batch, load_batch
 from breadbox.fragment import Fragment
-from breadbox.lease import Lease, LeaseKeeper
+from breadbox.leasing import Granted
 from breadbox.payload import write_fragments
 from breadbox.summaries import LEAVES_MAX, html_table, summary
 from breadbox.types import FragmentMetadata, FragmentReference, LeaseGrant
@@ -16,6 +16,7 @@ from breadbox_learner.batching import training_batch
 from breadbox_offline.batch import OfflineBatch
 from support.fake_store import FakeStore
 from support.fragments import vector_fragment
+from support.operation_world import OperationWorld
 
 
 def loaded(fragment: Fragment) -> Batch:
@@ -112,7 +113,7 @@ def test_a_table_of_many_rows_ends_with_an_ellipsis() -> None:
 def test_a_lease_is_a_table_of_its_fragments(fragment: Fragment) -> None:
     reference = loaded(fragment).references[0]
     grant = LeaseGrant("lease-1", 9.5, (reference,) * 2, "run", 3, "request")
-    lease = Lease(None, "default", grant, keeper=LeaseKeeper(), once=lambda call: None)  # type: ignore[arg-type]
+    lease = Granted(OperationWorld().context, "default", grant)
     assert "Lease: 2 fragments of session &#x27;run&#x27; at version 3, open" in lease._repr_html_()
     assert 2 == lease._repr_html_().count("<td>w</td>")
 

@@ -57,13 +57,21 @@ def run(place: str, address: str = ADDRESS, **names: Any) -> dict[str, Any]:
     return names
 
 
-def run_async(place: str, address: str = ADDRESS, **names: Any) -> None:
-    """Run a block that awaits, as the body of a coroutine."""
+def run_async(place: str, address: str = ADDRESS, before: str = "", **names: Any) -> None:
+    """Run a block that awaits, as the body of a coroutine, or of a statement in it."""
     code = PYTHON[place].code.replace(ADDRESS, address)
+    if before:
+        code = before + textwrap.indent(code, "    ")
     body = (
         f"import asyncio\nasync def main():\n{textwrap.indent(code, '    ')}\nasyncio.run(main())"
     )
     exec(compile(body, place, "exec"), names)
+
+
+def run_async_with_client(place: str, address: str, **names: Any) -> None:
+    """The same, where the block has a client already."""
+    before = f"async with breadbox.aio.connect({address!r}) as client:\n"
+    run_async(place, address, before, **names)
 
 
 def fed(count: int) -> tuple[Any, breadbox.Client]:
@@ -168,8 +176,15 @@ HERE: dict[str, Callable[[], None]] = {
     "docs/minestudio.md#switch": lambda: with_fragments("docs/minestudio.md#switch"),
     "docs/minestudio.md#loading": lambda: with_fragments("docs/minestudio.md#loading"),
     "client/breadbox/__init__.py#1": lambda: with_fragments("client/breadbox/__init__.py#1"),
-    "client/breadbox/aio.py#1": lambda: with_fragments("client/breadbox/aio.py#1", run_async),
-    "client/breadbox/aio.py#2": lambda: with_fragments("client/breadbox/aio.py#2", run_async),
+    "client/breadbox/aio/__init__.py#1": lambda: with_fragments(
+        "client/breadbox/aio/__init__.py#1", run_async
+    ),
+    "client/breadbox/aio/client.py#1": lambda: with_fragments(
+        "client/breadbox/aio/client.py#1", run_async_with_client
+    ),
+    "client/breadbox/aio/local.py#1": lambda: with_fragments(
+        "client/breadbox/aio/local.py#1", run_async
+    ),
     "client/breadbox/client.py#1": lambda: with_fragments("client/breadbox/client.py#1"),
     "client/breadbox/local.py#1": lambda: with_fragments("client/breadbox/local.py#1"),
     "client/breadbox/testing.py#1": lambda: run_as_test("client/breadbox/testing.py#1", PRODUCER),

@@ -14,6 +14,7 @@ from breadbox.batches import Batch, load_batch
 from breadbox.fragment import Fragment
 from breadbox.loader import FragmentLoader
 from breadbox.payload import write_fragments
+from breadbox.side_stream import side_stream_for
 from breadbox.stores import open_store
 from breadbox.testing import start_server
 from breadbox.types import FragmentMetadata, FragmentReference
@@ -74,7 +75,14 @@ def test_batches_copied_beside_a_computation_hold_the_right_numbers(
         )
         for fragment, payload in zip(fragments, payloads, strict=True)
     ] * 8
-    loader = FragmentLoader(lambda some: load_batch(store, some, device="cuda"), device="cuda")
+    side_stream = side_stream_for("cuda")
+    assert side_stream is not None
+
+    def load(some: Sequence[FragmentReference]) -> Batch:
+        with side_stream:
+            return load_batch(store, some, device="cuda")
+
+    loader = FragmentLoader(load, side_stream=side_stream)
     busy = torch.rand(2048, 2048, device="cuda")
     sums = []
     for batch in loader.batches(references, 8):

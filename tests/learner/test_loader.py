@@ -12,19 +12,15 @@ from typing import Any, get_args
 
 import pytest
 
+from breadbox.ahead import run_ahead
 from breadbox.errors import (
     InvalidRequestError,
     PayloadCorruptError,
     PayloadMissingError,
     StoreUnavailableError,
 )
-from breadbox.loader import (
-    FragmentLoader,
-    LoaderOptions,
-    LoadOrder,
-    data_iter,
-    run_ahead,
-)
+from breadbox.loader import FragmentLoader
+from breadbox.loading import LoaderOptions, LoadOrder
 from breadbox.types import FragmentReference
 from support.references import numbers, references
 
@@ -273,7 +269,7 @@ def test_jobs_are_taken_no_earlier_than_needed() -> None:
             taken.append(number)
             yield number
 
-    results = run_ahead(jobs(), lambda job: job, threads=2, depth=2, in_order=True)
+    results = run_ahead(jobs(), lambda job: job, at_once=2, depth=2, in_order=True)
     assert 0 == next(results)
     assert [0, 1, 2] == taken
     results.close()
@@ -295,32 +291,8 @@ def test_leaving_early_cancels_what_has_not_begun(monkeypatch: pytest.MonkeyPatc
         assert job == 0 or is_closing.wait(10)
         return job
 
-    monkeypatch.setattr("breadbox.loader.ThreadPoolExecutor", Telling)
-    results = run_ahead(range(100), run, threads=1, depth=8, in_order=True)
+    monkeypatch.setattr("breadbox.ahead.ThreadPoolExecutor", Telling)
+    results = run_ahead(range(100), run, at_once=1, depth=8, in_order=True)
     assert 0 == next(results)
     results.close()
     assert begun in ([0], [0, 1])
-
-
-def test_data_iter_yields_groups_of_every_record_once() -> None:
-    """As the ancestor did: shuffled, as they arrive, the last group short, index and fragment."""
-
-    def load(record: int) -> tuple[str, int]:
-        return f"index-{record}", record * 10
-
-    groups = list(data_iter(load, range(10), 4, seed=1))
-    assert [4, 4, 2] == [len(group["index"]) for group in groups]
-    pairs = [
-        pair for group in groups for pair in zip(group["index"], group["fragment"], strict=True)
-    ]
-    assert sorted((f"index-{n}", n * 10) for n in range(10)) == sorted(pairs)
-    assert [] == loader_threads()
-
-
-def test_data_iter_shuffles_under_its_seed() -> None:
-    def order(seed: int) -> list[int]:
-        groups = data_iter(lambda n: (n, None), range(50), 10, seed=seed, threads=1)
-        return [index for group in groups for index in group["index"]]
-
-    assert order(1) == order(1)
-    assert order(1) != order(2)

@@ -11,7 +11,8 @@ import pytest
 from breadbox.appender import Appender, AppenderOptions
 from breadbox.batches import Batch, load_batch
 from breadbox.fragment import Fragment
-from breadbox.loader import FragmentLoader, LoaderOptions
+from breadbox.loader import FragmentLoader
+from breadbox.loading import LoaderOptions
 from breadbox.payload import write_fragments
 from breadbox.stores import PayloadStore, open_store
 from breadbox.types import AdmissionOutcome, AppendResult, FragmentReference

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from breadbox_server import jobs
+from breadbox import tasks
 from breadbox_server.jobs import Jobs, bounded
 from support.eventually import eventually
 
@@ -94,7 +94,7 @@ async def test_a_failure_while_the_block_ends_does_not_cut_it_short() -> None:
 async def test_a_job_that_never_ends_is_named_and_left_behind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(jobs, "CANCEL_AGAIN_S", 0.0)
+    monkeypatch.setattr(tasks, "CANCEL_AGAIN_S", 0.0)
     may_end = asyncio.Event()
 
     async def stubborn() -> None:
@@ -106,7 +106,7 @@ async def test_a_job_that_never_ends_is_named_and_left_behind(
 
     task = asyncio.get_running_loop().create_task(stubborn(), name="stubborn")
     await asyncio.sleep(0)
-    await jobs.end_tasks({task}, within_s=0.05)
+    await tasks.end_tasks({task}, within_s=0.05)
     assert not task.done()
     assert "stubborn did not end" in caplog.text
     may_end.set()

@@ -2,15 +2,17 @@
 
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from copy import deepcopy
 from itertools import islice
 from typing import Any
 
+from breadbox.ahead import run_ahead
 from breadbox.compat.minestudio.datatypes import FragmentIndex, SampleFragment
 from breadbox.compat.minestudio.interface import ReplayBufferInterface
 from breadbox.compat.minestudio.ray_actors import RayActorClass
 from breadbox.compat.minestudio.trees import auto_stack, auto_to_torch
-from breadbox.loader import data_iter as load_ahead
+from breadbox.errors import InvalidRequestError
 
 Records = Sequence[tuple[FragmentIndex, str]]
 
@@ -86,15 +88,29 @@ def data_iter(
     """
     if not isinstance(loader_pool, LoaderPool):
         return _from_actors(loader_pool, records, batch_size, prefetch_batches)
-    return load_ahead(
-        loader_pool.load,
-        records,
-        batch_size,
-        prefetch_batches,
-        threads=loader_pool.num_readers,
-        # From the module's generator, so that random.seed() decides, as it does in MineStudio.
-        seed=random.getrandbits(64),
+    return _from_threads(loader_pool, records, batch_size, prefetch_batches)
+
+
+def _from_threads(
+    pool: LoaderPool, records: Records, batch_size: int, prefetch_batches: int
+) -> Iterator[dict[str, list[Any]]]:
+    if batch_size < 1:
+        raise InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
+    shuffled = list(records)
+    random.shuffle(shuffled)
+    loaded = run_ahead(
+        shuffled,
+        pool.load,
+        at_once=pool.num_readers,
+        depth=(prefetch_batches + 1) * batch_size,
+        in_order=False,
     )
+    with closing(loaded):
+        while group := list(islice(loaded, batch_size)):
+            yield {
+                "index": [index for index, _ in group],
+                "fragment": [fragment for _, fragment in group],
+            }
 
 
 def _from_actors(

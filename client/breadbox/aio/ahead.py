@@ -1,0 +1,80 @@
+"""Runs jobs in tasks, ahead of whoever wants their results; `breadbox.ahead` does in threads."""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from breadbox.tasks import end_tasks
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+async def run_ahead(
+    jobs: Iterable[Job],
+    run: Callable[[Job], Awaitable[Result]],
+    *,
+    at_once: int,
+    depth: int,
+    in_order: bool,
+) -> AsyncGenerator[Result, None]:
+    """Run jobs in tasks, ahead of whoever iterates over their results.
+
+    Args:
+        jobs: Taken one by one, no earlier than needed.
+        run: Called once per job.
+        at_once: At most this many jobs run at a time.
+        depth: At most this many results are ready or being made beside the one handed out; 0 runs
+            each job when its result is asked for.
+        in_order: Results in the order of jobs; else as they complete.
+
+    Returns:
+        A generator, which raises what a job raised in place of its result and is over then.
+        Closing it, or cancelling whoever waits for it, cancels all jobs that have not ended.
+    """
+    if depth == 0:
+        for job in jobs:
+            yield await run(job)
+        return
+    remaining = iter(jobs)
+    # Not in a group: a generator may be left from another task than it was entered from.
+    pending: deque[asyncio.Task[Result]] = deque()
+    turns = asyncio.Semaphore(at_once)
+    loop = asyncio.get_running_loop()
+
+    async def run_in_turn(job: Job) -> Result:
+        async with turns:
+            return await run(job)
+
+    def top_up() -> None:
+        for job in itertools.islice(remaining, depth - len(pending)):
+            pending.append(loop.create_task(run_in_turn(job)))
+
+    try:
+        top_up()
+        while pending:
+            if in_order:
+                await asyncio.wait([pending[0]])
+            else:
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                _move_completed_to_front(pending)
+            # In no variable when it is handed out, so that nothing here keeps a batch alive.
+            ready = [pending.popleft()]
+            top_up()
+            yield ready.pop().result()
+    finally:
+        try:
+            await end_tasks(pending)
+        finally:
+            for task in pending:
+                if task.done() and not task.cancelled():
+                    task.exception()  # Nobody's business any more; unasked for, it would be logged.
+
+
+def _move_completed_to_front(pending: deque[asyncio.Task[Result]]) -> None:
+    position = next(i for i, task in enumerate(pending) if task.done())
+    completed = pending[position]
+    del pending[position]
+    pending.appendleft(completed)

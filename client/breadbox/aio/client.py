@@ -1,0 +1,594 @@
+"""The asyncio client: one method per RPC, and `append`, `fetch`, `publish` that move payloads."""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from uuid import uuid4
+
+from numpy.typing import NDArray
+
+from breadbox import calls, operations, types
+from breadbox.aio.entering import Entering
+from breadbox.aio.interpreter import Interpreter
+from breadbox.aio.lease import Lease
+from breadbox.batches import Batch, Stack
+from breadbox.fragment import Fragment
+from breadbox.options import ClientOptions, Tls, check_address
+from breadbox.outages import Outages
+from breadbox.stores.base import PayloadStore
+from breadbox.types import ReleaseMode
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+
+def connect(
+    address: str,
+    *,
+    buffer: str = "default",
+    tls: Tls | None = None,
+    token: str | None = None,
+    deadline_s: float = 10.0,
+    reconnect_s: float = 30.0,
+    append_wait_s: float = 300.0,
+    codecs: str | Mapping[str, str] = "raw",
+    store_url: str | None = None,
+) -> "Entering[Client]":
+    """Make a client. Returns at once: the connection is made by the first call.
+
+    Args:
+        address: "HOST:PORT", or "unix:PATH".
+        buffer: Buffer that calls are about unless they say otherwise.
+        tls: Certificates; None: not encrypted.
+        token: Bearer token, sent with every call; anybody on the way can read it without TLS.
+            `@FILE` stands for what the file holds.
+        deadline_s: Seconds for which server or store may be silent, on top of a wait that was
+            asked for; slowness is no silence: while bytes of payloads move, a call goes on.
+        reconnect_s: Seconds for which a call then tries again, as it does with a server or a store
+            that went away, so that work goes on over a restart. 0: not at all. So nobody who falls
+            silent holds up a call for longer than `deadline_s` and `reconnect_s` together.
+        append_wait_s: Seconds for which an append waits while nothing is admitted because buffer
+            or store is full; then BackpressureError.
+        codecs: How arrays of appended fragments are encoded: one codec ("raw", "lz4", "zstd",
+            "zstd:LEVEL"), or codecs by pattern over array names, such as {"obs*": "zstd"}.
+        store_url: Where payloads live, seen from here; None: where the server says.
+
+    Raises:
+        InvalidRequestError: An argument is out of its range, or a certificate cannot be read.
+    """
+    options = ClientOptions(
+        buffer=buffer,
+        tls=tls,
+        token=token,
+        deadline_s=deadline_s,
+        reconnect_s=reconnect_s,
+        append_wait_s=append_wait_s,
+        codecs=codecs,
+        store_url=store_url,
+    )
+    return Entering(_made(check_address(address), options))
+
+
+async def _made(address: str, options: ClientOptions) -> "Client":
+    return Client(address, options)
+
+
+class Client:
+    """A connection to one server. Use it as an async context manager, or call `close`.
+
+    For the loop it was made in, and not thread-safe: `close` makes calls of other tasks fail with
+    ClosedError. `asyncio.CancelledError` and the `TimeoutError` of `asyncio.timeout` are never
+    converted.
+
+    Raises (every method):
+        InvalidRequestError: An argument does not fit, or can never be met.
+        UnavailableError: The server stayed out of reach, or draining, for `reconnect_s`.
+        TlsError: Certificates or encryption do not fit; at once, if there never was an answer.
+        DeadlineExceededError: The server was silent for `deadline_s`, and then for `reconnect_s`.
+        UnauthenticatedError, PermissionDeniedError: Credentials are missing, unknown, too weak.
+        NotSupportedError: The server does not know the call.
+        InternalError: A bug in the server.
+        ClosedError: The client was closed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        options: ClientOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+        store: PayloadStore | None = None,
+    ) -> None:
+        """Use `connect` instead; the collaborators are for tests."""
+        self._context = operations.Context(
+            address=address,
+            options=options,
+            now=clock,
+            rng=rng or random.Random(),
+            new_id=lambda: uuid4().hex,
+            outages=Outages(clock),
+            slot=operations.StoreSlot(store),
+        )
+        self._interpreter = Interpreter(self._context)
+
+    # Life --------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Of the server."""
+        return self._context.address
+
+    @property
+    def buffer(self) -> str:
+        """Buffer that calls are about unless they say otherwise."""
+        return self._context.options.buffer
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._interpreter.closed
+
+    async def open_store(self) -> PayloadStore:
+        """The payload store, opened on first use where the server says it is.
+
+        Raises:
+            StoreUnavailableError: It cannot be reached from here.
+        """
+        return await self._interpreter.run(operations.opened_store(self._context))
+
+    async def close(self) -> None:
+        """Close connections and stop renewing leases. Idempotent. Calls under way fail."""
+        await self._interpreter.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        state = " closed" if self.closed else ""
+        return f"<breadbox.aio.Client of {self.address}, buffer {self.buffer!r}{state}>"
+
+    async def _invoke(self, call: calls.Call[T]) -> T:
+        return await self._interpreter.run(operations.invoke(self._context, call))
+
+    # Sessions and models -----------------------------------------------------------------------
+
+    async def start_session(
+        self, session_id: str, *, model_version: int | None = None, buffer: str | None = None
+    ) -> types.ModelState:
+        """Make a session current and end the previous one with everything of it.
+
+        Args:
+            session_id: Made by the caller, unique per run. The current one again changes nothing.
+            model_version: Version to start at, for a resumed run; None: 0.
+            buffer: None: the client's.
+
+        Raises:
+            BufferNotFoundError: There is no such buffer.
+            SessionEndedError: The session was current before, and ended.
+        """
+        return await self._invoke(
+            calls.start_session(buffer or self.buffer, session_id, model_version)
+        )
+
+    async def end_session(self, session_id: str, *, buffer: str | None = None) -> None:
+        """End the session if it is current; everything of it goes, leases live on."""
+        await self._invoke(calls.end_session(buffer or self.buffer, session_id))
+
+    async def publish_model(
+        self,
+        session_id: str,
+        model_version: int,
+        weights: types.PayloadReference | None = None,
+        *,
+        buffer: str | None = None,
+    ) -> types.PublishReply:
+        """Move the version forward, with weights that are already written, in one step.
+
+        The current version again is a retry and changes nothing.
+
+        Raises:
+            SessionEndedError: The session is not current.
+            VersionRegressedError: The version is lower than the current one.
+        """
+        call = calls.publish_model(buffer or self.buffer, session_id, model_version, weights)
+        return await self._invoke(call)
+
+    async def publish(
+        self,
+        session_id: str,
+        model_version: int,
+        weights: Mapping[str, Any],
+        *,
+        buffer: str | None = None,
+    ) -> types.PublishReply:
+        """Write weights (name to array or tensor) and publish them with their version in one step.
+
+        Raises:
+            ReplayBufferError: As `publish_model`.
+            BackpressureError: The store stayed full for `append_wait_s`.
+        """
+        return await self._interpreter.run(
+            operations.publish(
+                self._context, buffer or self.buffer, session_id, model_version, weights
+            )
+        )
+
+    async def watch_model(
+        self,
+        known: types.ModelState | None = None,
+        *,
+        max_wait_s: float = 0.0,
+        buffer: str | None = None,
+    ) -> types.ModelState | None:
+        """Wait until another session or version is current than the known one.
+
+        Weights that are published for a version that was known without any are a change too.
+
+        Args:
+            known: What the caller has; None: nothing, so that a current session comes at once.
+            max_wait_s: Seconds to wait for a change; 0: not at all.
+            buffer: None: the client's.
+
+        Returns:
+            What is current, or None when that is still what the caller has.
+        """
+        return await self._interpreter.run(
+            operations.watch_model(self._context, buffer or self.buffer, known, max_wait_s)
+        )
+
+    async def load_weights(self, reference: types.PayloadReference) -> dict[str, Any]:
+        """Read published weights: name to numpy array.
+
+        Raises:
+            PayloadMissingError: They are of an older version than the latest two.
+        """
+        return await self._interpreter.run(operations.load_weights(self._context, reference))
+
+    # Fragments in ------------------------------------------------------------------------------
+
+    async def append_fragments(
+        self, fragments: Sequence[types.FragmentMetadata], *, buffer: str | None = None
+    ) -> types.AppendReply:
+        """Announce up to 4096 fragments whose payloads are written; `append_many` does all of it.
+
+        Returns:
+            One result per fragment, in order, and what else the server said. Waiting for room is
+            left to the caller.
+
+        Raises:
+            LimitExceededError: As many workers take part in the session as may.
+        """
+        return await self._invoke(calls.append_fragments(buffer or self.buffer, fragments))
+
+    async def append(
+        self,
+        fragment: Fragment,
+        *,
+        buffer: str | None = None,
+        codecs: str | Mapping[str, str] | None = None,
+    ) -> types.AppendResult:
+        """Write a fragment's payload and announce it; waits while the buffer is full.
+
+        Returns:
+            ADMITTED, DUPLICATE, STALE or WRONG_SESSION; the last two are not in the buffer.
+
+        Raises:
+            ReplayBufferError: As `append_many`.
+        """
+        results = await self.append_many([fragment], buffer=buffer, codecs=codecs)
+        return results[0]
+
+    async def append_many(
+        self,
+        fragments: Sequence[Fragment],
+        *,
+        buffer: str | None = None,
+        codecs: str | Mapping[str, str] | None = None,
+    ) -> list[types.AppendResult]:
+        """Write payloads and announce them; waits while the buffer is full.
+
+        Fragments of one worker must be in order of their index. Appending again is safe: what was
+        admitted answers DUPLICATE. On failure some may have been admitted, and payloads that were
+        not announced expire by themselves.
+
+        Args:
+            fragments: Any number; they are written and announced in groups of bounded size.
+            buffer: None: the client's.
+            codecs: How arrays are encoded; None: as the client was told.
+
+        Returns:
+            One result per fragment, in order: ADMITTED, DUPLICATE, STALE or WRONG_SESSION.
+
+        Raises:
+            BackpressureError: Nothing was admitted for `append_wait_s`; `results` has what was.
+            LimitExceededError: As many workers take part in the session as may.
+            StoreUnavailableError: The store stayed away for `reconnect_s`.
+            PayloadMissingError: The store lost what it was given, again and again for
+                `reconnect_s`.
+            UnsupportedArrayError: An array cannot be stored; fragments before it may be admitted.
+        """
+        return await self._interpreter.run(
+            operations.append_many(self._context, buffer or self.buffer, list(fragments), codecs)
+        )
+
+    async def report_episodes(
+        self, episodes: Sequence[types.EpisodeReport], *, buffer: str | None = None
+    ) -> None:
+        """Report 1 to 4096 finished episodes, for metrics. Sent once: never repeated by itself."""
+        await self._invoke(calls.report_episodes(buffer or self.buffer, episodes))
+
+    # Batches out -------------------------------------------------------------------------------
+
+    async def fetch_fragments(
+        self,
+        fragment_count: int,
+        max_wait_s: float = 0.0,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        request_id: str | None = None,
+        lease_s: float | None = None,
+        buffer: str | None = None,
+    ) -> types.LeaseGrant:
+        """Take fragments under a lease that the caller renews and releases; see `fetch`.
+
+        Args:
+            fragment_count: For all ranks together; a multiple of fragments_per_chunk * world_size.
+            max_wait_s: Seconds to wait for them, in arrival order; 0: not at all.
+            rank: This learner's, from 0.
+            world_size: Learners that share the fetch.
+            request_id: The same for all ranks, and for a repetition; None: the library makes one.
+            lease_s: Seconds the lease lives; None: the buffer's own.
+            buffer: None: the client's.
+
+        Raises:
+            WaitElapsedError: The wait is over; nothing was taken. Says what was missing.
+            RequestMismatchError: The request_id was used with another size.
+            LeaseExpiredError: The request_id was granted before, and its lease has ended.
+            BackpressureError: Too many fetches wait already.
+        """
+        request = calls.FetchRequest(
+            fragment_count=fragment_count,
+            max_wait_s=max_wait_s,
+            rank=rank,
+            world_size=world_size,
+            request_id=request_id,
+            lease_s=lease_s,
+        )
+        return await self._interpreter.run(
+            operations.fetch(self._context, buffer or self.buffer, request)
+        )
+
+    def fetch(
+        self,
+        fragment_count: int,
+        max_wait_s: float = 0.0,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        request_id: str | None = None,
+        lease_s: float | None = None,
+        buffer: str | None = None,
+    ) -> "Entering[Lease]":
+        """Take fragments under a lease: an async context manager that renews and releases it.
+
+        ```python
+        async with client.fetch(fragment_count=32, max_wait_s=30) as lease:
+            async for batch in lease.batches(batch_size=8): ...
+        ```
+
+        Args and Raises: as `fetch_fragments`.
+        """
+        request = calls.FetchRequest(
+            fragment_count=fragment_count,
+            max_wait_s=max_wait_s,
+            rank=rank,
+            world_size=world_size,
+            request_id=request_id,
+            lease_s=lease_s,
+        )
+        return Entering(self._leased(buffer or self.buffer, request))
+
+    async def _leased(self, buffer: str, request: calls.FetchRequest) -> Lease:
+        grant = await self._interpreter.run(operations.fetch(self._context, buffer, request))
+        return Lease(self._interpreter, buffer, grant)
+
+    async def get_prepared_fragments(
+        self, request_id: str, *, buffer: str | None = None
+    ) -> tuple[types.FragmentReference, ...]:
+        """Read what a granted request got for all ranks, rank 0 first. Takes no lease.
+
+        Args:
+            request_id: As given to the fetch; `BufferState.latest_request_id` has the latest.
+            buffer: None: the client's.
+
+        Raises:
+            RequestNotFoundError: It got nothing yet, or all its leases have ended.
+        """
+        return await self._invoke(calls.get_prepared_fragments(buffer or self.buffer, request_id))
+
+    async def read_fragments(
+        self,
+        references: Sequence[types.FragmentReference],
+        *,
+        columns: Sequence[str] | None = None,
+        steps: tuple[int, int] | None = None,
+        is_mapped: bool = False,
+    ) -> list[Fragment]:
+        """Load the payloads of granted fragments, in order.
+
+        Args:
+            references: Of a lease that is alive.
+            columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
+            steps: Half-open range [start, stop) of the steps wanted; None: all.
+
+            is_mapped: Where the store is a directory of this host and all is read, return views of
+                its own memory instead of copies, which costs about half the time. A fragment takes
+                the store's memory until it is let go, also after its lease; nobody else sees what
+                is written into it.
+
+        Raises:
+            PayloadMissingError: A payload is gone.
+            PayloadCorruptError: A payload fails its checksum.
+            StoreUnavailableError: The store stayed away for `reconnect_s`.
+        """
+        return await self._interpreter.run(
+            operations.read_fragments(
+                self._context, references, columns, steps, is_mapped=is_mapped
+            )
+        )
+
+    async def describe_arrays(
+        self, references: Sequence[types.FragmentReference]
+    ) -> list[dict[str, types.ArrayType]]:
+        """Read what arrays granted fragments have, in order, and none of the arrays.
+
+        Args:
+            references: Of a lease that is alive.
+
+        Returns:
+            For each fragment, type and shape of each array by its path; `str` of one is such as
+            "<f4[16, 3]".
+
+        Raises:
+            ReplayBufferError: As `read_fragments`.
+        """
+        return await self._interpreter.run(operations.describe_arrays(self._context, references))
+
+    @overload
+    async def load_batch(
+        self,
+        references: Sequence[types.FragmentReference],
+        *,
+        device: None = None,
+        columns: Sequence[str] | None = None,
+        into: Batch | Stack | None = None,
+    ) -> "Batch[NDArray[Any]]": ...
+
+    @overload
+    async def load_batch(
+        self,
+        references: Sequence[types.FragmentReference],
+        *,
+        device: types.Device,
+        columns: Sequence[str] | None = None,
+        into: Batch | Stack | None = None,
+    ) -> "Batch[torch.Tensor]": ...
+
+    async def load_batch(
+        self,
+        references: Sequence[types.FragmentReference],
+        *,
+        device: types.Device | None = None,
+        columns: Sequence[str] | None = None,
+        into: Batch | Stack | None = None,
+    ) -> Batch:
+        """Load the payloads of granted fragments into one stacked batch [B, T, ...].
+
+        Args:
+            references: Of a lease that is alive; at least one.
+            device: None for numpy arrays, else where torch tensors are wanted: "cpu", "cuda".
+            columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
+            into: An earlier batch, or its `stacked`, whose host memory is used again where it fits;
+                nothing of it on the CPU may be in use any more.
+
+        Raises:
+            TreeMismatchError: The fragments differ in structure, shape or type.
+            ReplayBufferError: As `read_fragments`.
+        """
+        return await self._interpreter.run(
+            operations.read_batch(self._context, references, device, columns, into=into)
+        )
+
+    async def renew_lease(
+        self, lease_id: str, *, lease_s: float | None = None, buffer: str | None = None
+    ) -> float:
+        """Let a lease live for another `lease_s` seconds (None: as granted) from now.
+
+        Returns:
+            Seconds it has left.
+
+        Raises:
+            LeaseExpiredError: It is unknown, or has expired.
+        """
+        return await self._invoke(calls.renew_lease(buffer or self.buffer, lease_id, lease_s))
+
+    async def release_lease(
+        self,
+        lease_id: str,
+        mode: ReleaseMode = ReleaseMode.CONSUMED,
+        *,
+        buffer: str | None = None,
+        unreadable: Sequence[str] = (),
+    ) -> None:
+        """End a lease; doing so twice is the same as once.
+
+        Args:
+            lease_id: Which.
+            mode: Whether its uses count.
+            buffer: Where it was fetched; None: the client's own buffer.
+            unreadable: Ids of its payloads that are there and cannot be read. The server
+                quarantines what readers name so often as its `--poison-after` says.
+
+        Raises:
+            LeaseExpiredError: It is unknown, or has expired.
+        """
+        await self._invoke(calls.release_lease(buffer or self.buffer, lease_id, mode, unreadable))
+
+    # Operating ---------------------------------------------------------------------------------
+
+    async def create_buffer(
+        self, name: str, config: types.BufferConfig | None = None
+    ) -> types.BufferDescription:
+        """Create a buffer; one of the same name and limits is left as it is.
+
+        Raises:
+            BufferExistsError: The name is taken by a buffer with other limits.
+            LimitExceededError: The server holds as many buffers as it may.
+        """
+        return await self._invoke(calls.create_buffer(name, config or types.BufferConfig()))
+
+    async def update_buffer(self, name: str, config: types.BufferConfig) -> types.BufferDescription:
+        """Change the limits that are not None; what no longer fits is evicted at once.
+
+        Raises:
+            BufferNotFoundError: There is no such buffer.
+        """
+        return await self._invoke(calls.update_buffer(name, config))
+
+    async def delete_buffer(self, name: str) -> None:
+        """Delete a buffer with everything in it; fetches that wait for it fail.
+
+        Raises:
+            BufferNotFoundError: There is no such buffer.
+        """
+        await self._interpreter.run(operations.delete_buffer(self._context, name))
+
+    async def list_buffers(self) -> tuple[types.BufferDescription, ...]:
+        """Describe all buffers, by name."""
+        return await self._invoke(calls.list_buffers())
+
+    async def get_buffer(self, name: str | None = None) -> types.BufferDescription:
+        """Describe one buffer (None: the client's), with its gauges and counters.
+
+        Raises:
+            BufferNotFoundError: There is no such buffer.
+        """
+        return await self._invoke(calls.get_buffer(name or self.buffer))
+
+    async def get_store_config(self) -> types.StoreConfig:
+        """Ask where payloads live. The URL may hold credentials: never log it."""
+        return await self._invoke(calls.get_store_config())

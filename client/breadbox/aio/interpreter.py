@@ -1,0 +1,182 @@
+"""Interprets operations on the running loop; see `breadbox.operations`.
+
+Payloads move in threads, so that the loop never blocks on the store. Cancelling a call cancels it
+on the server; a payload that is being moved at that moment is moved to its end in its thread, and
+one that was not announced expires by itself.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+import grpc
+
+from breadbox import calls, status
+from breadbox.errors import ClosedError, ReplayBufferError, StoreUnavailableError
+from breadbox.operations import Attempted, Both, Context, Do, Effect, Invoke, Operation, Sleep
+from breadbox.options import CHANNEL_OPTIONS, ClientOptions
+from breadbox.stores.deadline import Deadline
+from breadbox.tasks import end_tasks
+from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+
+T = TypeVar("T")
+
+THREADS_MAX = 16
+"""Threads of one client that move payloads: as many as a store has connections."""
+
+
+def open_channel(address: str, options: ClientOptions) -> grpc.aio.Channel:
+    """A channel to the server, encrypted if the options say so."""
+    if options.tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, options.tls.credentials(), options=CHANNEL_OPTIONS)
+
+
+async def _in_thread(threads: Executor, function: Callable[[Deadline], T], deadline: Deadline) -> T:
+    """Run a function in a thread; give up, if no thread was free for it by the deadline.
+
+    One that has begun keeps to the deadline by itself, and is awaited: it may be writing into
+    memory of the caller's.
+
+    Raises:
+        StoreUnavailableError: No thread was free: others wait for the store, too.
+    """
+    claim = threading.Lock()
+
+    def run() -> T | None:
+        return function(deadline) if claim.acquire(blocking=False) else None
+
+    loop = asyncio.get_running_loop()
+    try:
+        running = loop.run_in_executor(threads, contextvars.copy_context().run, run)
+    except RuntimeError as error:
+        raise ClosedError("the client was closed") from error
+    try:
+        await asyncio.wait((running,), timeout=max(0.0, deadline.left_s()))
+        if not running.done() and claim.acquire(blocking=False):
+            late = StoreUnavailableError("no thread was free for the store in time")
+            late.was_silent = True
+            raise late
+        return cast(T, await running)
+    except asyncio.CancelledError:
+        running.cancel()
+        raise
+
+
+class Kept:
+    """An operation that goes on in the background until it is over, or ended."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        """Made by `Interpreter.keep`."""
+        self._task = task
+
+    async def end(self) -> None:
+        """Let it do nothing more."""
+        await end_tasks([self._task])
+
+
+class Interpreter:
+    """Runs the operations of one client, over one connection, in the loop it was made in.
+
+    Args:
+        context: The client's.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        # Of its own: a store that is silent must not hold up what others run in threads.
+        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="breadbox-aio")
+        self._channel = open_channel(context.address, context.options)
+        self._stub = ReplayBufferServiceStub(self._channel)
+        self._metadata = context.options.metadata()
+        self._kept: set[asyncio.Task[None]] = set()
+        self.closed = False
+        """Whether `close` was called."""
+
+    async def close(self) -> None:
+        """Close connections and end what is kept. Idempotent. Operations under way fail."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            await end_tasks(self._kept)
+        finally:
+            await self._channel.close()
+            self.context.slot.close()
+            self._threads.shutdown(wait=False)
+
+    def keep(self, operation: Operation[None]) -> Kept:
+        """Run an operation in the background until it is over, ended, or the client closed."""
+
+        async def kept() -> None:
+            with contextlib.suppress(ClosedError):
+                await self.run(operation)
+
+        task = asyncio.get_running_loop().create_task(kept())
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
+        return Kept(task)
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Run an operation to its end.
+
+        Raises:
+            ClosedError: The client was closed.
+        """
+        if self.closed:
+            raise ClosedError("the client was closed")
+        try:
+            effect = next(operation)
+            while True:
+                try:
+                    result = await self._perform(effect)
+                except ReplayBufferError as error:
+                    effect = operation.throw(error)
+                else:
+                    effect = operation.send(result)
+        except StopIteration as stop:
+            answer: T = stop.value
+            return answer
+        finally:
+            operation.close()
+
+    async def _perform(self, effect: Effect) -> Any:
+        match effect:
+            case Invoke(call=call, timeout_s=timeout_s):
+                return call.decode(await self._send(call, timeout_s))
+            case Sleep(duration_s=duration_s):
+                return await asyncio.sleep(duration_s)
+            case Do(function=function, deadline=deadline):
+                return await _in_thread(self._threads, function, deadline)
+            case Both(invoke=invoke, do=do):
+                async with asyncio.TaskGroup() as tasks:
+                    sent = tasks.create_task(self._attempt(invoke))
+                    done = tasks.create_task(self._attempt(do))
+                return sent.result(), done.result()
+
+    async def _attempt(self, effect: Effect) -> Attempted:
+        try:
+            return Attempted(result=await self._perform(effect))
+        except ReplayBufferError as error:
+            return Attempted(error=error)
+
+    async def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
+        method = getattr(self._stub, call.method)
+        try:
+            return await method(call.request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise status.from_rpc_error(
+                error, self.context.address, encrypted=self.context.options.tls is not None
+            ) from error
+        except grpc.aio.UsageError as error:  # What gRPC raises on a closed channel.
+            raise ClosedError(f"{call.method}: {error}") from error
+        except asyncio.CancelledError:
+            # Closing the channel cancels its calls although nobody cancelled the task.
+            task = asyncio.current_task()
+            if self.closed and (task is None or not task.cancelling()):
+                raise ClosedError(f"{call.method}: the client was closed") from None
+            raise

@@ -1,0 +1,33 @@
+"""A server of one's own, for the running loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Unpack
+
+from breadbox.aio.client import Client, connect
+from breadbox.local import POLL_S, ServerOptions, own_server
+
+
+@asynccontextmanager
+async def local_server(**options: Unpack[ServerOptions]) -> AsyncIterator[Client]:
+    """Run a server of one's own, and give a client of the running loop.
+
+    ```python
+    async with breadbox.aio.local_server() as client:
+        await client.start_session("first-run")
+    ```
+
+    Args and Raises: as `breadbox.local_server`.
+    """
+    with own_server(options) as server:
+        try:
+            give_up_at = server.launch()
+            while not server.is_ready(give_up_at):  # noqa: ASYNC110 - it is in another process
+                await asyncio.sleep(POLL_S)
+            server.forget_files()
+            async with connect(server.address) as client:
+                yield client
+        finally:
+            # Its end may take seconds, in which the loop goes on.
+            await asyncio.to_thread(server.stop)

@@ -1,0 +1,141 @@
+"""Interprets operations in the thread that calls; see `breadbox.operations`."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc
+
+from breadbox import calls, status
+from breadbox.errors import ClosedError, ReplayBufferError
+from breadbox.keeping import Keeper
+from breadbox.keeping import Kept as Kept
+from breadbox.operations import Attempted, Both, Context, Do, Effect, Invoke, Operation, Sleep
+from breadbox.options import open_channel
+from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+
+T = TypeVar("T")
+
+
+def _attempt(function: Callable[[], Any]) -> Attempted:
+    try:
+        return Attempted(result=function())
+    except ReplayBufferError as error:
+        return Attempted(error=error)
+
+
+class Interpreter:
+    """Runs the operations of one client, over one connection. Thread-safe.
+
+    Args:
+        context: The client's.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._process_id = os.getpid()
+        self._closed = threading.Event()
+        self._channel = open_channel(context.address, context.options)
+        self._stub = ReplayBufferServiceStub(self._channel)
+        self._metadata = context.options.metadata()
+        self._keeper = Keeper(self._perform, context.now)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """Close connections and end what is kept. Idempotent. Operations under way fail."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if os.getpid() != self._process_id:
+            return
+        self._channel.close()
+        self._keeper.close()
+        self.context.slot.close()
+
+    def keep(self, operation: Operation[None]) -> Kept:
+        """Run an operation in the background until it is over, ended, or the client closed."""
+        return self._keeper.keep(operation)
+
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation to its end.
+
+        Raises:
+            ClosedError: The client was closed, or made before a fork.
+        """
+        if os.getpid() != self._process_id:
+            raise ClosedError("this client was made before a fork; connect again in this process")
+        if self.closed:
+            raise ClosedError("the client was closed")
+        try:
+            effect = next(operation)
+            while True:
+                try:
+                    result = self._perform(effect)
+                except ReplayBufferError as error:
+                    effect = operation.throw(error)
+                else:
+                    effect = operation.send(result)
+        except StopIteration as stop:
+            answer: T = stop.value
+            return answer
+        finally:
+            operation.close()
+
+    def _perform(self, effect: Effect) -> Any:
+        match effect:
+            case Invoke(call=call, timeout_s=timeout_s):
+                return call.decode(self._send(call, timeout_s))
+            case Sleep(duration_s=duration_s):
+                return self._sleep(duration_s)
+            case Do(function=function, deadline=deadline):
+                return function(deadline)
+            case Both(invoke=invoke, do=do):
+                return self._perform_both(invoke, do)
+
+    def _perform_both(self, invoke: Invoke, do: Do) -> tuple[Attempted, Attempted]:
+        call = invoke.call
+        with self._translated(call.method):
+            method = getattr(self._stub, call.method)
+            future = method.future(call.request, timeout=invoke.timeout_s, metadata=self._metadata)
+        try:
+            done = _attempt(partial(do.function, do.deadline))
+        except BaseException:
+            future.cancel()
+            raise
+
+        def answer() -> Any:
+            with self._translated(call.method):
+                response = future.result()
+            return call.decode(response)
+
+        return _attempt(answer), done
+
+    def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
+        method = getattr(self._stub, call.method)
+        with self._translated(call.method):
+            return method(call.request, timeout=timeout_s, metadata=self._metadata)
+
+    @contextmanager
+    def _translated(self, method: str) -> Iterator[None]:
+        """Raise the library's errors for gRPC's."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            if self.closed:
+                raise ClosedError(f"{method}: the client was closed") from error
+            raise status.from_rpc_error(
+                error, self.context.address, encrypted=self.context.options.tls is not None
+            ) from error
+        except (ValueError, grpc.FutureCancelledError) as error:  # Of a closed channel.
+            raise ClosedError(f"{method}: {error}") from error
+
+    def _sleep(self, duration_s: float) -> None:
+        if self._closed.wait(duration_s):
+            raise ClosedError("the client was closed")

@@ -1,0 +1,190 @@
+"""What both kinds of lease are: how one is renewed, examined and ended, as operations.
+
+`breadbox.aio.lease` runs these on the loop; `breadbox.lease`, which is made from it, in the thread
+that calls.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from breadbox import calls, errors, operations
+from breadbox.operations import Context, Operation, Sleep
+from breadbox.summaries import html_table
+from breadbox.types import FragmentReference, LeaseGrant, ReleaseMode
+
+_log = logging.getLogger(__name__)
+
+FRAGMENTS_PER_READ = 8
+"""Fragments that `fragments()` loads, and holds, at a time."""
+WARN_EVERY_S = 30.0
+RENEW_AT = 1 / 3
+"""A lease is renewed when this part of it has passed: two renewals may fail before it expires."""
+RENEW_AGAIN_S = 1.0
+"""How soon a renewal that failed is tried again."""
+UNREADABLE_ERRORS = (errors.PayloadCorruptError, errors.PayloadFormatError)
+"""A payload is there, and nobody will ever read it."""
+
+
+class RenewalFailures:
+    """Says that a lease cannot be renewed at once, and then every `WARN_EVERY_S`.
+
+    Renewals are tried every second, for as long as a server is away.
+
+    Args:
+        clock: Seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next_at = float("-inf")
+
+    def tell(self, lease_id: str, error: Exception) -> None:
+        """Note one that failed."""
+        if (now := self._clock()) >= self._next_at:
+            self._next_at = now + WARN_EVERY_S
+            _log.warning("lease %s could not be renewed: %s", lease_id, error)
+
+    def end(self) -> None:
+        """Note one that succeeded: the next failure is news."""
+        self._next_at = float("-inf")
+
+
+class Granted:
+    """A granted batch: what is known of it, and what may be done with it."""
+
+    def __init__(self, context: Context, buffer: str, grant: LeaseGrant) -> None:
+        self._context = context
+        self._buffer = buffer
+        self._unreadable: list[str] = []
+        """Payloads that cannot be read, or that were refused."""
+        self.grant = grant
+        """What the server granted."""
+        self.released = False
+        """Whether `release` was called; it is renewed no more."""
+        self.expired = False
+        """Whether a renewal found it gone: payloads may be deleted, chunks served again."""
+
+    @property
+    def lease_id(self) -> str:
+        """The server's name for it."""
+        return self.grant.lease_id
+
+    @property
+    def request_id(self) -> str:
+        """Name of the fetch; other ranks ask with the same."""
+        return self.grant.request_id
+
+    @property
+    def references(self) -> tuple[FragmentReference, ...]:
+        """The granted fragments, in draw order; those of one chunk stand together."""
+        return self.grant.fragments
+
+    def __len__(self) -> int:
+        return len(self.grant.fragments)
+
+    def refuse(self, payload_ids: Iterable[str]) -> None:
+        """Name payloads that can be read and not be used, as of an action that does not exist.
+
+        `release` says so to the server, which treats them like those that cannot be read.
+        """
+        self._unreadable += [each for each in payload_ids if each not in self._unreadable]
+
+    def __repr__(self) -> str:
+        return f"Lease({self.lease_id!r}, {len(self)} fragments, {self._state()})"
+
+    def _repr_html_(self) -> str:
+        """Show the fragments as a table, in notebooks."""
+        heads = ("worker", "index", "versions", "steps", "bytes", "staleness", "use")
+        rows = (
+            (
+                each.metadata.worker_id,
+                each.metadata.fragment_index,
+                f"{each.metadata.model_version_min} to {each.metadata.model_version_max}",
+                each.metadata.step_count,
+                each.metadata.payload.size_bytes,
+                each.staleness,
+                each.use_count,
+            )
+            for each in self.references
+        )
+        title = (
+            f"Lease: {len(self)} fragments of session {self.grant.session_id!r} "
+            f"at version {self.grant.model_version}, {self._state()}"
+        )
+        return html_table(title, heads, rows)
+
+    def _state(self) -> str:
+        """Whether it can still be read from."""
+        return "released" if self.released else "expired" if self.expired else "open"
+
+    def _check_open(self) -> None:
+        if self.released:
+            raise errors.ClosedError(f"lease {self.lease_id} was released")
+        if self.expired:
+            raise errors.LeaseExpiredError(self.lease_id)
+
+    def _groups(self) -> list[Sequence[FragmentReference]]:
+        """The references that are read together, in draw order."""
+        starts = range(0, len(self), FRAGMENTS_PER_READ)
+        return [self.references[start : start + FRAGMENTS_PER_READ] for start in starts]
+
+    # Operations --------------------------------------------------------------------------------
+
+    def _renewed(self, lease_s: float | None) -> Operation[float]:
+        """Renew it; returns the seconds it has left."""
+        self._check_open()
+        call = calls.renew_lease(self._buffer, self.lease_id, lease_s)
+        try:
+            return (yield from operations.invoke(self._context, call))
+        except errors.LeaseExpiredError:
+            self.expired = True
+            raise
+
+    def _renewing(self) -> Operation[None]:
+        """Renew it in time, until it is released or gone.
+
+        A renewal that fails because the server is away is tried again soon; one that fails because
+        the lease is gone marks the lease as expired, and is the last.
+        """
+        call = calls.renew_lease(self._buffer, self.lease_id, None)
+        failures = RenewalFailures(self._context.now)
+        delay_s = self.grant.remaining_s * RENEW_AT
+        while True:
+            yield Sleep(delay_s)
+            try:
+                remaining_s = yield from operations.invoke_once(self._context, call)
+            except errors.ReplayBufferError as error:
+                if self.released:
+                    return  # Meanwhile; that is no loss.
+                if isinstance(error, errors.LeaseExpiredError | errors.ClosedError):
+                    self.expired = isinstance(error, errors.LeaseExpiredError)
+                    _log.warning("lease %s is not renewed any more: %s", self.lease_id, error)
+                    return
+                failures.tell(self.lease_id, error)
+                delay_s = RENEW_AGAIN_S
+            else:
+                failures.end()
+                delay_s = remaining_s * RENEW_AT
+
+    def _examined(self) -> Operation[list[str]]:
+        """Read each payload by itself; returns the ids of those that cannot be read."""
+        found: list[str] = []
+        for reference in self.references:
+            try:
+                yield from operations.read_fragments(self._context, [reference], None, None)
+            except UNREADABLE_ERRORS:
+                found.append(reference.metadata.payload.payload_id)
+            except errors.PayloadMissingError:
+                continue  # The server asks the store itself.
+            except errors.ReplayBufferError as error:
+                _log.warning("lease %s was not read to its end: %s", self.lease_id, error)
+                break
+        self.refuse(found)
+        return found
+
+    def _ended(self, mode: ReleaseMode, is_left_by: BaseException | None) -> Operation[None]:
+        """Tell the server that it is over; only once where an error leaves it, to be quick."""
+        call = calls.release_lease(self._buffer, self.lease_id, mode, self._unreadable)
+        send = operations.invoke if is_left_by is None else operations.invoke_once
+        yield from send(self._context, call)
