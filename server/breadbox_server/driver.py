@@ -406,11 +406,11 @@ class Driver:
             return f"{len(self.deletions)} payloads wait for deletion, which the store is slow at"
         return self.turns.hold()
 
-    def append_credit(self, buffer: BufferName) -> AppendCredit:
-        """What producers may send now; nothing while deletions or the journal's disk lack room."""
+    def append_credit(self, buffer: BufferName, caller: Caller) -> AppendCredit:
+        """What a producer may send now; nothing while deletions or the journal's disk lack room."""
         if self.hold():
             return AppendCredit(0, 0)
-        return self._buffers.append_credit(buffer)
+        return self._quotas.left(caller, self._buffers.append_credit(buffer))
 
     def payloads(self, buffer: BufferName) -> Iterator[Payload]:
         """Every payload that a buffer refers to; not to be held over an `await`."""

@@ -225,7 +225,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _receive(self, method: str, call: Call, context: Context) -> Any:
         """The next message of a call, which has a place then."""
         request = _checked(await self._traffic.receive(call, context))
-        self._traffic.admit(call, is_reserved=method in RESERVED)
+        self._traffic.admit(call, caller_name() or "", is_reserved=method in RESERVED)
         return request
 
     def _in_time_of(self, method: str) -> Callable[..., Awaitable[Any]]:

@@ -58,6 +58,8 @@ METRICS_REQUEST_S: Final = 5.0
 
 CALLS_MAX: Final = 32_768
 """Calls in progress; above the sum of watchers and waiters that one server is meant to hold."""
+CALLS_OF_TOKEN_MAX: Final = CALLS_MAX // 2
+"""Of these, under one token: whoever holds it leaves room for the others."""
 CALLS_RESERVED: Final = 1024
 """Places beyond these, for health and for what operators call."""
 ARRIVALS_MAX: Final = 128
@@ -259,6 +261,14 @@ LIMITS: Final = (
         f"SERVER_BUSY; for health and for looking at, making and deleting buffers there are "
         f"{CALLS_RESERVED:,} more",
         metric="breadbox_calls",
+    ),
+    Limit(
+        "calls in progress under a token",
+        CALLS_OF_TOKEN_MAX,
+        "",
+        Scope.TOKEN,
+        "SERVER_BUSY, but for those that the next places are kept for",
+        metric="breadbox_calls_refused_total",
     ),
     Limit(
         "calls that nobody has looked at yet",

@@ -8,11 +8,12 @@ from then on.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from math import inf
+from math import ceil, inf
 from typing import Final
 
 from breadbox_server.authorization import Caller
 from breadbox_server.clock import Clock
+from breadbox_server.core.description import AppendCredit
 from breadbox_server.core.ids import BufferName, PayloadId, SessionId, WorkerId
 from breadbox_server.core.inputs import Fragment, Payload
 from breadbox_server.errors import QuotaExceededError, QuotaFullError
@@ -134,6 +135,20 @@ class Quotas:
         finally:
             charge.end()
 
+    def left(self, caller: Caller, credit: AppendCredit) -> AppendCredit:
+        """What of a buffer's credit a token's bounds leave to its holders."""
+        account = self._accounts.get(caller.name)
+        if account is None:
+            return credit
+        count, size_bytes = credit
+        if caller.quotas.appends_per_s_max is not None:
+            self._earn(account, caller.quotas.appends_per_s_max)
+            count = min(count, max(0, ceil(account.credit_count)))
+        if caller.quotas.bytes_held_max is not None:
+            taken_bytes = account.held_bytes + account.pending_bytes
+            size_bytes = min(size_bytes, max(0, caller.quotas.bytes_held_max - taken_bytes))
+        return AppendCredit(count, size_bytes)
+
     def let_go(self, payloads: Iterable[Payload]) -> None:
         """Payloads that no buffer refers to any more are charged to nobody."""
         if not self._owners:
@@ -204,11 +219,14 @@ class Quotas:
         rate = caller.quotas.appends_per_s_max
         if rate is None:
             return
+        self._earn(account, rate)
+        if account.credit_count <= 0:
+            raise QuotaFullError(caller.name, "appends_per_s_max", rate)
+        account.credit_count -= fragment_count
+
+    def _earn(self, account: _Account, rate: float) -> None:
         now = self._clock.now()
         burst_count = max(1.0, rate * QUOTA_BURST_S)
         earned = rate * (now - account.credited_at)
         account.credit_count = min(burst_count, account.credit_count + earned)
         account.credited_at = now
-        if account.credit_count <= 0:
-            raise QuotaFullError(caller.name, "appends_per_s_max", rate)
-        account.credit_count -= fragment_count

@@ -169,7 +169,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
                 if result is not None and result.outcome is AdmissionOutcome.ADMITTED:
                     self._gateway.unannounced.forget(fragment.payload.payload_id)
         state = await self._driver.durable_model(buffer)
-        credit = self._driver.append_credit(buffer)
+        credit = self._driver.append_credit(buffer, current_caller())
         retry_delay = None
         if any(result is not None and result.outcome.asks_to_wait for result in results):
             retry_delay = convert.to_duration(self._driver.describe(buffer).config.retry_delay_s)

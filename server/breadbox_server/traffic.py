@@ -21,6 +21,7 @@ from breadbox_server.limits import (
     ARRIVALS_MAX,
     ARRIVALS_OF_CONNECTION_MAX,
     CALLS_MAX,
+    CALLS_OF_TOKEN_MAX,
     CALLS_RESERVED,
     FRUITLESS_MAX,
     FRUITLESS_S,
@@ -68,6 +69,8 @@ class Call:
     """Whether its message has not come in time."""
     was_admitted: bool = False
     """Whether its message has come."""
+    token: str = ""
+    """Under whose name it counts once it is admitted; empty: under nobody's."""
     weight: int = STRANGER_WEIGHT
     """For how many fruitless calls it counts if its message never comes."""
 
@@ -92,6 +95,8 @@ class Traffic:
         self._admitted: dict[Call, None] = {}
         self._answered: dict[Call, None] = {}
         """Whose answers were on their way when somebody last looked."""
+        self._of_token: Counter[str] = Counter()
+        """Calls that are admitted, by token."""
         self._fruitless: Counter[str] = Counter()
         self._useful: set[str] = set()
         """Connections on which a call was admitted, ever."""
@@ -142,30 +147,42 @@ class Traffic:
         call.is_slow = True
         call.task.cancel()
 
-    def admit(self, call: Call, *, is_reserved: bool = False) -> None:
+    def admit(self, call: Call, token: str = "", *, is_reserved: bool = False) -> None:
         """Let a call whose message is here be carried out. Idempotent.
 
         Args:
             call: Which.
+            token: The name of the caller's, if it has one.
             is_reserved: Whether it is one that operators need when all places are taken.
 
         Raises:
-            ServerBusyError: All places are taken.
+            ServerBusyError: All places are taken, or all that one token may have.
         """
         call.was_admitted = True
         self._useful.add(call.peer)
+        if call in self._admitted:
+            return
+        if token and not is_reserved and self._of_token[token] >= CALLS_OF_TOKEN_MAX:
+            raise self._busy("token", f"{self._of_token[token]} calls of {token!r} are in progress")
         places = CALLS_MAX + CALLS_RESERVED * is_reserved
-        if len(self._admitted) + len(self._answered) >= places and call not in self._admitted:
+        if len(self._admitted) + len(self._answered) >= places:
             self._forget_sent()
             if len(self._admitted) + len(self._answered) >= places:
                 raise self._busy("calls", f"{places} calls are in progress already")
         self._admitted[call] = None
+        if token:
+            call.token = token
+            self._of_token[token] += 1
 
     def answered(self, call: Call) -> None:
         """Take note that all that is left of a call is to send its answer."""
         if not call.was_admitted:
             self._note_fruitless(call.peer, SLOW_WEIGHT if call.is_slow else call.weight)
         self._admitted.pop(call, None)
+        if call.token:
+            self._of_token[call.token] -= 1
+            if not self._of_token[call.token]:
+                del self._of_token[call.token]
         call.since = self._loop.time()
         self._answered[call] = None
         if not len(self._answered) % ANSWERED_LOOKED_THROUGH:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,7 +23,8 @@ from support.http2 import (
     message_prefix,
     setting,
 )
-from support.served import CALL_S, Served, reason_of, served
+from support.served import CALL_S, Served, reason_of, served, span
+from support.token_files import bearer, write_tokens
 
 SERVICE = "/breadbox.v1.ReplayBufferService/"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
@@ -146,6 +148,38 @@ async def test_operators_have_places_when_all_others_are_taken(
         for each in fetches:
             each.cancel()
         await eventually(lambda: sample(it, "calls") == 0)
+
+
+async def test_one_token_leaves_places_to_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(traffic, "CALLS_OF_TOKEN_MAX", 2)
+    path = tmp_path / "tokens"
+    greedy, honest = write_tokens(path, "admin greedy", "admin honest")
+    async with served(tokens=path) as it:
+        await it.stub.StartSession(
+            pb.StartSessionRequest(session_id="s"), timeout=CALL_S, metadata=bearer(greedy)
+        )
+        known = {"known_session_id": "s", "known_model_version": 0, "max_wait": span(60)}
+        watches = [
+            it.stub.WatchModel(
+                pb.WatchModelRequest(**known), timeout=CALL_S, metadata=bearer(greedy)
+            )
+            for _ in range(2)
+        ]
+        await eventually(lambda: sample(it, "calls") == 2)
+        start = pb.StartSessionRequest(session_id="s")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await it.stub.StartSession(start, timeout=CALL_S, metadata=bearer(greedy))
+        await it.stub.StartSession(start, timeout=CALL_S, metadata=bearer(honest))
+        await it.stub.ListBuffers(pb.ListBuffersRequest(), metadata=bearer(greedy))
+        for each in watches:
+            each.cancel()
+        await eventually(lambda: sample(it, "calls") == 0)
+        await it.stub.StartSession(start, timeout=CALL_S, metadata=bearer(greedy))
+
+        assert "SERVER_BUSY" == reason_of(refused.value)
+        assert 1 == sample(it, "calls_refused_total", limit="token")
 
 
 @pytest.mark.parametrize(("name", "value"), [("IDLE_S", 0.3), ("AGE_S", 0.3)])
