@@ -25,7 +25,6 @@ import pyarrow.parquet as parquet
 
 from breadbox.errors import ReplayBufferError
 from breadbox.payload import decode_tree, encode_tree
-from breadbox.payload.format import PRELUDE_BYTES
 from breadbox.stores.urls import parse_store_url, redact
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -49,7 +48,7 @@ from breadbox_server.journal.codec import (
     encode_turn,
 )
 from breadbox_server.journal.frames import frame_snapshot, frame_turn, open_snapshot, open_turn
-from support.forged_payloads import assemble
+from support.forged_payloads import assemble, sections_of
 from support.rllib_cases import make_toy_episode
 from support.served import served
 
@@ -85,17 +84,22 @@ def _payloads() -> Iterator[bytes]:
 
 
 def _read_sealed(data: bytes) -> object:
-    """A header and a body, with checksum and sizes made right, which chance never finds."""
-    header_bytes = int.from_bytes(data[:2], "little")
-    return decode_tree(assemble(data[2 : 2 + header_bytes], data[2 + header_bytes :]))
+    """A head and a body, with checksums and sizes made right, which chance never finds."""
+    sizes = [int.from_bytes(data[start : start + 2], "little") for start in (0, 2, 4)]
+    sections = []
+    rest = data[6:]
+    for size_bytes in sizes:
+        sections.append(rest[:size_bytes])
+        rest = rest[size_bytes:]
+    raw_layout, raw_figures, attributes = sections
+    return decode_tree(assemble(raw_layout, rest, raw_figures, attributes))
 
 
 def _sealed() -> Iterator[bytes]:
     for payload in _payloads():
-        header_bytes = int.from_bytes(payload[12:16], "little")
-        body_at = -(-(PRELUDE_BYTES + header_bytes) // 64) * 64
-        header = payload[PRELUDE_BYTES : PRELUDE_BYTES + header_bytes]
-        yield header_bytes.to_bytes(2, "little") + header + payload[body_at:]
+        *sections, body = sections_of(payload)
+        sizes = b"".join(len(each).to_bytes(2, "little") for each in sections)
+        yield sizes + b"".join(sections) + body
 
 
 # --- imports ---------------------------------------------------------------------------------

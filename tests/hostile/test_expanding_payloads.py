@@ -19,7 +19,7 @@ from breadbox.payload.weights import read_weights
 from breadbox.stores import open_store
 from breadbox.stores.base import PayloadStore
 from breadbox.types import FragmentMetadata, FragmentReference
-from support.forged_payloads import MIB, bomb_of, header_of_parts, zeros_as_zstd
+from support.forged_payloads import MIB, bomb_of, layout_of_parts, zeros_as_zstd
 from support.traced_memory import traced_memory
 
 BOMBS = {
@@ -72,9 +72,9 @@ def test_no_reader_takes_memory_for_what_a_few_bytes_claim(
     assert traced.peak_bytes < 16 * MIB + 2 * len(BOMBS[bomb])
 
 
-def test_a_header_of_a_great_many_parts_is_refused_before_it_is_parsed() -> None:
+def test_a_layout_of_a_great_many_parts_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(PayloadCorruptError, match=r"has more than .* fields and items"):
-        decode_tree(header_of_parts(2_000_000))
+        decode_tree(layout_of_parts(2_000_000))
 
 
 def test_what_a_writer_compresses_a_reader_takes() -> None:

@@ -14,7 +14,7 @@ from breadbox.types import BufferState
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
 from breadbox_learner.source import LeaseSource
-from support.forged_payloads import MIB, bomb_of, header_of_parts
+from support.forged_payloads import MIB, bomb_of, layout_of_parts
 from support.fragments import vector_fragment
 from support.load import CALL_S, SESSION, fragments_of
 from support.server_process import ServerProcess
@@ -23,9 +23,9 @@ GARBAGE = {
     "eight bytes": b"\xff" * 8,
     "zeros": bytes(4096),
     "a prelude of another format": b"BREADBOX" + b"\xff" * 4088,
-    "a header of a million arrays": header_of_parts(1_000_000),
+    "a layout of a million nodes": layout_of_parts(1_000_000),
     "a gigabyte of zeros": bomb_of(1, 1024 * MIB),
-    "a header that is none": b"BREADBOX\x01\x00\x00\x00" + b"\x20\x00\x00\x00" + b"\x01" * 48,
+    "a head that is none": b"BREADBOX\x01\x00\x00\x00" + b"\x20\x00\x00\x00" + b"\x01" * 80,
 }
 
 

@@ -11,8 +11,10 @@ from hypothesis.extra import numpy as hnp
 from breadbox.errors import PayloadCorruptError
 from breadbox.payload import auto, decode_tree, encode_tree
 from breadbox.payload.codecs import RAW, CodecChoice, decode_into, encode, parse_codec
+from breadbox.payload.format import parse_head
 from breadbox.v1 import payload_pb2
 from support.fuzzing import fewer
+from support.payload_trees import same
 
 frame_shapes = st.tuples(st.integers(1, 4), st.integers(1, 40), st.integers(1, 40))
 
@@ -87,19 +89,31 @@ def test_what_is_not_video_stays_raw(array: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd", "zstd:19", "h264"])
-def test_a_codec_that_saves_nothing_gives_way_to_raw(codec: str) -> None:
+def test_a_codec_that_saves_nothing_gives_way_to_the_elements_themselves(codec: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (4, 32, 32), dtype=np.uint8)
-    assert payload_pb2.CODEC_RAW == encode(noise, "|u1", parse_codec(codec)).codec
+    assert noise.tobytes() == encode(noise, "|u1", parse_codec(codec)).buffer
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_arrays_that_are_packed_and_arrays_that_are_not_worth_it_share_a_layout(codec: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8)
+    heads, trees = [], []
+    for first, second in [(noise, noise * 0), (noise * 0, noise), (noise, noise), (noise * 0,) * 2]:
+        payload = b"".join(encode_tree({"a": first, "b": second, "c": noise[:1]}, codecs=codec))
+        heads.append(parse_head(memoryview(payload), len(payload)))
+        trees.append(decode_tree(payload)[0])
+        assert same({"a": first, "b": second, "c": noise[:1]}, trees[-1])
+    assert all(head.layout is heads[0].layout for head in heads)
+    assert [True, False] == [heads[0].is_raw(0), heads[0].is_raw(1)]
 
 
 def test_patterns_choose_by_name_and_the_first_match_counts() -> None:
     zeros = np.zeros(10_000)
     tree = {"obs": {"image": zeros, "depth": zeros}, "reward": zeros}
     payload = encode_tree(tree, codecs={"obs.image": "zstd", "obs.*": "raw", "*": "lz4"})
-    header_bytes = int.from_bytes(payload[0][12:16], "little")
-    header = payload_pb2.PayloadHeader.FromString(bytes(payload[0][32 : 32 + header_bytes]))
+    layout = parse_head(memoryview(b"".join(payload)), sum(map(len, payload))).layout
     wanted = {"obs.image": payload_pb2.CODEC_ZSTD, "obs.depth": payload_pb2.CODEC_RAW}
-    assert wanted | {"reward": payload_pb2.CODEC_LZ4} == {a.name: a.codec for a in header.arrays}
+    assert wanted | {"reward": payload_pb2.CODEC_LZ4} == {a.name: a.codec for a in layout.arrays}
 
 
 @pytest.mark.parametrize("codec", [payload_pb2.CODEC_LZ4, payload_pb2.CODEC_ZSTD])

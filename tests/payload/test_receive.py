@@ -100,10 +100,11 @@ def _arrays() -> list[tuple[str, int, int]]:
     payload = memoryview(b"".join(encode_fragment(fragment_of(0))))
     head = parse_head(payload[: head_bytes_of(payload[:PRELUDE_BYTES])], len(payload))
     return [
-        (each.name, start, start + each.size_bytes - 1)
-        for each in head.layout.arrays
-        if each.size_bytes
-        for start in [head.body_offset + each.offset_bytes]
+        (each.name, head.body_offset + offset, head.body_offset + offset + size_bytes - 1)
+        for each, offset, size_bytes in zip(
+            head.layout.arrays, head.places.offsets, head.places.sizes, strict=True
+        )
+        if size_bytes
     ]
 
 

@@ -2,13 +2,13 @@
 
 import contextlib
 import math
-import struct
 import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,9 +20,12 @@ from breadbox.errors import (
     UnsupportedArrayError,
 )
 from breadbox.payload import decode_tree, encode_tree
-from breadbox.payload.format import PRELUDE_BYTES, checksums
+from breadbox.payload.codecs import Codecs
+from breadbox.payload.format import checksums, parse_head
+from breadbox.payload.layouts import LayoutReader
+from breadbox.payload.limits import LAYOUTS_BYTES_MAX, LAYOUTS_MAX
 from breadbox.v1 import payload_pb2
-from support.forged_payloads import assemble, with_header
+from support.forged_payloads import Parts, assemble, changed, parts_of, sections_of, varint
 from support.fuzzing import fewer
 from support.payload_trees import TYPES, trees
 
@@ -33,7 +36,7 @@ EXAMPLE = {
 }
 
 
-def payload_of(tree: object = EXAMPLE, codecs: str = "raw") -> bytearray:
+def payload_of(tree: object = EXAMPLE, codecs: Codecs = "raw") -> bytearray:
     return bytearray(b"".join(encode_tree(tree, attributes={"kind": "test"}, codecs=codecs)))
 
 
@@ -121,93 +124,128 @@ def test_a_flipped_bit_in_an_array_is_found_and_the_array_named(codec: str) -> N
         decode_tree(payload)
 
 
-def _set_dtype(header: payload_pb2.PayloadHeader, name: str) -> None:
-    header.arrays[0].dtype = name
+def leaf(parts: Parts, key: str = "obs") -> payload_pb2.ArrayLayout:
+    tree = parts.layout.tree.dict
+    return tree.values[list(tree.keys).index(key)].array
 
 
-CONTRADICTIONS: dict[str, Callable[[payload_pb2.PayloadHeader], None]] = {
-    "object type": lambda header: _set_dtype(header, "|O"),
-    "object type in disguise": lambda header: _set_dtype(header, "O8"),
-    "structured type": lambda header: _set_dtype(header, "i4,O"),
-    "type of no size": lambda header: _set_dtype(header, "|V0"),
-    "native byte order": lambda header: _set_dtype(header, "=i4"),
-    "type that is none": lambda header: _set_dtype(header, "quux"),
-    "huge type": lambda header: _set_dtype(header, "<U999999999"),
-    "another type": lambda header: _set_dtype(header, "<i8"),
-    "longer shape": lambda header: header.arrays[0].shape.append(2),
-    "negative shape": lambda header: header.arrays[0].shape.extend([-1, -1]),
-    "overflowing shape": lambda header: header.arrays[0].shape.extend([1 << 62, 1 << 62, 0]),
-    "too many axes": lambda header: header.arrays[0].shape.extend([1] * 40),
-    "unknown codec": lambda header: setattr(header.arrays[0], "codec", 99),
-    "no codec": lambda header: setattr(header.arrays[0], "codec", 0),
-    "wrong codec": lambda header: setattr(header.arrays[0], "codec", 2),
-    "video of numbers": lambda header: setattr(header.arrays[0], "codec", 4),
-    "odd offset": lambda header: setattr(header.arrays[0], "offset_bytes", 1),
-    "negative offset": lambda header: setattr(header.arrays[1], "offset_bytes", -64),
-    "overlap": lambda header: setattr(header.arrays[1], "offset_bytes", 0),
-    "behind the body": lambda header: setattr(header.arrays[-1], "offset_bytes", 1 << 40),
-    "negative size": lambda header: setattr(header.arrays[0], "size_bytes", -1),
-    "larger size": lambda header: setattr(header.arrays[0], "size_bytes", 1 << 40),
-    "missing checksum": lambda header: header.arrays[0].ClearField("block_checksums"),
-    "checksum too many": lambda header: header.arrays[0].block_checksums.append(1),
-    "tiny blocks": lambda header: setattr(header, "checksum_block_bytes", 1),
-    "no blocks": lambda header: setattr(header, "checksum_block_bytes", 0),
-    "negative blocks": lambda header: setattr(header, "checksum_block_bytes", -1),
-    "smaller body": lambda header: setattr(header, "body_size_bytes", 64),
-    "negative body": lambda header: setattr(header, "body_size_bytes", -1),
-    "another name": lambda header: setattr(header.arrays[0], "name", "other"),
-    "same name": lambda header: setattr(header.arrays[1], "name", header.arrays[0].name),
-    "array fewer": lambda header: header.arrays.pop() and None,
-    "array too many": lambda header: (
-        header.arrays.add(name="x", dtype="|u1", shape=[0], codec=1) and None
+def _set_dtype(parts: Parts, name: str) -> None:
+    leaf(parts).dtype = name
+
+
+CONTRADICTIONS: dict[str, Callable[[Parts], object]] = {
+    "object type": lambda parts: _set_dtype(parts, "|O"),
+    "object type in disguise": lambda parts: _set_dtype(parts, "O8"),
+    "structured type": lambda parts: _set_dtype(parts, "i4,O"),
+    "type of no size": lambda parts: _set_dtype(parts, "|V0"),
+    "native byte order": lambda parts: _set_dtype(parts, "=i4"),
+    "type that is none": lambda parts: _set_dtype(parts, "quux"),
+    "huge type": lambda parts: _set_dtype(parts, "<U999999999"),
+    "another type": lambda parts: _set_dtype(parts, "<i8"),
+    "longer shape": lambda parts: leaf(parts).shape.append(2),
+    "negative shape": lambda parts: leaf(parts).shape.extend([-1, -1]),
+    "overflowing shape": lambda parts: leaf(parts).shape.extend([1 << 62, 1 << 62, 0]),
+    "shape beyond the body": lambda parts: leaf(parts).shape.insert(0, 1 << 12),
+    "too many axes": lambda parts: leaf(parts).shape.extend([1] * 40),
+    "unknown codec": lambda parts: setattr(leaf(parts), "codec", 99),
+    "no codec": lambda parts: setattr(leaf(parts), "codec", 0),
+    "encoded without a size": lambda parts: setattr(leaf(parts), "codec", 2),
+    "video of numbers": lambda parts: setattr(leaf(parts), "codec", 4),
+    "missing checksum": lambda parts: parts.figures.pop(),
+    "no checksums": lambda parts: parts.figures.clear(),
+    "checksum too many": lambda parts: parts.figures.append(1),
+    "tiny blocks": lambda parts: setattr(parts.layout, "checksum_block_bytes", 1),
+    "no blocks": lambda parts: setattr(parts.layout, "checksum_block_bytes", 0),
+    "negative blocks": lambda parts: setattr(parts.layout, "checksum_block_bytes", -1),
+    "smaller body": lambda parts: setattr(parts, "body", parts.body[:-64]),
+    "larger body": lambda parts: setattr(parts, "body", parts.body + bytes(64)),
+    "array fewer": lambda parts: leaf(parts).Clear(),
+    "node of no kind": lambda parts: parts.layout.tree.dict.values[0].Clear(),
+    "value fewer": lambda parts: parts.layout.tree.dict.values.pop(),
+    "key fewer": lambda parts: parts.layout.tree.dict.keys.pop(),
+    "same key": lambda parts: parts.layout.tree.dict.keys.__setitem__(
+        1, parts.layout.tree.dict.keys[0]
     ),
-    "leaf beyond": lambda header: setattr(header.tree.dict.values[0], "array_index", 7),
-    "leaf twice": lambda header: header.tree.dict.values[2].CopyFrom(header.tree.dict.values[0]),
-    "node of no kind": lambda header: header.tree.dict.values[0].ClearField("array_index"),
-    "key fewer": lambda header: header.tree.dict.keys.pop() and None,
-    "same key": lambda header: header.tree.dict.keys.__setitem__(1, header.tree.dict.keys[0]),
-    "no tree": lambda header: header.ClearField("tree"),
-    "attributes without end": lambda header: header.attributes.update(
-        {str(number): "" for number in range(100)}
+    "no tree": lambda parts: parts.layout.ClearField("tree"),
+    "attributes without end": lambda parts: setattr(
+        parts,
+        "attributes",
+        payload_pb2.PayloadAttributes(
+            values={str(number): "" for number in range(100)}
+        ).SerializeToString(),
     ),
+    "attributes that are none": lambda parts: setattr(parts, "attributes", b"\xff"),
 }
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_a_header_that_contradicts_itself_is_corrupt(name: str) -> None:
-    """The checksum of the header is right: whoever wrote it meant harm."""
+def test_a_head_that_contradicts_itself_is_corrupt(name: str) -> None:
+    """The checksums of the head are right: whoever wrote it meant harm."""
     payload = payload_of()
     decode_tree(payload)  # So that the layout is known: nothing is taken for it that is not.
     with pytest.raises(PayloadCorruptError):
-        decode_tree(with_header(payload, CONTRADICTIONS[name]))
+        decode_tree(changed(payload, CONTRADICTIONS[name]))
+
+
+@pytest.mark.parametrize(
+    "size_bytes", [0, 1, 7, 9, 1 << 20, 1 << 40, (1 << 64) - 1, 2_400_001], ids=str
+)
+def test_a_size_that_an_encoded_array_cannot_have_is_corrupt(size_bytes: int) -> None:
+    payload = payload_of(codecs={"obs": "zstd"})
+    decode_tree(payload)
+    with pytest.raises(PayloadCorruptError):
+        decode_tree(changed(payload, lambda parts: parts.figures.__setitem__(0, size_bytes)))
+
+
+def test_a_layout_is_known_by_its_bytes_and_not_by_its_hash() -> None:
+    """Whoever makes payloads can find two layouts of one hash; here the hash is made to fit."""
+    reader = LayoutReader()
+    ours = sections_of(payload_of())[0]
+    known = reader.read(ours, xxhash.xxh3_64_intdigest(ours))
+    assert known is reader.read(bytes(bytearray(ours)), known.hash)
+    theirs = sections_of(payload_of({"obs": np.zeros(3)}))[0]
+    with pytest.raises(PayloadCorruptError, match="fails its checksum"):
+        reader.read(theirs, known.hash)
+    reader._known[xxhash.xxh3_64_intdigest(theirs)] = known  # As if they had the same hash.
+    other = reader.read(theirs, xxhash.xxh3_64_intdigest(theirs))
+    assert [(3,)] == [stored.shape for stored in other.arrays]
+
+
+def test_layouts_without_end_take_bounded_memory_and_the_latest_are_known() -> None:
+    reader = LayoutReader()
+    keys = ["k" * 1000 + str(number) for number in range(40)]
+    for length in range(1000):
+        raw = sections_of(payload_of({key: np.zeros(length) for key in keys[: 1 + length % 40]}))[0]
+        read = reader.read(raw, xxhash.xxh3_64_intdigest(raw))
+        assert read is reader.read(raw, read.hash)
+    assert len(reader._known) <= LAYOUTS_MAX
+    assert sum(len(each.raw) for each in reader._known.values()) == reader._known_bytes
+    assert reader._known_bytes <= LAYOUTS_BYTES_MAX
 
 
 def test_a_long_key_is_not_copied_for_every_node_below_it() -> None:
     """Without an array no path is of use; 60,000 of 3 MiB would take minutes."""
 
-    def nest(header: payload_pb2.PayloadHeader) -> None:
-        del header.arrays[:]
-        header.body_size_bytes = 0
-        header.tree.dict.keys[:] = ["k" * (3 << 20)]
-        del header.tree.dict.values[:]
-        items = header.tree.dict.values.add().list.items
+    def nest(parts: Parts) -> None:
+        parts.layout.tree.dict.keys[:] = ["k" * (3 << 20)]
+        items = parts.layout.tree.dict.values[0].list.items
         for _ in range(60_000):
             items.add().none.SetInParent()
 
-    hostile = with_header(payload_of({"k": None}), nest)
+    hostile = changed(payload_of({"k": None}), nest)
     started_at = time.process_time()
     tree, _ = decode_tree(hostile)
     took_s = time.process_time() - started_at
     assert {"k" * (3 << 20): [None] * 60_000} == tree
     # As long as for a short key, give or take; not some megabytes for each node.
-    short = with_header(payload_of({"k": None}), nest_short)
+    short = changed(payload_of({"k": None}), nest_short)
     started_at = time.process_time()
     decode_tree(short)
     assert took_s < 20 * (time.process_time() - started_at) + 1.0
 
 
-def nest_short(header: payload_pb2.PayloadHeader) -> None:
-    items = header.tree.dict.values[0].list.items
+def nest_short(parts: Parts) -> None:
+    items = parts.layout.tree.dict.values[0].list.items
     for _ in range(60_000):
         items.add().none.SetInParent()
 
@@ -216,40 +254,30 @@ def test_a_tree_nested_beyond_reason_is_corrupt() -> None:
     node = payload_pb2.TreeNode(none=payload_pb2.NoneNode())
     for _ in range(40):
         node = payload_pb2.TreeNode(list=payload_pb2.ListNode(items=[node]))
-    header = payload_pb2.PayloadHeader(tree=node, checksum_block_bytes=1 << 18)
+    layout = payload_pb2.PayloadLayout(tree=node, checksum_block_bytes=1 << 18)
     with pytest.raises(PayloadCorruptError):
-        decode_tree(assemble(header.SerializeToString(), b""))
+        decode_tree(assemble(layout.SerializeToString(), b""))
     raw = b"\x32\x00"
     for _ in range(5000):  # Beyond what protobuf itself reads.
         raw = (
             b"\x1a"
-            + _varint(len(raw) + 1 + len(_varint(len(raw))))
+            + varint(len(raw) + 1 + len(varint(len(raw))))
             + b"\x0a"
-            + _varint(len(raw))
+            + varint(len(raw))
             + raw
         )
     with pytest.raises(PayloadCorruptError):
-        decode_tree(assemble(b"\x0a" + _varint(len(raw)) + raw, b""))
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number >= 0x80:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*encoded, number])
+        decode_tree(assemble(b"\x0a" + varint(len(raw)) + raw, b""))
 
 
 def test_fields_hidden_behind_a_known_layout_do_not_change_its_meaning() -> None:
     """Protobuf lets later bytes override earlier ones; a remembered layout must not look away."""
     payload = payload_of()
     decode_tree(payload)
-    _, _, _, header_bytes, _, _ = struct.unpack_from("<8sHHIQQ", payload)
-    raw_header = bytes(payload[PRELUDE_BYTES : PRELUDE_BYTES + header_bytes])
-    more = payload_pb2.PayloadHeader(checksum_block_bytes=4096).SerializeToString()
-    body = bytes(payload[-(-(PRELUDE_BYTES + header_bytes) // 64) * 64 :])
+    raw_layout, figures, attributes, body = sections_of(payload)
+    more = payload_pb2.PayloadLayout(checksum_block_bytes=4096).SerializeToString()
     with pytest.raises(PayloadCorruptError):
-        decode_tree(assemble(raw_header + more, body))
+        decode_tree(assemble(raw_layout + more, body, figures, attributes))
 
 
 # Fuzzing: whatever the bytes are, only our own errors come out.
@@ -309,13 +337,24 @@ def test_mutated_payloads_are_refused_or_harmless(payload: bytes, changes: bytes
     decode_or_refuse(edited(payload, changes))
 
 
+@pytest.mark.parametrize("section", ["layout", "checksums", "attributes"])
 @given(st.sampled_from(CORPUS), edits)
-def test_mutated_headers_with_right_checksums_are_refused_or_harmless(
-    payload: bytes, changes: bytes
+def test_mutated_heads_with_right_checksums_are_refused_or_harmless(
+    section: str, payload: bytes, changes: bytes
 ) -> None:
     """The mutation that matters: one that the checksum does not catch."""
-    raw_header, body = _parts(payload)
-    decode_or_refuse(assemble(edited(raw_header, changes), body))
+    decode_or_refuse(_with_edited(section, payload, changes))
+
+
+def _with_edited(section: str, payload: bytes, changes: bytes) -> bytes:
+    raw_layout, figures, attributes, body = sections_of(payload)
+    if section == "layout":
+        raw_layout = edited(raw_layout, changes)
+    elif section == "checksums":
+        figures = edited(figures, changes)
+    else:
+        attributes = edited(attributes, changes)
+    return assemble(raw_layout, body, figures, attributes)
 
 
 @given(st.sampled_from(PACKED), edits)
@@ -323,13 +362,15 @@ def test_mutated_bodies_with_right_checksums_are_refused_or_harmless(
     payload: bytes, changes: bytes
 ) -> None:
     """What a codec makes of bytes that no encoder wrote."""
-    raw_header, body = _parts(payload)
-    header = payload_pb2.PayloadHeader.FromString(raw_header)
-    body = edited(body, changes)[: len(body)].ljust(len(body), b"\0")
-    for array in header.arrays:
-        encoded = body[array.offset_bytes : array.offset_bytes + array.size_bytes]
-        array.block_checksums[:] = checksums(encoded, header.checksum_block_bytes)
-    decode_or_refuse(assemble(header.SerializeToString(), body))
+    parts = parts_of(payload)
+    head = parse_head(memoryview(payload), len(payload))
+    parts.body = edited(parts.body, changes)[: len(parts.body)].ljust(len(parts.body), b"\0")
+    for index in head.layout.order:
+        start, first = head.places.offsets[index], head.places.first_figures[index]
+        encoded = parts.body[start : start + head.places.sizes[index]]
+        sums = checksums(encoded, head.layout.block_bytes)
+        parts.figures[first : first + len(sums)] = sums
+    decode_or_refuse(parts.joined())
 
 
 @fewer
@@ -339,12 +380,4 @@ def test_mutations_of_any_tree_are_refused_or_harmless(data: st.DataObject) -> N
     payload = b"".join(encode_tree(data.draw(trees()), codecs=codec))
     changes = data.draw(edits)
     decode_or_refuse(edited(payload, changes))
-    raw_header, body = _parts(payload)
-    decode_or_refuse(assemble(edited(raw_header, changes), body))
-
-
-def _parts(payload: bytes) -> tuple[bytes, bytes]:
-    """Header and body."""
-    _, _, _, header_bytes, _, _ = struct.unpack_from("<8sHHIQQ", payload)
-    end = PRELUDE_BYTES + header_bytes
-    return payload[PRELUDE_BYTES:end], payload[-(-end // 64) * 64 :]
+    decode_or_refuse(_with_edited("layout", payload, changes))

@@ -1,7 +1,8 @@
-"""Payloads whose headers say what their maker wants, with checksums and sizes that are right."""
+"""Payloads whose heads say what their maker wants, with checksums and sizes that are right."""
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,29 +17,65 @@ from support.fragments import vector_fragment
 
 MIB = 1 << 20
 
+PRELUDE = struct.Struct("<8sHHIQIIQ")
+"""But for its checksum, which stands behind it."""
 
-def with_header(
-    payload: bytes | bytearray, change: Callable[[payload_pb2.PayloadHeader], None]
-) -> bytes:
-    """A payload whose header was changed, with its checksum and sizes made right again."""
-    magic, version, flags, header_bytes, _, _ = struct.unpack_from("<8sHHIQQ", payload)
-    header = payload_pb2.PayloadHeader.FromString(
-        bytes(payload[PRELUDE_BYTES : PRELUDE_BYTES + header_bytes])
+
+@dataclass(slots=True)
+class Parts:
+    """A payload taken apart, to be changed and put together with right checksums and sizes."""
+
+    layout: payload_pb2.PayloadLayout
+    figures: list[int]
+    attributes: bytes
+    body: bytes
+
+    def joined(self) -> bytes:
+        """The payload."""
+        raw_layout = self.layout.SerializeToString()
+        raw_figures = struct.pack(f"<{len(self.figures)}Q", *self.figures)
+        return assemble(raw_layout, self.body, raw_figures, self.attributes)
+
+
+def sections_of(payload: bytes | bytearray) -> tuple[bytes, bytes, bytes, bytes]:
+    """Layout, checksums, attributes and body of a payload, as they stand in it."""
+    _, _, _, layout_bytes, _, figure_bytes, attribute_bytes, _ = PRELUDE.unpack_from(payload)
+    raw = bytes(payload)
+    attributes_at = PRELUDE_BYTES + figure_bytes
+    layout_at = attributes_at + attribute_bytes
+    body_at = layout_at + layout_bytes
+    return (
+        raw[layout_at:body_at],
+        raw[PRELUDE_BYTES:attributes_at],
+        raw[attributes_at:layout_at],
+        raw[-(-body_at // 64) * 64 :],
     )
-    body = payload[-(-(PRELUDE_BYTES + header_bytes) // 64) * 64 :]
-    change(header)
-    return assemble(header.SerializeToString(), bytes(body), magic, version, flags)
+
+
+def parts_of(payload: bytes | bytearray) -> Parts:
+    """Take a payload apart."""
+    raw_layout, raw_figures, attributes, body = sections_of(payload)
+    layout = payload_pb2.PayloadLayout.FromString(raw_layout)
+    figures = [*struct.unpack(f"<{len(raw_figures) // 8}Q", raw_figures)]
+    return Parts(layout, figures, attributes, body)
+
+
+def changed(payload: bytes | bytearray, change: Callable[[Parts], object]) -> bytes:
+    """A payload that was changed."""
+    parts = parts_of(payload)
+    change(parts)
+    return parts.joined()
 
 
 def assemble(
-    raw_header: bytes, body: bytes, magic: bytes = b"BREADBOX", version: int = 1, flags: int = 0
+    raw_layout: bytes, body: bytes, raw_figures: bytes = b"", attributes: bytes = b""
 ) -> bytes:
-    """A payload of a header and a body."""
-    padded = raw_header.ljust(-(-(PRELUDE_BYTES + len(raw_header)) // 64) * 64 - PRELUDE_BYTES)
-    size_bytes = PRELUDE_BYTES + len(padded) + len(body)
-    checksum = xxhash.xxh3_64_intdigest(raw_header)
-    prelude = struct.pack("<8sHHIQQ", magic, version, flags, len(raw_header), checksum, size_bytes)
-    return prelude + padded + body
+    """A payload of its sections, with checksums and sizes that are right."""
+    sizes = len(raw_layout), xxhash.xxh3_64_intdigest(raw_layout), len(raw_figures), len(attributes)
+    prelude = PRELUDE.pack(b"BREADBOX", 1, 0, *sizes, len(body))
+    checksum = struct.pack("<Q", xxhash.xxh3_64_intdigest(prelude + raw_figures + attributes))
+    head = prelude + checksum + raw_figures + attributes + raw_layout
+    return head.ljust(-(-len(head) // 64) * 64, b"\0") + body
 
 
 def zeros_as_zstd(size_bytes: int) -> bytes:
@@ -54,30 +91,28 @@ def bomb_of(array_count: int, array_bytes: int) -> bytes:
     names = [f"bomb{number:04}" for number in range(array_count)]
     tree["extras"] = dict.fromkeys(names, np.zeros((4, 0), np.uint8))
     packed = zeros_as_zstd(array_bytes)
-    payload = b"".join(encode_tree(tree))
-    header = _parsed(payload)
-    old_body, body = payload[len(payload) - header.body_size_bytes :], bytearray()
-    for array in header.arrays:
-        data = old_body[array.offset_bytes : array.offset_bytes + array.size_bytes]
-        if array.name.startswith("extras."):
-            data = packed
-            array.shape[:] = (4, array_bytes // 4)
-            array.codec = payload_pb2.CODEC_ZSTD
-            array.block_checksums[:] = checksums(packed, header.checksum_block_bytes)
-        body += bytes(-len(body) % 64)
-        array.offset_bytes, array.size_bytes = len(body), len(data)
-        body += data
-    header.body_size_bytes = len(body)
-    return assemble(header.SerializeToString(), bytes(body))
+    parts = parts_of(b"".join(encode_tree(tree)))
+    extras = parts.layout.tree.dict.values[list(parts.layout.tree.dict.keys).index("extras")]
+    for value in extras.dict.values:
+        value.array.shape[:] = (4, array_bytes // 4)
+        value.array.codec = payload_pb2.CODEC_ZSTD
+        parts.body += bytes(-len(parts.body) % 64) + packed
+        parts.figures += checksums(packed, parts.layout.checksum_block_bytes)
+    parts.figures[:0] = [len(packed)] * array_count
+    return parts.joined()
 
 
-def header_of_parts(part_count: int) -> bytes:
-    """A payload whose header is so many empty arrays and nothing else."""
-    return assemble(b"\x12\x00" * part_count, b"")
+def layout_of_parts(part_count: int) -> bytes:
+    """A payload whose layout is a list of so many empty nodes and nothing else."""
+    items = b"\x0a\x00" * part_count
+    node = b"\x1a" + varint(len(items)) + items
+    return assemble(b"\x0a" + varint(len(node)) + node, b"")
 
 
-def _parsed(payload: bytes) -> payload_pb2.PayloadHeader:
-    header_bytes = struct.unpack_from("<8sHHIQQ", payload)[3]
-    return payload_pb2.PayloadHeader.FromString(
-        payload[PRELUDE_BYTES : PRELUDE_BYTES + header_bytes]
-    )
+def varint(number: int) -> bytes:
+    """A number as protobuf writes it."""
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*encoded, number])

@@ -23,7 +23,7 @@ from breadbox.stores.base import (
 )
 from breadbox.types import PayloadReference
 
-HEAD_BYTES = 40
+HEAD_BYTES = 49
 PIECE_BYTES = 64 * 1024
 """What the stores under test cut at, where they cut."""
 

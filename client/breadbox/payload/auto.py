@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from breadbox.payload import video
 from breadbox.payload.codecs import RAW, CodecChoice, decode_into, encode
-from breadbox.v1 import payload_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ class AutoPicker:
             encoded = encode(array, type_name, choice)
             tally.encode_s += time.perf_counter() - start
             tally.encoded_bytes += len(encoded.buffer)
-            if encoded.codec == payload_pb2.CODEC_RAW:
+            if len(encoded.buffer) == array.nbytes:
                 continue  # It saved nothing; only its time counts.
             start = time.perf_counter()
             decode_into(scratch, encoded.buffer, encoded.codec, encoded.parameters)

@@ -76,6 +76,7 @@ class Encoded:
     codec: int
     """A value of the wire's enum Codec."""
     buffer: memoryview
+    """As long as the array's own bytes if it is these."""
     parameters: Mapping[str, str]
 
 
@@ -125,8 +126,9 @@ def encode(
 ) -> Encoded:
     """Encode a C-contiguous array.
 
-    It stays raw where the codec does not fit it or would save nothing, and where readers would
-    refuse what the compressed arrays of its payload expand to.
+    Its bytes stay as they are where the codec does not fit it or would save nothing, and where
+    readers would refuse what the compressed arrays of its payload expand to. The codec is raw only
+    if its elements have no say in that: so arrays of one kind have one codec.
 
     Args:
         array: What to encode.
@@ -142,12 +144,10 @@ def encode(
     # What does not fit into the payload is not encoded for nothing.
     may_fit = expansion.expanded_bytes + len(raw) <= expanded_bytes_max()
     encoded = _encode(array, raw, type_name, choice) if raw and may_fit else None
-    if (
-        encoded is None
-        or len(encoded.buffer) >= len(raw)
-        or not expansion.takes(len(encoded.buffer), len(raw))
-    ):
+    if encoded is None:
         return Encoded(payload_pb2.CODEC_RAW, raw, {})
+    if len(encoded.buffer) >= len(raw) or not expansion.takes(len(encoded.buffer), len(raw)):
+        return Encoded(encoded.codec, raw, encoded.parameters)
     return encoded
 
 
@@ -159,15 +159,13 @@ def require_plausible(
     type_name: str,
     expansion: Expansion,
 ) -> None:
-    """Check what a header declares of an array, before anything is allocated for it.
+    """Check what a payload declares of an encoded array, before anything is allocated for it.
 
     Raises:
         PayloadCorruptError: The codec is unknown, or cannot have made so much of so little; or the
             payload's compressed arrays would expand to more than they may.
     """
-    if codec == payload_pb2.CODEC_RAW:
-        is_plausible = encoded_bytes == raw_bytes
-    elif not encoded_bytes:
+    if not 0 < encoded_bytes < raw_bytes:
         is_plausible = False
     elif codec == payload_pb2.CODEC_LZ4:
         is_plausible = raw_bytes <= encoded_bytes * _LZ4_EXPANSION_MAX
@@ -181,7 +179,7 @@ def require_plausible(
         raise PayloadCorruptError(
             f"an array of codec {codec} declares {raw_bytes} bytes in {encoded_bytes} encoded ones"
         )
-    if codec != payload_pb2.CODEC_RAW and not expansion.takes(encoded_bytes, raw_bytes):
+    if not expansion.takes(encoded_bytes, raw_bytes):
         raise PayloadCorruptError(
             f"compressed arrays of a payload declare {expansion.expanded_bytes + raw_bytes} bytes "
             f"in {expansion.encoded_bytes + encoded_bytes} encoded ones, more than is taken; "

@@ -6,18 +6,29 @@ All numbers are little-endian.
     0        8      magic: "BREADBOX" in ASCII
     8        2      format version: 1
     10       2      flags: 0; a reader refuses any other value
-    12       4      H, bytes of the header
-    16       8      XXH3-64 of the header's bytes
-    24       8      bytes of the whole payload
-    32       H      header: a protobuf message breadbox.v1.PayloadHeader
-    32+H     0-63   zeros, up to the next multiple of 64
-    B        -      body: the arrays' encoded bytes, each from a multiple of 64 counted from B,
-                    with zeros between them; in the order of the header; nothing behind the last
+    12       4      L, bytes of the layout section
+    16       8      XXH3-64 of the layout section: its hash
+    24       4      C, bytes of the checksums section
+    28       4      A, bytes of the attributes section
+    32       8      bytes of the body
+    40       8      XXH3-64 of bytes 0 to 39 and of the checksums and attributes sections
+    48       C      checksums: 64-bit numbers; first the encoded bytes of each array that is not
+                    raw, in order of the tree, then the XXH3-64 of each block of each array's
+                    encoded bytes, in order of the body
+    48+C     A      attributes: a protobuf message breadbox.v1.PayloadAttributes
+    48+C+A   L      layout: a protobuf message breadbox.v1.PayloadLayout
+    ...      0-63   zeros, up to the next multiple of 64
+    B        -      body: the arrays' encoded bytes, raw arrays first, then the others, each in
+                    order of the tree and from a multiple of 64 counted from B, with zeros between
+                    them; nothing behind the last
 
-The first three lines are the *prelude* (32 bytes), prelude to padding is the *head*.
-The header holds the tree, and per array its name, type, shape, codec, place in the body, and the
-XXH3-64 of each block of its encoded bytes, counted from the array's own start. So any part of an
-array can be verified by reading whole blocks.
+The first 48 bytes are the *prelude*, prelude to padding is the *head*.
+The layout holds the tree, and per array its type, shape and codec; it is the same in all payloads
+of one kind, so readers know it by its bytes, and where raw arrays are follows from it alone. What
+differs from payload to payload are the other two sections.
+Blocks are counted from an array's own start, so any part of an array can be verified by reading
+whole blocks. An array without elements has none. An array whose encoded bytes are as many as those
+of its elements is these elements, whatever its codec: encoding it saved nothing.
 
 What a raw array holds is its elements in row-major order, nothing else. Nothing in a payload is
 ever executed, and a reader checks every size against the payload's own before it allocates.
@@ -26,54 +37,37 @@ ever executed, and a reader checks every size against the payload's own before i
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from breadbox.errors import PayloadCorruptError, PayloadFormatError, UnsupportedArrayError
+from breadbox.payload.attributes import parse_attributes, serialize_attributes
 from breadbox.payload.auto import picker
-from breadbox.payload.codecs import Codecs, Encoded, choose, decode_into, encode
+from breadbox.payload.codecs import Codecs, Encoded, choose, decode_into, encode, require_plausible
 from breadbox.payload.dtypes import as_leaf, byte_view, parse_dtype, stored_array
-from breadbox.payload.header import (
-    BlockChecksums,
-    HeaderReader,
-    HeaderTemplate,
-    extent_bytes,
-    serialize_attributes,
-    serialize_header,
-)
-from breadbox.payload.layout import Layout, StoredArray
+from breadbox.payload.layout import Layout, Places, StoredArray, aligned, pack_figures
+from breadbox.payload.layouts import LayoutReader, make_layout
 from breadbox.payload.limits import (
-    ALIGNMENT_BYTES,
-    ARRAYS_MAX,
-    CHECKSUM_BLOCK_BYTES,
     CHECKSUM_BLOCKS_MAX,
-    DIMENSIONS_MAX,
-    HEADER_BYTES_MAX,
-    NAME_CHARACTERS_MAX,
+    HEAD_BYTES_MAX,
+    LAYOUTS_MAX,
     PAYLOAD_BYTES_MAX,
     Expansion,
 )
-from breadbox.trees import (
-    TREE_DEPTH_MAX,
-    Structure,
-    Tree,
-    flatten,
-    flatten_leaves,
-    paths_of,
-    unflatten,
-)
+from breadbox.trees import TREE_DEPTH_MAX, Structure, Tree, flatten_leaves, paths_of, unflatten
 from breadbox.v1 import payload_pb2
 
 FORMAT_VERSION: Final = 1
 
 _MAGIC: Final = b"BREADBOX"
-_PRELUDE: Final = struct.Struct("<8sHHIQQ")
-PRELUDE_BYTES: Final = _PRELUDE.size
+_PRELUDE: Final = struct.Struct("<8sHHIQIIQ")
+_CHECKSUM: Final = struct.Struct("<Q")
+PRELUDE_BYTES: Final = _PRELUDE.size + _CHECKSUM.size
 
 _JOIN_BYTES: Final = 16 * 1024
 """Neighbouring buffers up to this size are joined: a copy costs less than a buffer more to send."""
@@ -81,14 +75,11 @@ _JOIN_BYTES: Final = 16 * 1024
 _SMALL_BODY_BYTES: Final = 16 * 1024
 """Bodies up to this size are joined with their head, for the same reason."""
 
-_TEMPLATES_MAX: Final = 64
-"""Layouts that a writer remembers: more kinds of fragment than one process makes."""
-
-_header_reader = HeaderReader()
-_templates: OrderedDict[Hashable, tuple[Structure, HeaderTemplate]] = OrderedDict()
-_recognised: dict[Hashable, HeaderTemplate] = {}
-"""Templates by the signature of usual trees: found without naming a leaf."""
-_templates_lock = threading.Lock()
+_layout_reader = LayoutReader()
+_layouts: OrderedDict[Hashable, tuple[Structure, Layout]] = OrderedDict()
+_recognised: dict[Hashable, Layout] = {}
+"""Layouts by the signature of usual trees: found without naming a leaf."""
+_layouts_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +87,16 @@ class Head:
     """A payload's head, read and checked."""
 
     layout: Layout
+    places: Places
     body_offset: int
     """Where the body starts in the payload."""
-    block_checksums: BlockChecksums
-    attributes: Mapping[str, str]
+    figures: Sequence[int]
+    """Of the checksums section; see `Places`."""
+    raw_attributes: bytes
+
+    def is_raw(self, index: int) -> bool:
+        """Whether an array's encoded bytes are its elements themselves, in this payload."""
+        return self.places.sizes[index] == self.layout.arrays[index].raw_bytes
 
 
 def encode_tree(
@@ -138,11 +135,9 @@ def encode_with_layout(
     )
     if codecs != "raw":
         return _encode_by_codec(tree, raw_attributes, codecs)
-    template, arrays = _recognise(tree)
-    layout = template.layout
-    if layout.body_bytes <= _SMALL_BODY_BYTES:
-        raws = [array.tobytes() for array in arrays]
-        return layout, [_small_payload(template, raws, raw_attributes)]
+    layout, arrays = _recognise(tree)
+    if layout.raw_places.body_bytes <= _SMALL_BODY_BYTES:
+        return layout, [_small_payload(layout, [each.tobytes() for each in arrays], raw_attributes)]
     # A copy of a small array costs less than a view of it.
     buffers = [
         array.tobytes()
@@ -150,9 +145,7 @@ def encode_with_layout(
         else byte_view(array if array.flags.c_contiguous else np.ascontiguousarray(array))
         for array in arrays
     ]
-    block_checksums = [checksums(buffer, layout.block_bytes) for buffer in buffers]
-    raw_header = template.render(block_checksums) + raw_attributes
-    return layout, _assemble(layout, raw_header, buffers)
+    return layout, _assemble(layout, buffers, raw_attributes)
 
 
 def head_bytes_of(prelude: memoryview) -> int:
@@ -160,9 +153,9 @@ def head_bytes_of(prelude: memoryview) -> int:
 
     Raises:
         PayloadFormatError: The payload is of another format version.
-        PayloadCorruptError: This is not a payload, or its header is beyond the limit.
+        PayloadCorruptError: This is not a payload, or its head is beyond the limit.
     """
-    return PRELUDE_BYTES + _parse_prelude(prelude)[0]
+    return _parse_prelude(prelude).head_bytes
 
 
 def parse_head(head: memoryview, size_bytes: int) -> Head:
@@ -177,24 +170,38 @@ def parse_head(head: memoryview, size_bytes: int) -> Head:
         PayloadCorruptError: The head is damaged, contradicts itself or `size_bytes`, or is beyond
             a limit.
     """
-    header_bytes, checksum, declared_bytes = _parse_prelude(head)
-    if declared_bytes != size_bytes:
+    prelude = _parse_prelude(head)
+    body_offset = aligned(prelude.head_bytes)
+    if body_offset + prelude.body_bytes != size_bytes:
         raise PayloadCorruptError(
-            f"a payload of {size_bytes} bytes says that it has {declared_bytes}"
+            f"a payload of {size_bytes} bytes says that it has {prelude.body_bytes} of them from "
+            f"byte {body_offset} on"
         )
-    if len(head) < PRELUDE_BYTES + header_bytes:
-        raise PayloadCorruptError("a payload ends within its header")
-    raw_header = bytes(head[PRELUDE_BYTES : PRELUDE_BYTES + header_bytes])
-    if xxhash.xxh3_64_intdigest(raw_header) != checksum:
-        raise PayloadCorruptError("a payload's header fails its checksum")
-    layout, block_checksums, attributes = _header_reader.read(raw_header)
-    body_offset = _align(PRELUDE_BYTES + header_bytes)
-    if body_offset + layout.body_bytes != size_bytes:
+    if len(head) < prelude.head_bytes:
+        raise PayloadCorruptError("a payload ends within its head")
+    layout_at = prelude.head_bytes - prelude.layout_bytes
+    own = bytes(head[PRELUDE_BYTES:layout_at])
+    if xxhash.xxh3_64_intdigest(bytes(head[: _PRELUDE.size]) + own) != prelude.checksum:
+        raise PayloadCorruptError("a payload's head fails its checksum")
+    raw_layout = bytes(head[layout_at : prelude.head_bytes])
+    layout = _layout_reader.read(raw_layout, prelude.layout_hash)
+    figure_count, rest_bytes = divmod(prelude.figure_bytes, _CHECKSUM.size)
+    if rest_bytes or figure_count < len(layout.encoded):
+        raise PayloadCorruptError(f"a payload has {prelude.figure_bytes} bytes of checksums")
+    figures = struct.unpack_from(f"<{figure_count}Q", own)
+    places = _place(layout, figures[: len(layout.encoded)])
+    if places.figure_count != figure_count:
         raise PayloadCorruptError(
-            f"a payload of {size_bytes} bytes declares a body of {layout.body_bytes} bytes "
-            f"from byte {body_offset} on"
+            f"a payload has {figure_count} sizes and checksums, its arrays {places.figure_count}"
         )
-    return Head(layout, body_offset, block_checksums, attributes)
+    if figure_count > CHECKSUM_BLOCKS_MAX + len(layout.encoded):
+        raise PayloadCorruptError(f"a payload has {figure_count} checksums")
+    if places.body_bytes != prelude.body_bytes:
+        raise PayloadCorruptError(
+            f"a payload declares a body of {prelude.body_bytes} bytes, its arrays take "
+            f"{places.body_bytes}"
+        )
+    return Head(layout, places, body_offset, figures, own[prelude.figure_bytes :])
 
 
 def decode_tree(
@@ -219,19 +226,20 @@ def decode_tree(
     """
     view = memoryview(payload).cast("B")
     head = parse_head(view, len(view))
+    attributes = parse_attributes(head.raw_attributes)
     check(head.layout)
     leaves = []
     for index, stored in enumerate(head.layout.arrays):
-        start = head.body_offset + stored.offset_bytes
-        encoded = view[start : start + stored.size_bytes]
+        start = head.body_offset + head.places.offsets[index]
+        encoded = view[start : start + head.places.sizes[index]]
         verify(head, index, encoded)
-        if stored.is_raw:
+        if head.is_raw(index):
             array = np.frombuffer(encoded, dtype=stored.dtype).reshape(stored.shape)
         else:
             array = np.empty(stored.shape, dtype=stored.dtype)
             decode_into(array, encoded, stored.codec, stored.parameters)
         leaves.append(as_leaf(array, stored.type_name))
-    return unflatten(head.layout.structure, leaves), dict(head.attributes)
+    return unflatten(head.layout.structure, leaves), attributes
 
 
 def checksums(buffer: bytes | memoryview, block_bytes: int) -> list[int]:
@@ -256,180 +264,188 @@ def verify(head: Head, index: int, encoded: memoryview, *, first_block: int = 0)
     Raises:
         PayloadCorruptError: A checksum differs; names the array and the block.
     """
-    expected = head.block_checksums[index]
-    for block, actual in enumerate(checksums(encoded, head.layout.block_bytes), first_block):
-        if actual != expected[block]:
+    layout = head.layout
+    first = head.places.first_figures[index]
+    for block, actual in enumerate(checksums(encoded, layout.block_bytes), first_block):
+        if actual != head.figures[first + block]:
             raise PayloadCorruptError(
-                f"array {head.layout.arrays[index].name!r} fails its checksum in block {block} "
-                f"of {head.layout.block_bytes} bytes"
+                f"array {layout.arrays[index].name!r} fails its checksum in block {block} "
+                f"of {layout.block_bytes} bytes"
             )
+
+
+_NO_PARAMETERS: Final[Mapping[str, str]] = {}
 
 
 class _UnusualTreeError(Exception):
     """A tree has something in it that takes more than a look to tell how it is stored."""
 
 
-def _recognise(tree: Tree) -> tuple[HeaderTemplate, Sequence[NDArray[Any]]]:
-    """Find the template for a tree, and its leaves as arrays of the stored types."""
+def _recognise(tree: Tree) -> tuple[Layout, Sequence[NDArray[Any]]]:
+    """Find the layout of a tree's raw payloads, and its leaves as arrays of the stored types."""
     leaves: list[NDArray[Any]] = []
+    parts: list[Hashable] = []
     try:
-        signature = _signature(tree, leaves, TREE_DEPTH_MAX)
+        _sign((tree,), parts, leaves, TREE_DEPTH_MAX)
     except _UnusualTreeError:
         return _examine(tree)
+    signature = tuple(parts)
     known = _recognised.get(signature)
     if known is not None:
         return known, leaves
-    template, arrays = _examine(tree)
-    with _templates_lock:
-        _recognised[signature] = template
-        while len(_recognised) > _TEMPLATES_MAX:
+    layout, arrays = _examine(tree)
+    with _layouts_lock:
+        _recognised[signature] = layout
+        while len(_recognised) > LAYOUTS_MAX:
             del _recognised[next(iter(_recognised))]
-    return template, arrays
+    return layout, arrays
 
 
-def _signature(node: Tree, leaves: list[NDArray[Any]], depth_left: int) -> Hashable:
-    """Return what two trees of one layout have in common, and no others; collect the leaves.
+def _sign(
+    nodes: Iterable[Tree], parts: list[Hashable], leaves: list[NDArray[Any]], depth_left: int
+) -> None:
+    """Append what trees of one layout have in common, and no others; collect the leaves.
 
     Raises:
-        _UnusualTreeError: The tree may not be storable, or not as it is.
+        _UnusualTreeError: A tree may not be storable, or not as it is.
     """
-    kind = type(node)
-    if kind is np.ndarray:  # First, because most are.
-        dtype = node.dtype
-        if dtype.kind not in "buif":
+    for node in nodes:
+        kind = type(node)
+        if kind is np.ndarray:  # First, because most are.
+            dtype = node.dtype
+            if dtype.kind not in "buif":
+                raise _UnusualTreeError
+            leaves.append(node)
+            parts.append(dtype)
+            parts.append(node.shape)
+        elif node is None:
+            parts.append(None)
+        elif depth_left <= 0:
             raise _UnusualTreeError
-        leaves.append(node)
-        return dtype, node.shape
-    if node is None:
-        return None
-    depth_left -= 1
-    if depth_left <= 0:
-        raise _UnusualTreeError
-    if kind is dict:
-        children = [_signature(child, leaves, depth_left) for child in node.values()]
-        return dict, tuple(node), tuple(children)
-    if kind is list or kind is tuple:
-        return kind, tuple([_signature(child, leaves, depth_left) for child in node])
-    raise _UnusualTreeError
+        elif kind is dict:
+            parts.append((dict, *node))
+            _sign(node.values(), parts, leaves, depth_left - 1)
+        elif kind is list or kind is tuple:
+            parts.append((kind, len(node)))
+            _sign(node, parts, leaves, depth_left - 1)
+        else:
+            raise _UnusualTreeError
 
 
-def _examine(tree: Tree) -> tuple[HeaderTemplate, Sequence[NDArray[Any]]]:
+def _examine(tree: Tree) -> tuple[Layout, Sequence[NDArray[Any]]]:
     """Do as `_recognise`, for any tree, and refuse one that cannot be stored."""
+    structure, arrays, type_names = _stored_leaves(tree)
+    codecs = [(payload_pb2.CODEC_RAW, _NO_PARAMETERS)] * len(arrays)
+    return _layout_of(structure, arrays, type_names, codecs), arrays
+
+
+def _stored_leaves(tree: Tree) -> tuple[Structure, list[NDArray[Any]], list[str]]:
+    """Return a tree's structure, and its leaves as arrays of the stored types, with their types."""
     structure, leaves = flatten_leaves(tree)
-    arrays, key = [], []
+    arrays, type_names = [], []
     for position, leaf in enumerate(leaves):
-        array, type_name = _stored_leaf(structure, position, leaf)
+        try:
+            array, type_name = stored_array("", leaf)
+        except UnsupportedArrayError as error:
+            raise UnsupportedArrayError(paths_of(structure)[position], error.problem) from None
         arrays.append(array)
-        key.append((type_name, array.shape))
-    return _template_for(tuple(key), structure, arrays, leaves), arrays
+        type_names.append(type_name)
+    return structure, arrays, type_names
 
 
-def _template_for(
-    key: Hashable, structure: Structure, arrays: Sequence[NDArray[Any]], leaves: Sequence[Any]
-) -> HeaderTemplate:
-    """Return the template of raw payloads of these types, shapes and structure."""
-    with _templates_lock:
-        known = _templates.get(key)
+def _layout_of(
+    structure: Structure,
+    arrays: Sequence[NDArray[Any]],
+    type_names: Sequence[str],
+    codecs: Sequence[tuple[int, Mapping[str, str]]],
+) -> Layout:
+    """Return the layout of payloads of these types, shapes, codecs and this structure."""
+    key = tuple(
+        [
+            (type_name, array.shape, codec, *parameters.items())
+            for array, type_name, (codec, parameters) in zip(
+                arrays, type_names, codecs, strict=True
+            )
+        ]
+    )
+    with _layouts_lock:
+        known = _layouts.get(key)
     if known is not None and known[0] == structure:
         return known[1]
-    paths = paths_of(structure)
-    encoded: list[tuple[str, tuple[int, ...], str, int, int, Mapping[str, str]]] = []
-    for path, array, leaf in zip(paths, arrays, leaves, strict=True):
-        _, type_name = stored_array(path, leaf)
-        _require_within_limits(path, array)
-        encoded.append((path, array.shape, type_name, payload_pb2.CODEC_RAW, array.nbytes, {}))
-    layout = _lay_out(structure, encoded)
-    # Any checksums will do to find their places: distinct ones.
-    examples = [
-        [(index << 32) | block | 1 << 63 for block in range(layout.block_count(stored))]
-        for index, stored in enumerate(layout.arrays)
-    ]
-    template = HeaderTemplate.make(layout, serialize_header(layout, examples), examples)
-    assert template is not None, "the places of checksums in a header of our own"
-    with _templates_lock:
-        _templates[key] = (structure, template)
-        while len(_templates) > _TEMPLATES_MAX:
-            _templates.popitem(last=False)
-    return template
-
-
-def _stored_leaf(structure: Structure, position: int, leaf: Any) -> tuple[NDArray[Any], str]:
-    try:
-        return stored_array("", leaf)
-    except UnsupportedArrayError as error:
-        raise UnsupportedArrayError(paths_of(structure)[position], error.problem) from None
+    stored = []
+    for path, array, type_name, (codec, parameters) in zip(
+        paths_of(structure), arrays, type_names, codecs, strict=True
+    ):
+        dtype = parse_dtype(type_name)
+        stored.append(
+            StoredArray(path, type_name, dtype, array.shape, codec, array.nbytes, parameters)
+        )
+    layout = make_layout(structure, stored)
+    with _layouts_lock:
+        _layouts[key] = (structure, layout)
+        while len(_layouts) > LAYOUTS_MAX:
+            _layouts.popitem(last=False)
+    return layout
 
 
 def _encode_by_codec(
     tree: Tree, raw_attributes: bytes, codecs: Codecs
 ) -> tuple[Layout, list[memoryview]]:
-    structure, leaves = flatten(tree)
+    structure, arrays, type_names = _stored_leaves(tree)
     expansion = Expansion()
-    encoded: list[tuple[str, NDArray[Any], str, Encoded]] = []
-    for path, leaf in leaves:
-        array, type_name = stored_array(path, leaf)
-        _require_within_limits(path, array)
+    encoded: list[Encoded] = []
+    paths = paths_of(structure)
+    for path, array, type_name in zip(paths, arrays, type_names, strict=True):
         contiguous = array if array.flags.c_contiguous else np.ascontiguousarray(array)
         choice = choose(codecs, path)
         if choice.name == "auto":
             choice = picker.pick(path, contiguous, type_name, choice.setting or 0)
-        encoded.append((path, array, type_name, encode(contiguous, type_name, choice, expansion)))
-    layout = _lay_out(
-        structure,
-        [
-            (path, array.shape, type_name, each.codec, len(each.buffer), each.parameters)
-            for path, array, type_name, each in encoded
-        ],
+        encoded.append(encode(contiguous, type_name, choice, expansion))
+    layout = _layout_of(
+        structure, arrays, type_names, [(each.codec, each.parameters) for each in encoded]
     )
-    buffers = [each.buffer for *_, each in encoded]
-    block_checksums = [checksums(buffer, layout.block_bytes) for buffer in buffers]
-    raw_header = serialize_header(layout, block_checksums) + raw_attributes
-    return layout, _assemble(layout, raw_header, buffers)
+    return layout, _assemble(layout, [each.buffer for each in encoded], raw_attributes)
 
 
-def _lay_out(
-    structure: Structure,
-    encoded: Sequence[tuple[str, tuple[int, ...], str, int, int, Mapping[str, str]]],
-) -> Layout:
-    """Give every array its place, each (path, shape, type, codec, encoded bytes, parameters)."""
-    if len(encoded) > ARRAYS_MAX:
-        raise UnsupportedArrayError("", f"{len(encoded)} arrays; the limit is {ARRAYS_MAX}")
-    arrays = []
-    end = 0
-    for path, shape, type_name, codec, size_bytes, parameters in encoded:
-        offset = _align(end)
-        dtype = parse_dtype(type_name)
-        arrays.append(
-            StoredArray(path, type_name, dtype, shape, codec, offset, size_bytes, parameters)
-        )
-        end = offset + size_bytes
-    block_bytes = CHECKSUM_BLOCK_BYTES
-    while end // block_bytes + len(arrays) > CHECKSUM_BLOCKS_MAX:
-        block_bytes *= 2
-    return Layout(structure, tuple(arrays), end, block_bytes)
+def _place(layout: Layout, sizes: Sequence[int]) -> Places:
+    """Place the arrays of a payload, its encoded ones of these sizes, if they can be true.
 
-
-def _require_within_limits(path: str, array: NDArray[Any]) -> None:
-    if len(path) > NAME_CHARACTERS_MAX:
-        raise UnsupportedArrayError(path[:60] + "...", "the path is too long")
-    if array.ndim > DIMENSIONS_MAX:
-        raise UnsupportedArrayError(path, f"{array.ndim} axes; the limit is {DIMENSIONS_MAX}")
-    if extent_bytes(array.shape, array.dtype) > PAYLOAD_BYTES_MAX:
-        raise UnsupportedArrayError(path, f"shape {array.shape} is beyond {PAYLOAD_BYTES_MAX}")
+    Raises:
+        PayloadCorruptError: A size is impossible, or more would be made of it than is taken.
+    """
+    expansion = Expansion()
+    for index, size_bytes in zip(layout.encoded, sizes, strict=True):
+        stored = layout.arrays[index]
+        if size_bytes != stored.raw_bytes:  # Else its elements themselves.
+            require_plausible(
+                stored.codec,
+                size_bytes,
+                stored.raw_bytes,
+                stored.shape,
+                stored.type_name,
+                expansion,
+            )
+    if sum(sizes) > PAYLOAD_BYTES_MAX:
+        raise PayloadCorruptError("a payload's arrays are larger than a payload may be")
+    return layout.place(sizes)
 
 
 def _assemble(
-    layout: Layout, raw_header: bytes, buffers: Sequence[bytes | memoryview]
+    layout: Layout, buffers: Sequence[bytes | memoryview], raw_attributes: bytes
 ) -> list[memoryview]:
     """Return head and arrays with the padding between them, small neighbours joined."""
-    head = _head(raw_header, layout)
-    if layout.body_bytes <= _SMALL_BODY_BYTES:
-        parts = [part for pair in zip(layout.gaps, buffers, strict=True) for part in pair]
-        return [memoryview(b"".join([*head, *parts]))]
+    sizes = [len(buffers[index]) for index in layout.encoded]
+    places = layout.place(sizes)
+    figures = list(sizes)
+    for index in layout.order:
+        figures += checksums(buffers[index], layout.block_bytes)
     payload: list[memoryview] = []
-    small: list[bytes | memoryview] = [*head]
-    for gap, buffer in zip(layout.gaps, buffers, strict=True):
-        small.append(gap)
+    small: list[bytes | memoryview] = [*_head(layout, places.body_bytes, figures, raw_attributes)]
+    end = 0
+    for index in layout.order:
+        buffer, offset = buffers[index], places.offsets[index]
+        small.append(bytes(offset - end))
+        end = offset + len(buffer)
         if len(buffer) <= _JOIN_BYTES:
             small.append(buffer)
         else:
@@ -440,46 +456,69 @@ def _assemble(
     return payload
 
 
-def _small_payload(
-    template: HeaderTemplate, raws: Sequence[bytes], raw_attributes: bytes
-) -> memoryview:
+def _small_payload(layout: Layout, raws: Sequence[bytes], raw_attributes: bytes) -> memoryview:
     """Return a payload of raw arrays that have one checksum block each, or are empty."""
     digest = xxhash.xxh3_64_intdigest
-    raw_header = template.render_single([digest(raw) for raw in raws if raw]) + raw_attributes
-    parts: list[bytes] = list(template.layout.gaps_between)
-    parts[1::2] = raws
-    return memoryview(b"".join([*_head(raw_header, template.layout), *parts]))
+    figures = [digest(raw) for raw in raws if raw]
+    body: list[bytes] = list(layout.gaps_between)
+    body[1::2] = raws
+    return memoryview(
+        b"".join(_head(layout, layout.raw_places.body_bytes, figures, raw_attributes) + body)
+    )
 
 
-def _head(raw_header: bytes, layout: Layout) -> tuple[bytes, bytes, bytes]:
-    """Return prelude, header and padding."""
-    header_bytes = len(raw_header)
-    if header_bytes > HEADER_BYTES_MAX:
-        raise UnsupportedArrayError("", f"the header has {header_bytes} bytes")
-    padding_bytes = -(PRELUDE_BYTES + header_bytes) % ALIGNMENT_BYTES
-    size_bytes = PRELUDE_BYTES + header_bytes + padding_bytes + layout.body_bytes
-    if size_bytes > PAYLOAD_BYTES_MAX:
-        raise UnsupportedArrayError("", f"the payload has {size_bytes} bytes")
-    checksum = xxhash.xxh3_64_intdigest(raw_header)
-    prelude = _PRELUDE.pack(_MAGIC, FORMAT_VERSION, 0, header_bytes, checksum, size_bytes)
-    return prelude, raw_header, bytes(padding_bytes)
+def _head(
+    layout: Layout, body_bytes: int, figures: Sequence[int], raw_attributes: bytes
+) -> list[bytes]:
+    """Return the parts of a head, padding included."""
+    own = pack_figures(figures) + raw_attributes
+    figure_bytes = len(figures) * _CHECKSUM.size
+    head_bytes = PRELUDE_BYTES + len(own) + len(layout.raw)
+    if head_bytes > HEAD_BYTES_MAX:
+        raise UnsupportedArrayError("", f"the head has {head_bytes} bytes")
+    body_offset = aligned(head_bytes)
+    if body_offset + body_bytes > PAYLOAD_BYTES_MAX:
+        raise UnsupportedArrayError("", f"the payload has {body_offset + body_bytes} bytes")
+    prelude = _PRELUDE.pack(
+        _MAGIC,
+        FORMAT_VERSION,
+        0,
+        len(layout.raw),
+        layout.hash,
+        figure_bytes,
+        len(raw_attributes),
+        body_bytes,
+    )
+    checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(prelude + own))
+    return [prelude, checksum, own, layout.raw, bytes(body_offset - head_bytes)]
 
 
-def _parse_prelude(prelude: memoryview) -> tuple[int, int, int]:
-    """Return (header bytes, header checksum, payload bytes)."""
+class _Prelude(NamedTuple):
+    """What a payload's first bytes say."""
+
+    layout_bytes: int
+    layout_hash: int
+    figure_bytes: int
+    body_bytes: int
+    checksum: int
+    head_bytes: int
+    """Padding not included."""
+
+
+def _parse_prelude(prelude: memoryview) -> _Prelude:
     if len(prelude) < PRELUDE_BYTES:
         raise PayloadCorruptError("a payload is shorter than its prelude")
-    magic, version, flags, header_bytes, checksum, size_bytes = _PRELUDE.unpack_from(prelude)
+    magic, version, flags, layout_bytes, layout_hash, figure_bytes, attribute_bytes, body_bytes = (
+        _PRELUDE.unpack_from(prelude)
+    )
     if magic != _MAGIC:
         raise PayloadCorruptError("the bytes are not a payload: their magic differs")
     if version != FORMAT_VERSION:
         raise PayloadFormatError(version, FORMAT_VERSION)
     if flags:
         raise PayloadCorruptError(f"a payload has unknown flags: {flags:#06x}")
-    if header_bytes > HEADER_BYTES_MAX:
-        raise PayloadCorruptError(f"a payload declares a header of {header_bytes} bytes")
-    return header_bytes, checksum, size_bytes
-
-
-def _align(offset_bytes: int) -> int:
-    return offset_bytes + -offset_bytes % ALIGNMENT_BYTES
+    head_bytes = PRELUDE_BYTES + layout_bytes + figure_bytes + attribute_bytes
+    if head_bytes > HEAD_BYTES_MAX:
+        raise PayloadCorruptError(f"a payload declares a head of {head_bytes} bytes")
+    (checksum,) = _CHECKSUM.unpack_from(prelude, _PRELUDE.size)
+    return _Prelude(layout_bytes, layout_hash, figure_bytes, body_bytes, checksum, head_bytes)

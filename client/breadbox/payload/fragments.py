@@ -10,10 +10,10 @@ import numpy as np
 
 from breadbox.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
 from breadbox.fragment import Fragment
+from breadbox.payload.attributes import serialize_attributes
 from breadbox.payload.codecs import Codecs
 from breadbox.payload.dtypes import BFLOAT16, as_leaf
 from breadbox.payload.format import Head, decode_tree, encode_with_layout
-from breadbox.payload.header import serialize_attributes
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.receive import Placement, receive
 from breadbox.stores.base import PayloadStore
@@ -73,7 +73,7 @@ def fragment_tree(fragment: Fragment) -> dict[str, Any]:
 
 
 def fragment_attributes(fragment: Fragment) -> bytes:
-    """Return what a payload says about where it belongs, for inspection, as a header ends with it.
+    """Return what a payload says about where it belongs, for inspection.
 
     Raises:
         UnsupportedArrayError: A name is too long, or no UTF-8 text.

@@ -11,8 +11,8 @@ from typing import Final
 from breadbox.errors import InvalidRequestError
 from breadbox.trees import NODES_MAX
 
-HEADER_BYTES_MAX: Final = 4 * 1024 * 1024
-"""The header: room for the checksums of 64 GiB and for every array and node below."""
+HEAD_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Checksums, attributes and layout: room for those of 64 GiB and for every array and node below."""
 
 PAYLOAD_BYTES_MAX: Final = 1 << 36
 """A whole payload: 64 GiB, as the stores' own bound."""
@@ -23,8 +23,15 @@ ARRAYS_MAX: Final = 16_384
 DIMENSIONS_MAX: Final = 32
 """Axes of an array: what every supported numpy can make."""
 
-HEADER_PARTS_MAX: Final = 4 * NODES_MAX + 8 * ARRAYS_MAX
-"""Fields and items of the header at all its levels: what that many nodes and arrays take."""
+LAYOUT_PARTS_MAX: Final = 4 * NODES_MAX + 8 * ARRAYS_MAX
+"""Fields and items of a layout at all its levels: what that many nodes and arrays take."""
+
+LAYOUTS_MAX: Final = 64
+"""Layouts that a reader remembers, and a writer: more kinds of fragment than one process mixes."""
+
+LAYOUTS_BYTES_MAX: Final = 1024 * 1024
+"""Of all layouts that a reader remembers, as they stand in payloads: in memory they take up to 40
+times as much. A larger one is parsed for each payload."""
 
 EXPANDED_BYTES_MAX: Final = 1 << 30
 """What the compressed arrays of a payload may expand to together, unless told otherwise: 1 GiB."""
@@ -41,7 +48,7 @@ NAME_CHARACTERS_MAX: Final = 1024
 """Length of an array's path."""
 
 ATTRIBUTES_MAX: Final = 64
-"""Attributes in a header."""
+"""Attributes of a payload."""
 
 ATTRIBUTE_CHARACTERS_MAX: Final = 1024
 """Length of an attribute's name, and of its value."""
@@ -54,7 +61,7 @@ CHECKSUM_BLOCK_BYTES_MIN: Final = 4 * 1024
 """Readers refuse smaller blocks: more checksums than data would be next."""
 
 CHECKSUM_BLOCKS_MAX: Final = 1 << 18
-"""Checksums in a header."""
+"""Checksums of a payload."""
 
 ALIGNMENT_BYTES: Final = 64
 """The body, and each array in it, starts at a multiple of this: a cache line, and any SIMD load."""

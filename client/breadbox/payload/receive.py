@@ -34,7 +34,7 @@ class Placement(NamedTuple):
 
 
 Place = Callable[[int, Head], Sequence[Placement]]
-"""Given a position and its head: where the arrays go, in order of the array index.
+"""Given a position and its head: where the arrays go, in any order.
 
 Called again for a payload that had to be started again; it must answer alike.
 """
@@ -73,14 +73,14 @@ class _Arriving:
 
     @property
     def stored(self) -> StoredArray:
-        """The array as its header describes it."""
+        """The array as its layout describes it."""
         return self.head.layout.arrays[self.placement.array_index]
 
     @property
     def segment(self) -> Segment:
         """What the store has to fill."""
-        layout = self.head.layout
-        offset = self.stored.offset_bytes + self.first_block * layout.block_bytes
+        offset = self.head.places.offsets[self.placement.array_index]
+        offset += self.first_block * self.head.layout.block_bytes
         return Segment(self.head.body_offset + offset, self.encoded, self.filled)
 
     def filled(self, filled_bytes: int) -> None:
@@ -161,7 +161,7 @@ class _Receiver:
         parsed = parse_head(head, self.references[position].size_bytes)
         placements = self.place(position, parsed)
         arriving: list[_Arriving | _ArrivingRun] = []
-        for step in self._route(parsed.layout, placements):
+        for step in self._route(parsed, placements):
             if isinstance(step, int):
                 arriving.append(_plan(parsed, placements[step]))
             else:
@@ -175,50 +175,55 @@ class _Receiver:
         for each in self.arriving.pop(position):
             each.arrived()
 
-    def _route(self, layout: Layout, placements: Sequence[Placement]) -> _Route:
-        if not self.wants_whole:
-            return range(len(placements))
-        key = layout, tuple([each.array_index for each in placements])
+    def _route(self, head: Head, placements: Sequence[Placement]) -> _Route:
+        key = head.layout, tuple([each.array_index for each in placements])
         route = self.routes.get(key)
         if route is None:
-            route = self.routes[key] = _route(layout, placements)
+            in_order = _in_order_of_offset(head.layout, placements)
+            route = _route(head, placements, in_order) if self.wants_whole else in_order
+            self.routes[key] = route
         return route
 
 
-def _route(layout: Layout, placements: Sequence[Placement]) -> _Route:
-    """Find small raw arrays that stand together."""
+def _in_order_of_offset(layout: Layout, placements: Sequence[Placement]) -> Sequence[int]:
+    """Numbers of the placements in the order of the body: raw arrays first."""
+
+    def place(number: int) -> tuple[bool, int]:
+        index = placements[number].array_index
+        return not layout.arrays[index].is_raw, index
+
+    return sorted(range(len(placements)), key=place)
+
+
+def _route(head: Head, placements: Sequence[Placement], in_order: Sequence[int]) -> _Route:
+    """Find small raw arrays that stand together; where they are is said by the layout alone."""
     route: list[int | _Run] = []
-    members: list[int] = []
+    members: list[tuple[int, int, int]] = []
 
     def close_run() -> None:
         if len(members) == 1:
-            route.append(members[0])
+            route.append(members[0][0])
         elif members:
-            stored = [layout.arrays[placements[number].array_index] for number in members]
-            start = stored[0].offset_bytes
-            parts = [
-                (number, each.offset_bytes - start, each.offset_bytes - start + each.size_bytes)
-                for number, each in zip(members, stored, strict=True)
-            ]
-            route.append(_Run(start, parts[-1][2], parts))
+            first = members[0][1]
+            parts = [(number, start - first, end - first) for number, start, end in members]
+            route.append(_Run(first, parts[-1][2], parts))
         members.clear()
 
-    for number, placement in enumerate(placements):
-        stored = layout.arrays[placement.array_index]
-        is_small = stored.is_raw and 0 < stored.size_bytes <= _SMALL_BYTES
+    for number in in_order:
+        placement = placements[number]
+        stored = head.layout.arrays[placement.array_index]
+        is_small = stored.is_raw and 0 < stored.raw_bytes <= _SMALL_BYTES
         if not is_small or placement.rows is not None:
             close_run()
             route.append(number)
             continue
-        if members:
-            first, last = (
-                layout.arrays[placements[i].array_index] for i in (members[0], members[-1])
-            )
-            gap = stored.offset_bytes - (last.offset_bytes + last.size_bytes)
-            run_bytes = stored.offset_bytes + stored.size_bytes - first.offset_bytes
-            if gap > GAP_BYTES_MAX or run_bytes > _RUN_BYTES_MAX:
-                close_run()
-        members.append(number)
+        start = head.places.offsets[placement.array_index]
+        end = start + stored.raw_bytes
+        if members and (
+            start - members[-1][2] > GAP_BYTES_MAX or end - members[0][1] > _RUN_BYTES_MAX
+        ):
+            close_run()
+        members.append((number, start, end))
     close_run()
     return route
 
@@ -229,12 +234,13 @@ def _memory(destination: NDArray[Any] | memoryview) -> memoryview:
 
 def _plan(head: Head, placement: Placement) -> _Arriving:
     """Decide what to read for an array: into its place, or into memory of its own first."""
-    stored = head.layout.arrays[placement.array_index]
-    if stored.is_raw and placement.rows is None:
+    size_bytes = head.places.sizes[placement.array_index]
+    is_raw = head.is_raw(placement.array_index)
+    if is_raw and placement.rows is None:
         return _Arriving(head, placement, _memory(placement.destination), is_in_place=True)
-    if not stored.is_raw or placement.rows is None or not stored.size_bytes:
-        return _Arriving(head, placement, memoryview(bytearray(stored.size_bytes)))
-    row_bytes = stored.size_bytes // stored.shape[0]
+    if not is_raw or placement.rows is None or not size_bytes:
+        return _Arriving(head, placement, memoryview(bytearray(size_bytes)))
+    row_bytes = size_bytes // head.layout.arrays[placement.array_index].shape[0]
     start, stop = (row * row_bytes for row in placement.rows)
     if start == stop:
         return _Arriving(head, placement, memoryview(b""))
@@ -242,7 +248,7 @@ def _plan(head: Head, placement: Placement) -> _Arriving:
     block_bytes = head.layout.block_bytes
     first_block = start // block_bytes
     first = first_block * block_bytes
-    last = min(stored.size_bytes, -(-stop // block_bytes) * block_bytes)
+    last = min(size_bytes, -(-stop // block_bytes) * block_bytes)
     encoded = memoryview(bytearray(last - first))
     return _Arriving(head, placement, encoded, first_block=first_block, skip_bytes=start - first)
 
@@ -250,15 +256,15 @@ def _plan(head: Head, placement: Placement) -> _Arriving:
 def _unpack(each: _Arriving) -> None:
     """Bring verified bytes to their destination."""
     destination = each.placement.destination
-    if each.stored.is_raw:
+    if each.head.is_raw(each.placement.array_index):
         raw = _memory(destination)
         raw[:] = each.encoded[each.skip_bytes : each.skip_bytes + len(raw)]
         return
     assert not isinstance(destination, memoryview)
-    whole = destination
+    whole, stored = destination, each.stored
     if each.placement.rows is not None:
-        whole = np.empty(each.stored.shape, dtype=each.stored.dtype)
-    decode_into(whole, each.encoded, each.stored.codec, each.stored.parameters)
+        whole = np.empty(stored.shape, dtype=stored.dtype)
+    decode_into(whole, each.encoded, stored.codec, stored.parameters)
     if each.placement.rows is not None:
         start, stop = each.placement.rows
         destination[...] = whole[start:stop]

@@ -16,7 +16,7 @@ from breadbox.errors import StoreError, StoreUnavailableError
 from breadbox.stores.deadline import Deadline
 from breadbox.types import PayloadReference
 
-PRELUDE_BYTES = 32
+PRELUDE_BYTES = 48
 """First bytes of every payload; from them a receiver tells how long the payload's head is."""
 
 

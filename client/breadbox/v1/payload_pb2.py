@@ -24,35 +24,37 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62readbox/v1/payload.proto\x12\x0b\x62readbox.v1\"\x88\x02\n\rPayloadHeader\x12#\n\x04tree\x18\x01 \x01(\x0b\x32\x15.breadbox.v1.TreeNode\x12(\n\x06\x61rrays\x18\x02 \x03(\x0b\x32\x18.breadbox.v1.ArrayHeader\x12\x17\n\x0f\x62ody_size_bytes\x18\x03 \x01(\x03\x12\x1c\n\x14\x63hecksum_block_bytes\x18\x04 \x01(\x03\x12>\n\nattributes\x18\x05 \x03(\x0b\x32*.breadbox.v1.PayloadHeader.AttributesEntry\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc7\x01\n\x08TreeNode\x12\x15\n\x0b\x61rray_index\x18\x01 \x01(\x05H\x00\x12%\n\x04\x64ict\x18\x02 \x01(\x0b\x32\x15.breadbox.v1.DictNodeH\x00\x12%\n\x04list\x18\x03 \x01(\x0b\x32\x15.breadbox.v1.ListNodeH\x00\x12\'\n\x05tuple\x18\x04 \x01(\x0b\x32\x16.breadbox.v1.TupleNodeH\x00\x12%\n\x04none\x18\x05 \x01(\x0b\x32\x15.breadbox.v1.NoneNodeH\x00\x42\x06\n\x04node\"?\n\x08\x44ictNode\x12\x0c\n\x04keys\x18\x01 \x03(\t\x12%\n\x06values\x18\x02 \x03(\x0b\x32\x15.breadbox.v1.TreeNode\"0\n\x08ListNode\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.breadbox.v1.TreeNode\"1\n\tTupleNode\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.breadbox.v1.TreeNode\"\n\n\x08NoneNode\"\xa0\x02\n\x0b\x41rrayHeader\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12!\n\x05\x63odec\x18\x04 \x01(\x0e\x32\x12.breadbox.v1.Codec\x12\x14\n\x0coffset_bytes\x18\x05 \x01(\x03\x12\x12\n\nsize_bytes\x18\x06 \x01(\x03\x12\x17\n\x0f\x62lock_checksums\x18\x07 \x03(\x06\x12G\n\x10\x63odec_parameters\x18\x08 \x03(\x0b\x32-.breadbox.v1.ArrayHeader.CodecParametersEntry\x1a\x36\n\x14\x43odecParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\\\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\r\n\tCODEC_RAW\x10\x01\x12\r\n\tCODEC_LZ4\x10\x02\x12\x0e\n\nCODEC_ZSTD\x10\x03\x12\x0e\n\nCODEC_H264\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62readbox/v1/payload.proto\x12\x0b\x62readbox.v1\"R\n\rPayloadLayout\x12#\n\x04tree\x18\x01 \x01(\x0b\x32\x15.breadbox.v1.TreeNode\x12\x1c\n\x14\x63hecksum_block_bytes\x18\x02 \x01(\x03\"\xdb\x01\n\x08TreeNode\x12)\n\x05\x61rray\x18\x01 \x01(\x0b\x32\x18.breadbox.v1.ArrayLayoutH\x00\x12%\n\x04\x64ict\x18\x02 \x01(\x0b\x32\x15.breadbox.v1.DictNodeH\x00\x12%\n\x04list\x18\x03 \x01(\x0b\x32\x15.breadbox.v1.ListNodeH\x00\x12\'\n\x05tuple\x18\x04 \x01(\x0b\x32\x16.breadbox.v1.TupleNodeH\x00\x12%\n\x04none\x18\x05 \x01(\x0b\x32\x15.breadbox.v1.NoneNodeH\x00\x42\x06\n\x04node\"?\n\x08\x44ictNode\x12\x0c\n\x04keys\x18\x01 \x03(\t\x12%\n\x06values\x18\x02 \x03(\x0b\x32\x15.breadbox.v1.TreeNode\"0\n\x08ListNode\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.breadbox.v1.TreeNode\"1\n\tTupleNode\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.breadbox.v1.TreeNode\"\n\n\x08NoneNode\"\xcf\x01\n\x0b\x41rrayLayout\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12!\n\x05\x63odec\x18\x03 \x01(\x0e\x32\x12.breadbox.v1.Codec\x12G\n\x10\x63odec_parameters\x18\x04 \x03(\x0b\x32-.breadbox.v1.ArrayLayout.CodecParametersEntry\x1a\x36\n\x14\x43odecParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"~\n\x11PayloadAttributes\x12:\n\x06values\x18\x01 \x03(\x0b\x32*.breadbox.v1.PayloadAttributes.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\\\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\r\n\tCODEC_RAW\x10\x01\x12\r\n\tCODEC_LZ4\x10\x02\x12\x0e\n\nCODEC_ZSTD\x10\x03\x12\x0e\n\nCODEC_H264\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'breadbox.v1.payload_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PAYLOADHEADER_ATTRIBUTESENTRY']._loaded_options = None
-  _globals['_PAYLOADHEADER_ATTRIBUTESENTRY']._serialized_options = b'8\001'
-  _globals['_ARRAYHEADER_CODECPARAMETERSENTRY']._loaded_options = None
-  _globals['_ARRAYHEADER_CODECPARAMETERSENTRY']._serialized_options = b'8\001'
-  _globals['_CODEC']._serialized_start=980
-  _globals['_CODEC']._serialized_end=1072
-  _globals['_PAYLOADHEADER']._serialized_start=43
-  _globals['_PAYLOADHEADER']._serialized_end=307
-  _globals['_PAYLOADHEADER_ATTRIBUTESENTRY']._serialized_start=258
-  _globals['_PAYLOADHEADER_ATTRIBUTESENTRY']._serialized_end=307
-  _globals['_TREENODE']._serialized_start=310
-  _globals['_TREENODE']._serialized_end=509
-  _globals['_DICTNODE']._serialized_start=511
-  _globals['_DICTNODE']._serialized_end=574
-  _globals['_LISTNODE']._serialized_start=576
-  _globals['_LISTNODE']._serialized_end=624
-  _globals['_TUPLENODE']._serialized_start=626
-  _globals['_TUPLENODE']._serialized_end=675
-  _globals['_NONENODE']._serialized_start=677
-  _globals['_NONENODE']._serialized_end=687
-  _globals['_ARRAYHEADER']._serialized_start=690
-  _globals['_ARRAYHEADER']._serialized_end=978
-  _globals['_ARRAYHEADER_CODECPARAMETERSENTRY']._serialized_start=924
-  _globals['_ARRAYHEADER_CODECPARAMETERSENTRY']._serialized_end=978
+  _globals['_ARRAYLAYOUT_CODECPARAMETERSENTRY']._loaded_options = None
+  _globals['_ARRAYLAYOUT_CODECPARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_PAYLOADATTRIBUTES_VALUESENTRY']._loaded_options = None
+  _globals['_PAYLOADATTRIBUTES_VALUESENTRY']._serialized_options = b'8\001'
+  _globals['_CODEC']._serialized_start=864
+  _globals['_CODEC']._serialized_end=956
+  _globals['_PAYLOADLAYOUT']._serialized_start=42
+  _globals['_PAYLOADLAYOUT']._serialized_end=124
+  _globals['_TREENODE']._serialized_start=127
+  _globals['_TREENODE']._serialized_end=346
+  _globals['_DICTNODE']._serialized_start=348
+  _globals['_DICTNODE']._serialized_end=411
+  _globals['_LISTNODE']._serialized_start=413
+  _globals['_LISTNODE']._serialized_end=461
+  _globals['_TUPLENODE']._serialized_start=463
+  _globals['_TUPLENODE']._serialized_end=512
+  _globals['_NONENODE']._serialized_start=514
+  _globals['_NONENODE']._serialized_end=524
+  _globals['_ARRAYLAYOUT']._serialized_start=527
+  _globals['_ARRAYLAYOUT']._serialized_end=734
+  _globals['_ARRAYLAYOUT_CODECPARAMETERSENTRY']._serialized_start=680
+  _globals['_ARRAYLAYOUT_CODECPARAMETERSENTRY']._serialized_end=734
+  _globals['_PAYLOADATTRIBUTES']._serialized_start=736
+  _globals['_PAYLOADATTRIBUTES']._serialized_end=862
+  _globals['_PAYLOADATTRIBUTES_VALUESENTRY']._serialized_start=817
+  _globals['_PAYLOADATTRIBUTES_VALUESENTRY']._serialized_end=862
 # @@protoc_insertion_point(module_scope)

@@ -19,40 +19,27 @@ CODEC_LZ4: Codec
 CODEC_ZSTD: Codec
 CODEC_H264: Codec
 
-class PayloadHeader(_message.Message):
-    __slots__ = ("tree", "arrays", "body_size_bytes", "checksum_block_bytes", "attributes")
-    class AttributesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+class PayloadLayout(_message.Message):
+    __slots__ = ("tree", "checksum_block_bytes")
     TREE_FIELD_NUMBER: _ClassVar[int]
-    ARRAYS_FIELD_NUMBER: _ClassVar[int]
-    BODY_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
     tree: TreeNode
-    arrays: _containers.RepeatedCompositeFieldContainer[ArrayHeader]
-    body_size_bytes: int
     checksum_block_bytes: int
-    attributes: _containers.ScalarMap[str, str]
-    def __init__(self, tree: _Optional[_Union[TreeNode, _Mapping]] = ..., arrays: _Optional[_Iterable[_Union[ArrayHeader, _Mapping]]] = ..., body_size_bytes: _Optional[int] = ..., checksum_block_bytes: _Optional[int] = ..., attributes: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, tree: _Optional[_Union[TreeNode, _Mapping]] = ..., checksum_block_bytes: _Optional[int] = ...) -> None: ...
 
 class TreeNode(_message.Message):
-    __slots__ = ("array_index", "dict", "list", "tuple", "none")
-    ARRAY_INDEX_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("array", "dict", "list", "tuple", "none")
+    ARRAY_FIELD_NUMBER: _ClassVar[int]
     DICT_FIELD_NUMBER: _ClassVar[int]
     LIST_FIELD_NUMBER: _ClassVar[int]
     TUPLE_FIELD_NUMBER: _ClassVar[int]
     NONE_FIELD_NUMBER: _ClassVar[int]
-    array_index: int
+    array: ArrayLayout
     dict: DictNode
     list: ListNode
     tuple: TupleNode
     none: NoneNode
-    def __init__(self, array_index: _Optional[int] = ..., dict: _Optional[_Union[DictNode, _Mapping]] = ..., list: _Optional[_Union[ListNode, _Mapping]] = ..., tuple: _Optional[_Union[TupleNode, _Mapping]] = ..., none: _Optional[_Union[NoneNode, _Mapping]] = ...) -> None: ...
+    def __init__(self, array: _Optional[_Union[ArrayLayout, _Mapping]] = ..., dict: _Optional[_Union[DictNode, _Mapping]] = ..., list: _Optional[_Union[ListNode, _Mapping]] = ..., tuple: _Optional[_Union[TupleNode, _Mapping]] = ..., none: _Optional[_Union[NoneNode, _Mapping]] = ...) -> None: ...
 
 class DictNode(_message.Message):
     __slots__ = ("keys", "values")
@@ -78,8 +65,8 @@ class NoneNode(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class ArrayHeader(_message.Message):
-    __slots__ = ("name", "dtype", "shape", "codec", "offset_bytes", "size_bytes", "block_checksums", "codec_parameters")
+class ArrayLayout(_message.Message):
+    __slots__ = ("dtype", "shape", "codec", "codec_parameters")
     class CodecParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -87,20 +74,25 @@ class ArrayHeader(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     CODEC_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
-    name: str
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     codec: Codec
-    offset_bytes: int
-    size_bytes: int
-    block_checksums: _containers.RepeatedScalarFieldContainer[int]
     codec_parameters: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., codec: _Optional[_Union[Codec, str]] = ..., offset_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ..., block_checksums: _Optional[_Iterable[int]] = ..., codec_parameters: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., codec: _Optional[_Union[Codec, str]] = ..., codec_parameters: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class PayloadAttributes(_message.Message):
+    __slots__ = ("values",)
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.ScalarMap[str, str]
+    def __init__(self, values: _Optional[_Mapping[str, str]] = ...) -> None: ...
