@@ -10,7 +10,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: attacks docs verify-reference reference help setup demo test test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
-  verify-spelling verify-blocking blocking verify-limits limits protos simulate fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
+  verify-spelling verify-blocking blocking verify-limits limits protos released-protos simulate fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -78,6 +78,8 @@ verify-reference: $(VENV)/.ready
 
 verify-protos: $(VENV)/.ready
 	$(BIN)/python scripts/gen_protos.py --check
+	$(BIN)/buf lint protos
+	$(BIN)/buf breaking protos --against protos/released.binpb
 
 verify-blocking: $(VENV)/.ready
 	$(BIN)/python scripts/gen_blocking.py --check
@@ -99,6 +101,9 @@ protos: $(VENV)/.ready  ## Write the stubs from protos/
 
 blocking: $(VENV)/.ready  ## Write the blocking client from the asyncio client
 	$(BIN)/python scripts/gen_blocking.py
+
+released-protos: $(VENV)/.ready  ## At a release: the contract that later ones are held to
+	$(BIN)/buf build protos --exclude-source-info -o protos/released.binpb
 
 chaos: $(VENV)/.ready  ## Kill, stop, cut off and replace at random, and balance the ledgers (ARGS="--seconds 120 --seed 7")
 	$(BIN)/python tests/chaos/run.py $(ARGS)

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from breadbox import errors, status
 from breadbox.cli.main import COMMANDS, CONTEXT, load_command
 from breadbox.metrics import CodecCollector
+from breadbox.v1 import errors_pb2
 from breadbox_rollout.metrics import WorkerCollector, WorkerCounts
 from breadbox_server import status as server_status
 from breadbox_server.metrics import Metrics
@@ -176,8 +177,8 @@ def labels_of(family: Any) -> str:
 def failures() -> str:
     """Every error of the library, and what it was on the wire."""
     told: dict[str, list[str]] = {}
-    for kind, row in server_status.TABLE.items():
-        reason = row.reason or str(getattr(kind, "reason", ""))
+    for row in server_status.TABLE.values():
+        reason = errors_pb2.ErrorReason.Name(row.reason)
         failure = status.Failure(row.code, "", reason=reason, retry_delay_s=row.retry_delay_s)
         name = type(status.error_of(failure)).__name__
         text = f"`{row.code.name}` `{reason}`"

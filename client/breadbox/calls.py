@@ -4,7 +4,7 @@ A `Call` is a request that is ready to be sent and knows how to read its answer.
 every RPC why repeating it is safe; an RPC that is not in it cannot be called.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -230,9 +230,16 @@ def create_buffer(name: str, config: types.BufferConfig) -> Call[types.BufferDes
     return Call("CreateBuffer", request, _described)
 
 
-def update_buffer(name: str, config: types.BufferConfig) -> Call[types.BufferDescription]:
-    """Change limits."""
-    request = wire.build(pb.UpdateBufferRequest, name=name, config=wire.config_to_wire(config))
+def update_buffer(
+    name: str, config: types.BufferConfig, reset: Iterable[str] = ()
+) -> Call[types.BufferDescription]:
+    """Change limits, and give those that `reset` names their default again."""
+    request = wire.build(
+        pb.UpdateBufferRequest,
+        name=name,
+        config=wire.config_to_wire(config),
+        update_mask=wire.update_mask(config, reset),
+    )
     return Call("UpdateBuffer", request, _described)
 
 
@@ -241,12 +248,19 @@ def delete_buffer(name: str) -> Call[None]:
     return Call("DeleteBuffer", wire.build(pb.DeleteBufferRequest, name=name), _nothing)
 
 
-def list_buffers() -> Call[tuple[types.BufferDescription, ...]]:
-    """Describe all buffers."""
+BufferPage = tuple[tuple[types.BufferDescription, ...], str]
+"""Some of the buffers, and what to ask for those behind them; empty: there are none."""
+
+
+def list_buffers(page_token: str = "") -> Call[BufferPage]:
+    """Describe a page of the buffers."""
     return Call(
         "ListBuffers",
-        pb.ListBuffersRequest(),
-        lambda response: tuple(wire.buffer_from_wire(buffer) for buffer in response.buffers),
+        pb.ListBuffersRequest(page_token=page_token),
+        lambda response: (
+            tuple(wire.buffer_from_wire(buffer) for buffer in response.buffers),
+            response.next_page_token,
+        ),
     )
 
 

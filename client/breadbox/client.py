@@ -3,7 +3,7 @@
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from uuid import uuid4
@@ -560,13 +560,25 @@ class Client:
         """
         return self._invoke(calls.create_buffer(name, config or types.BufferConfig()))
 
-    def update_buffer(self, name: str, config: types.BufferConfig) -> types.BufferDescription:
+    def update_buffer(
+        self,
+        name: str,
+        config: types.BufferConfig | None = None,
+        *,
+        reset: Iterable[str] = (),
+    ) -> types.BufferDescription:
         """Change the limits that are not None; what no longer fits is evicted at once.
+
+        Args:
+            name: Of the buffer.
+            config: New limits; None, here or of one limit: it stays as it is.
+            reset: Names of limits that get the server's default again, such as "uses_max".
 
         Raises:
             BufferNotFoundError: There is no such buffer.
+            InvalidRequestError: A limit is out of range, or `reset` names none.
         """
-        return self._invoke(calls.update_buffer(name, config))
+        return self._invoke(calls.update_buffer(name, config or types.BufferConfig(), reset))
 
     def delete_buffer(self, name: str) -> None:
         """Delete a buffer with everything in it; fetches that wait for it fail.
@@ -578,7 +590,7 @@ class Client:
 
     def list_buffers(self) -> tuple[types.BufferDescription, ...]:
         """Describe all buffers, by name."""
-        return self._invoke(calls.list_buffers())
+        return self._interpreter.run(operations.list_buffers(self._context))
 
     def get_buffer(self, name: str | None = None) -> types.BufferDescription:
         """Describe one buffer (None: the client's), with its gauges and counters.

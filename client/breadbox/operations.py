@@ -42,6 +42,7 @@ from breadbox.types import (
     AppendReply,
     AppendResult,
     ArrayType,
+    BufferDescription,
     Device,
     FragmentReference,
     LeaseGrant,
@@ -62,6 +63,8 @@ _REFUSED = frozenset(
 )
 INSTANT_S = 1e-3
 """A wait that has less than this left is over."""
+PAGES_MAX = 1000
+"""Pages of buffers that are asked for; a server has one, or a few."""
 ONCE_S_MAX = 3.0
 """Deadline of a call that is not repeated."""
 _MOVING = "moving payloads"
@@ -262,6 +265,22 @@ def invoke_once(context: Context, call: Call[T]) -> Operation[T]:
     """Send a call once: for what somebody else repeats, or what ends by itself."""
     answer: T = yield Invoke(call, min(context.options.deadline_s, ONCE_S_MAX))
     return answer
+
+
+def list_buffers(context: Context) -> Operation[tuple[BufferDescription, ...]]:
+    """Describe all buffers, by name.
+
+    Raises:
+        InternalError: The server has no end of pages.
+    """
+    found: list[BufferDescription] = []
+    page_token = ""
+    for _ in range(PAGES_MAX):
+        page, page_token = yield from invoke(context, calls.list_buffers(page_token))
+        found += page
+        if not page_token:
+            return tuple(found)
+    raise errors.InternalError(f"the server lists its buffers in more than {PAGES_MAX} pages")
 
 
 def delete_buffer(context: Context, name: str) -> Operation[None]:

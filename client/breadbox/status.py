@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from breadbox import errors
 from breadbox.unreachable import unreachable
+from breadbox.v1 import errors_pb2
 
 DOMAIN = "breadbox"
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -88,44 +89,50 @@ def _backpressure(failure: Failure) -> errors.ReplayBufferError:
     )
 
 
-BY_REASON: Mapping[str, Callable[[Failure], errors.ReplayBufferError]] = {
-    "ARGUMENT_INVALID": _invalid,
-    "PAYLOAD_SIZE_MISMATCH": _invalid,
-    "FETCH_EXCEEDS_CAPACITY": _exceeds_capacity,
-    "BUFFER_NOT_FOUND": lambda failure: errors.BufferNotFoundError(failure.text_of("buffer")),
-    "BUFFER_EXISTS": lambda failure: errors.BufferExistsError(failure.text_of("buffer")),
-    "BUFFERS_FULL": lambda failure: errors.LimitExceededError(failure.text),
-    "SESSION_NOT_CURRENT": lambda failure: errors.SessionEndedError(
+BY_REASON: Mapping[int, Callable[[Failure], errors.ReplayBufferError]] = {
+    errors_pb2.ARGUMENT_INVALID: _invalid,
+    errors_pb2.PAYLOAD_SIZE_MISMATCH: _invalid,
+    errors_pb2.FETCH_EXCEEDS_CAPACITY: _exceeds_capacity,
+    errors_pb2.BUFFER_NOT_FOUND: lambda failure: errors.BufferNotFoundError(
+        failure.text_of("buffer")
+    ),
+    errors_pb2.BUFFER_EXISTS: lambda failure: errors.BufferExistsError(failure.text_of("buffer")),
+    errors_pb2.BUFFERS_FULL: lambda failure: errors.LimitExceededError(failure.text),
+    errors_pb2.SESSION_NOT_CURRENT: lambda failure: errors.SessionEndedError(
         failure.text_of("session"), failure.text_of("current")
     ),
-    "VERSION_REGRESSED": lambda failure: errors.VersionRegressedError(
+    errors_pb2.VERSION_REGRESSED: lambda failure: errors.VersionRegressedError(
         failure.number_of("current"), failure.number_of("announced")
     ),
-    "LEASE_NOT_FOUND": lambda failure: errors.LeaseExpiredError(failure.text_of("lease")),
-    "REQUEST_NOT_FOUND": lambda failure: errors.RequestNotFoundError(failure.text_of("request")),
-    "REQUEST_MISMATCH": _mismatch,
-    "WAITERS_FULL": _backpressure,
-    "WATCHERS_FULL": _backpressure,
-    "APPENDS_FULL": _backpressure,
-    "SERVER_BUSY": _backpressure,
-    "STORE_FULL": _backpressure,
-    "GATEWAY_FULL": _backpressure,
-    "QUOTA_FULL": _backpressure,
-    "QUOTA_EXCEEDED": lambda failure: errors.LimitExceededError(failure.text),
-    "GATEWAY_OFF": lambda failure: errors.NotSupportedError(failure.text),
-    "GATEWAY_STALLED": lambda failure: errors.DeadlineExceededError(failure.text),
-    "PAYLOAD_MISSING": lambda failure: errors.PayloadMissingError(failure.text_of("payload")),
-    "PAYLOAD_CORRUPT": lambda failure: errors.PayloadCorruptError(failure.text),
-    "WORKERS_FULL": lambda failure: errors.LimitExceededError(failure.text),
-    "DRAINING": lambda failure: errors.UnavailableError(failure.text),
-    "STORE_UNAVAILABLE": lambda failure: errors.UnavailableError(failure.text),
-    "UNAUTHENTICATED": lambda failure: errors.UnauthenticatedError(
+    errors_pb2.LEASE_NOT_FOUND: lambda failure: errors.LeaseExpiredError(failure.text_of("lease")),
+    errors_pb2.REQUEST_NOT_FOUND: lambda failure: errors.RequestNotFoundError(
+        failure.text_of("request")
+    ),
+    errors_pb2.REQUEST_MISMATCH: _mismatch,
+    errors_pb2.WAITERS_FULL: _backpressure,
+    errors_pb2.WATCHERS_FULL: _backpressure,
+    errors_pb2.APPENDS_FULL: _backpressure,
+    errors_pb2.SERVER_BUSY: _backpressure,
+    errors_pb2.STORE_FULL: _backpressure,
+    errors_pb2.GATEWAY_FULL: _backpressure,
+    errors_pb2.QUOTA_FULL: _backpressure,
+    errors_pb2.QUOTA_EXCEEDED: lambda failure: errors.LimitExceededError(failure.text),
+    errors_pb2.GATEWAY_OFF: lambda failure: errors.NotSupportedError(failure.text),
+    errors_pb2.GATEWAY_STALLED: lambda failure: errors.DeadlineExceededError(failure.text),
+    errors_pb2.PAYLOAD_MISSING: lambda failure: errors.PayloadMissingError(
+        failure.text_of("payload")
+    ),
+    errors_pb2.PAYLOAD_CORRUPT: lambda failure: errors.PayloadCorruptError(failure.text),
+    errors_pb2.WORKERS_FULL: lambda failure: errors.LimitExceededError(failure.text),
+    errors_pb2.DRAINING: lambda failure: errors.UnavailableError(failure.text),
+    errors_pb2.STORE_UNAVAILABLE: lambda failure: errors.UnavailableError(failure.text),
+    errors_pb2.UNAUTHENTICATED: lambda failure: errors.UnauthenticatedError(
         f"{failure.text}; give one as BREADBOX_TOKEN, --token or connect(token=...)"
     ),
-    "PERMISSION_DENIED": lambda failure: errors.PermissionDeniedError(failure.text),
-    "INTERNAL": lambda failure: errors.InternalError(failure.text),
+    errors_pb2.PERMISSION_DENIED: lambda failure: errors.PermissionDeniedError(failure.text),
+    errors_pb2.INTERNAL: lambda failure: errors.InternalError(failure.text),
 }
-"""Every reason that the server may give. A test holds it against the server's own table."""
+"""Every value of `breadbox.v1.ErrorReason`; a test holds it against the server's own table."""
 
 
 def _unknown(failure: Failure) -> errors.ReplayBufferError:
@@ -164,7 +171,8 @@ BY_CODE: Mapping[grpc.StatusCode, Callable[[Failure], errors.ReplayBufferError]]
 
 def error_of(failure: Failure) -> errors.ReplayBufferError:
     """The error that a caller of the library meets."""
-    make = BY_REASON.get(failure.reason) or BY_CODE.get(failure.code, _unknown)
+    known = errors_pb2.ErrorReason.DESCRIPTOR.values_by_name.get(failure.reason)
+    make = (known and BY_REASON.get(known.number)) or BY_CODE.get(failure.code, _unknown)
     error = make(failure)
     error.request_id = failure.metadata.get("request_id")
     return error

@@ -9,10 +9,12 @@ Invariants:
 
 import math
 from collections.abc import Iterable
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
 from breadbox import types
@@ -258,7 +260,7 @@ def config_to_wire(config: types.BufferConfig) -> buffer_pb2.BufferConfig:
         and _LEASE_EXPIRY_POLICIES_TO_WIRE[config.lease_expiry_policy],
         lease_duration=duration("lease_s", config.lease_s),
         open_chunk_duration=duration("open_chunk_s", config.open_chunk_s),
-        sampler=config.sampler,
+        sampler=_sampler_to_wire(config.sampler),
         limiter=_limiter_to_wire(config.limiter),
     )
 
@@ -278,9 +280,45 @@ def config_from_wire(message: buffer_pb2.BufferConfig) -> types.BufferConfig:
             if message.HasField("open_chunk_duration")
             else None
         ),
-        sampler=message.sampler or None,
+        sampler=message.sampler.WhichOneof("sampler"),
         limiter=_limiter_from_wire(message),
     )
+
+
+def update_mask(config: types.BufferConfig, reset: Iterable[str]) -> FieldMask | None:
+    """Say which limits change: those that are given, and those that get their default again.
+
+    Returns:
+        None if none gets its default: then what is given says it.
+
+    Raises:
+        InvalidRequestError: A name is not one of a limit, or of one that is given too.
+    """
+    names = [field.name for field in fields(types.BufferConfig)]
+    given = [name for name in names if getattr(config, name) is not None]
+    back = list(reset)
+    for name in back:
+        if name not in names:
+            raise InvalidRequestError("reset", f"must name limits, such as uses_max, got {name!r}")
+        if name in given:
+            raise InvalidRequestError("reset", f"names {name}, which is given a value too")
+    if not back:
+        return None
+    return FieldMask(paths=[_NAMES_ON_THE_WIRE.get(name, name) for name in (*given, *back)])
+
+
+_NAMES_ON_THE_WIRE = {"lease_s": "lease_duration", "open_chunk_s": "open_chunk_duration"}
+_SAMPLERS = tuple(buffer_pb2.Sampler.DESCRIPTOR.fields_by_name)
+
+
+def _sampler_to_wire(name: str | None) -> buffer_pb2.Sampler | None:
+    if name is None:
+        return None
+    if name not in _SAMPLERS:
+        raise InvalidRequestError(
+            "sampler", f"must be one of {', '.join(_SAMPLERS)}, got {name!r:.200}"
+        )
+    return buffer_pb2.Sampler(**{name: {}})
 
 
 def _limiter_to_wire(

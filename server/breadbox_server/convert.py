@@ -6,7 +6,7 @@ thing wrong raises `InvalidArgumentError` naming the field as it stands on the w
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -331,7 +331,47 @@ _SAME_ON_THE_WIRE: Final = (
 
 def config(message: buffer_pb2.BufferConfig, base: BufferConfig) -> BufferConfig:
     """Limits as asked for; what is absent is as in `base`."""
-    changes: dict[str, object] = {
+    return BufferConfig(**(_values(base) | _given(message)))
+
+
+def updated_config(
+    request: "pb.UpdateBufferRequest", current: BufferConfig, default: BufferConfig
+) -> BufferConfig:
+    """Limits as they are to be from now on.
+
+    Args:
+        request: What is to change.
+        current: What the buffer has.
+        default: What a field gets that is in the request's mask and not in its configuration.
+    """
+    given = _given(request.config)
+    if not request.HasField("update_mask"):
+        return BufferConfig(**(_values(current) | given))
+    paths = list(request.update_mask.paths)
+    known = buffer_pb2.BufferConfig.DESCRIPTOR.fields_by_name
+    if paths == ["*"]:
+        paths = list(known)
+    for path in paths:
+        if path not in known:
+            raise InvalidArgumentError(
+                "update_mask", f"must name fields of BufferConfig, or be * alone, got {path!r:.100}"
+            )
+    masked = {_NAMES_HERE.get(path, path) for path in paths}
+    wanted = _values(default) | given
+    return BufferConfig(**(_values(current) | {name: wanted[name] for name in masked}))
+
+
+_NAMES_HERE: Final = {"lease_duration": "lease_s", "open_chunk_duration": "open_chunk_s"}
+"""Fields on the wire whose names are others in the core."""
+
+
+def _values(limits: BufferConfig) -> dict[str, Any]:
+    return {field: getattr(limits, field) for field in BufferConfig.__dataclass_fields__}
+
+
+def _given(message: buffer_pb2.BufferConfig) -> dict[str, Any]:
+    """The fields that are there, by their names in the core."""
+    changes: dict[str, Any] = {
         field: getattr(message, field) for field in _SAME_ON_THE_WIRE if message.HasField(field)
     }
     if message.full_policy:
@@ -344,12 +384,11 @@ def config(message: buffer_pb2.BufferConfig, base: BufferConfig) -> BufferConfig
         changes["lease_s"] = seconds(message.lease_duration)
     if message.HasField("open_chunk_duration"):
         changes["open_chunk_s"] = seconds(message.open_chunk_duration)
-    if message.sampler:
-        changes["sampler"] = message.sampler
+    if message.HasField("sampler"):
+        changes["sampler"] = _sampler(message.sampler)
     if message.HasField("limiter"):
         changes["limiter"] = _limiter(message.limiter)
-    values = {field: getattr(base, field) for field in BufferConfig.__dataclass_fields__}
-    return BufferConfig(**(values | changes))
+    return changes
 
 
 def _choice(members: Mapping[_Member, int], value: int, field: str) -> _Member:
@@ -357,6 +396,13 @@ def _choice(members: Mapping[_Member, int], value: int, field: str) -> _Member:
         if number_on_the_wire == value:
             return member
     raise InvalidArgumentError(field, f"has no value {value}")
+
+
+def _sampler(message: buffer_pb2.Sampler) -> str:
+    name = message.WhichOneof("sampler")
+    if name is None:
+        raise InvalidArgumentError("config.sampler", "names no sampler")
+    return str(name)
 
 
 def _limiter(message: buffer_pb2.Limiter) -> LimiterConfig:
@@ -381,7 +427,7 @@ def to_config(value: BufferConfig) -> buffer_pb2.BufferConfig:
         lease_expiry_policy=_LEASE_EXPIRY_POLICIES[value.lease_expiry_policy],
         lease_duration=to_duration(value.lease_s),
         open_chunk_duration=to_duration(value.open_chunk_s),
-        sampler=value.sampler,
+        sampler=buffer_pb2.Sampler(**{value.sampler: {}}),
         limiter=_to_limiter(value.limiter),
     )
 

@@ -10,8 +10,6 @@ from breadbox_server.core.inputs import Payload
 class AppendsFullError(DomainError):
     """As many fragments wait for their admission as may."""
 
-    reason = "APPENDS_FULL"
-
     def __init__(self, waiting: int, expected_s: float = 0.0) -> None:
         super().__init__(
             f"{waiting} fragments wait for admission already, which takes about {expected_s:.1f} s"
@@ -22,8 +20,6 @@ class AppendsFullError(DomainError):
 class WatchersFullError(DomainError):
     """As many callers watch the model as may."""
 
-    reason = "WATCHERS_FULL"
-
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} callers watch the model already, which is the limit")
         self.limit = limit
@@ -32,16 +28,12 @@ class WatchersFullError(DomainError):
 class ServerBusyError(DomainError):
     """The call had no place among those in progress, or its message among those on their way."""
 
-    reason = "SERVER_BUSY"
-
     def __init__(self, text: str) -> None:
         super().__init__(f"{text}; try again")
 
 
 class QuotaFullError(DomainError):
     """The holders of a token have in use what they may; it becomes free by itself."""
-
-    reason = "QUOTA_FULL"
 
     def __init__(self, token: str, quota: str, limit: float) -> None:
         super().__init__(f"token {token!r} is at its {quota} of {limit:g}; wait until less is used")
@@ -52,8 +44,6 @@ class QuotaFullError(DomainError):
 
 class QuotaExceededError(DomainError):
     """The holders of a token want more than they may, and no waiting helps."""
-
-    reason = "QUOTA_EXCEEDED"
 
     def __init__(self, token: str, quota: str, limit: float) -> None:
         super().__init__(
@@ -67,8 +57,6 @@ class QuotaExceededError(DomainError):
 
 class PayloadSizeError(DomainError):
     """The payload in the store has another number of bytes than its reference says."""
-
-    reason = "PAYLOAD_SIZE_MISMATCH"
 
     def __init__(self, field: str, payload: Payload) -> None:
         pieces = f" in pieces of {payload.piece_size_bytes}" if payload.piece_size_bytes else ""
@@ -84,8 +72,6 @@ class PayloadSizeError(DomainError):
 class GatewayOffError(DomainError):
     """This server hands no payloads on."""
 
-    reason = "GATEWAY_OFF"
-
     def __init__(self) -> None:
         super().__init__(
             "this server hands no payloads on; start it with --gateway, or go to the payload store"
@@ -95,13 +81,9 @@ class GatewayOffError(DomainError):
 class GatewayFullError(DomainError):
     """As much as may is on its way through the gateway already."""
 
-    reason = "GATEWAY_FULL"
-
 
 class GatewayStalledError(DomainError):
     """The caller has neither sent nor taken a part of a payload for too long."""
-
-    reason = "GATEWAY_STALLED"
 
     def __init__(self) -> None:
         super().__init__("the caller moved no part of a payload for too long")
@@ -109,8 +91,6 @@ class GatewayStalledError(DomainError):
 
 class UnauthenticatedError(DomainError):
     """The call carries no credentials, or none that are known."""
-
-    reason = "UNAUTHENTICATED"
 
     def __init__(self) -> None:
         super().__init__("the call carries no bearer token that this server knows")
@@ -126,8 +106,6 @@ class PermissionDeniedError(DomainError):
         what: What it may not do, as the end of a sentence.
     """
 
-    reason = "PERMISSION_DENIED"
-
     def __init__(self, who: str, what: str) -> None:
         super().__init__(f"{who} may not {what}")
         self.who = who
@@ -136,8 +114,6 @@ class PermissionDeniedError(DomainError):
 
 class InternalError(DomainError):
     """A bug of ours; the log has the details under the request id."""
-
-    reason = "INTERNAL"
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"internal error; the server's log has it under request id {request_id}")

@@ -94,6 +94,9 @@ APPEND_FRAGMENTS_MAX: Final = 4096
 PIECES_MAX: Final = 8_192
 """Pieces of one payload, and of all payloads of one call: 4 GiB as clients cut them unless told
 otherwise. Bounds the keys that one call can make the server and its store name."""
+PAGE_SIZE: Final = 100
+PAGE_SIZE_MAX: Final = 1000
+"""Buffers of one reply to ListBuffers, unless the caller says otherwise; and whatever it says."""
 EPISODES_MAX: Final = 4096
 """Episodes of one ReportEpisodes."""
 TASK_SIZE_BYTES_MAX: Final = 64

@@ -31,11 +31,17 @@ from breadbox_server.core.inputs import (
     StartSession,
     UpdateBuffer,
 )
-from breadbox_server.core.validation import check_int, check_name
+from breadbox_server.core.validation import check_buffer_name, check_int, check_name
 from breadbox_server.driver import Driver
 from breadbox_server.errors import GatewayOffError
 from breadbox_server.gateway import Gateway, Incoming, Message, first_message
-from breadbox_server.limits import EPISODES_MAX, GATEWAY_PAYLOADS_MAX, TASK_SIZE_BYTES_MAX
+from breadbox_server.limits import (
+    EPISODES_MAX,
+    GATEWAY_PAYLOADS_MAX,
+    PAGE_SIZE,
+    PAGE_SIZE_MAX,
+    TASK_SIZE_BYTES_MAX,
+)
 from breadbox_server.metrics import Metrics
 from breadbox_server.task_series import Reporter
 
@@ -264,7 +270,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         name = convert.buffer_name(request.name)
         async with self._driver.durable_refusals():
             current = self._driver.describe(name).config
-        await self._driver.apply(UpdateBuffer(name, convert.config(request.config, current)))
+        wanted = convert.updated_config(request, current, self._default_config)
+        await self._driver.apply(UpdateBuffer(name, wanted))
         return pb.UpdateBufferResponse(buffer=self._buffer(name))
 
     async def DeleteBuffer(
@@ -277,12 +284,24 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     async def ListBuffers(
         self, request: pb.ListBuffersRequest, context: Context
     ) -> pb.ListBuffersResponse:
-        """Show all buffers that the caller may use."""
+        """Show a page of the buffers that the caller may use."""
+        check_int("page_size", request.page_size, 0, 2**31 - 1)
+        if request.page_token:
+            check_buffer_name("page_token", request.page_token)
+        size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
         caller = current_caller()
-        buffers = [self._buffer(name) for name in self._driver.names() if caller.may_use(name)]
+        # The token is the last name of the page before: what comes and goes meanwhile moves nobody.
+        names = [
+            name
+            for name in self._driver.names()
+            if name > request.page_token and caller.may_use(name)
+        ]
+        buffers = [self._buffer(name) for name in names[:size]]
         await self._driver.settled_or_away()
         self._tell_problems(buffers)
-        return pb.ListBuffersResponse(buffers=buffers)
+        return pb.ListBuffersResponse(
+            buffers=buffers, next_page_token=names[size - 1] if len(names) > size else ""
+        )
 
     async def GetBuffer(
         self, request: pb.GetBufferRequest, context: Context

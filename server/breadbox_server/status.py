@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from breadbox import errors as library_errors
+from breadbox.v1 import errors_pb2
 from breadbox_server import errors as shell_errors
 from breadbox_server.core import errors as core_errors
 
@@ -30,8 +31,8 @@ class Row:
     """How one class of error is told."""
 
     code: grpc.StatusCode
-    reason: str = ""
-    """Empty: the class's own `reason`."""
+    reason: int
+    """A value of `breadbox.v1.ErrorReason`."""
     text: str = ""
     """Empty: the error's own text. Set where that text may name an address."""
     retry_delay_s: float | None = None
@@ -45,49 +46,67 @@ _EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 _UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 TABLE: Final[Mapping[type[Exception], Row]] = {
-    core_errors.InvalidArgumentError: Row(_INVALID),
-    core_errors.FetchExceedsCapacityError: Row(_INVALID),
-    core_errors.BufferNotFoundError: Row(_NOT_FOUND),
-    core_errors.BufferExistsError: Row(grpc.StatusCode.ALREADY_EXISTS),
-    core_errors.BuffersFullError: Row(_PRECONDITION),
-    core_errors.SessionNotCurrentError: Row(_PRECONDITION),
-    core_errors.VersionRegressedError: Row(_PRECONDITION),
-    core_errors.LeaseNotFoundError: Row(_NOT_FOUND),
-    core_errors.RequestNotFoundError: Row(_NOT_FOUND),
-    core_errors.RequestMismatchError: Row(_INVALID),
-    core_errors.WaitersFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
-    core_errors.WorkersFullError: Row(_PRECONDITION),
-    core_errors.DrainingError: Row(_UNAVAILABLE),
-    shell_errors.AppendsFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
-    shell_errors.WatchersFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
-    shell_errors.ServerBusyError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
-    shell_errors.QuotaFullError: Row(_EXHAUSTED, retry_delay_s=WAITERS_RETRY_DELAY_S),
-    shell_errors.QuotaExceededError: Row(_PRECONDITION),
-    shell_errors.PayloadSizeError: Row(_INVALID),
-    shell_errors.GatewayOffError: Row(_PRECONDITION),
-    shell_errors.GatewayFullError: Row(_EXHAUSTED, retry_delay_s=STORE_RETRY_DELAY_S),
-    shell_errors.GatewayStalledError: Row(grpc.StatusCode.DEADLINE_EXCEEDED),
-    shell_errors.UnauthenticatedError: Row(grpc.StatusCode.UNAUTHENTICATED),
-    shell_errors.PermissionDeniedError: Row(grpc.StatusCode.PERMISSION_DENIED),
-    shell_errors.InternalError: Row(grpc.StatusCode.INTERNAL),
+    core_errors.InvalidArgumentError: Row(_INVALID, errors_pb2.ARGUMENT_INVALID),
+    core_errors.FetchExceedsCapacityError: Row(_INVALID, errors_pb2.FETCH_EXCEEDS_CAPACITY),
+    core_errors.BufferNotFoundError: Row(_NOT_FOUND, errors_pb2.BUFFER_NOT_FOUND),
+    core_errors.BufferExistsError: Row(grpc.StatusCode.ALREADY_EXISTS, errors_pb2.BUFFER_EXISTS),
+    core_errors.BuffersFullError: Row(_PRECONDITION, errors_pb2.BUFFERS_FULL),
+    core_errors.SessionNotCurrentError: Row(_PRECONDITION, errors_pb2.SESSION_NOT_CURRENT),
+    core_errors.VersionRegressedError: Row(_PRECONDITION, errors_pb2.VERSION_REGRESSED),
+    core_errors.LeaseNotFoundError: Row(_NOT_FOUND, errors_pb2.LEASE_NOT_FOUND),
+    core_errors.RequestNotFoundError: Row(_NOT_FOUND, errors_pb2.REQUEST_NOT_FOUND),
+    core_errors.RequestMismatchError: Row(_INVALID, errors_pb2.REQUEST_MISMATCH),
+    core_errors.WaitersFullError: Row(
+        _EXHAUSTED, errors_pb2.WAITERS_FULL, retry_delay_s=WAITERS_RETRY_DELAY_S
+    ),
+    core_errors.WorkersFullError: Row(_PRECONDITION, errors_pb2.WORKERS_FULL),
+    core_errors.DrainingError: Row(_UNAVAILABLE, errors_pb2.DRAINING),
+    shell_errors.AppendsFullError: Row(
+        _EXHAUSTED, errors_pb2.APPENDS_FULL, retry_delay_s=WAITERS_RETRY_DELAY_S
+    ),
+    shell_errors.WatchersFullError: Row(
+        _EXHAUSTED, errors_pb2.WATCHERS_FULL, retry_delay_s=WAITERS_RETRY_DELAY_S
+    ),
+    shell_errors.ServerBusyError: Row(
+        _EXHAUSTED, errors_pb2.SERVER_BUSY, retry_delay_s=WAITERS_RETRY_DELAY_S
+    ),
+    shell_errors.QuotaFullError: Row(
+        _EXHAUSTED, errors_pb2.QUOTA_FULL, retry_delay_s=WAITERS_RETRY_DELAY_S
+    ),
+    shell_errors.QuotaExceededError: Row(_PRECONDITION, errors_pb2.QUOTA_EXCEEDED),
+    shell_errors.PayloadSizeError: Row(_INVALID, errors_pb2.PAYLOAD_SIZE_MISMATCH),
+    shell_errors.GatewayOffError: Row(_PRECONDITION, errors_pb2.GATEWAY_OFF),
+    shell_errors.GatewayFullError: Row(
+        _EXHAUSTED, errors_pb2.GATEWAY_FULL, retry_delay_s=STORE_RETRY_DELAY_S
+    ),
+    shell_errors.GatewayStalledError: Row(
+        grpc.StatusCode.DEADLINE_EXCEEDED, errors_pb2.GATEWAY_STALLED
+    ),
+    shell_errors.UnauthenticatedError: Row(
+        grpc.StatusCode.UNAUTHENTICATED, errors_pb2.UNAUTHENTICATED
+    ),
+    shell_errors.PermissionDeniedError: Row(
+        grpc.StatusCode.PERMISSION_DENIED, errors_pb2.PERMISSION_DENIED
+    ),
+    shell_errors.InternalError: Row(grpc.StatusCode.INTERNAL, errors_pb2.INTERNAL),
     library_errors.StoreUnavailableError: Row(
         _UNAVAILABLE,
-        reason="STORE_UNAVAILABLE",
+        errors_pb2.STORE_UNAVAILABLE,
         text="the payload store cannot be reached by the server; try again",
     ),
-    shell_errors.OutageError: Row(_UNAVAILABLE, reason="STORE_UNAVAILABLE"),
+    shell_errors.OutageError: Row(_UNAVAILABLE, errors_pb2.STORE_UNAVAILABLE),
     library_errors.StoreFullError: Row(
         _EXHAUSTED,
-        reason="STORE_FULL",
+        errors_pb2.STORE_FULL,
         text="the payload store has no room; try again when batches have been released",
         retry_delay_s=STORE_RETRY_DELAY_S,
     ),
     library_errors.PayloadMissingError: Row(
         _PRECONDITION,
-        reason="PAYLOAD_MISSING",
+        errors_pb2.PAYLOAD_MISSING,
         text="the payload is not in the store; write it and call again",
     ),
-    library_errors.PayloadCorruptError: Row(grpc.StatusCode.DATA_LOSS, reason="PAYLOAD_CORRUPT"),
+    library_errors.PayloadCorruptError: Row(grpc.StatusCode.DATA_LOSS, errors_pb2.PAYLOAD_CORRUPT),
 }
 """Errors with a row. `tests/service/test_status.py` holds that none is missing."""
 
@@ -106,7 +125,7 @@ def to_status(error: Exception) -> status_pb2.Status:
         KeyError: The error has no row, which is a bug.
     """
     row = _row(error)
-    reason = row.reason or getattr(error, "reason", "")
+    reason = errors_pb2.ErrorReason.Name(row.reason)
     metadata = {name: value[:METADATA_LENGTH_MAX] for name, value in _metadata(error).items()}
     details: list[Message] = [
         error_details_pb2.ErrorInfo(domain=DOMAIN, reason=reason, metadata=metadata)

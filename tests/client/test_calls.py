@@ -17,14 +17,13 @@ import breadbox
 from breadbox import aio, calls, errors, operations, types
 from breadbox.options import ClientOptions, Tls
 from breadbox.stores import open_store
-from breadbox.v1 import buffer_pb2, fragment_pb2
+from breadbox.v1 import buffer_pb2, errors_pb2, fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import status as server_status
-from support import descriptors
 from support.callers import Caller, make_caller
 from support.clock import ManualClock
 from support.eventually import eventually
-from support.fake_service import FakeService, Gate, refuse, serving
+from support.fake_service import SERVICE_DESCRIPTOR, FakeService, Gate, refuse, serving
 from support.fragments import vector_fragment
 
 PAYLOAD = types.PayloadReference("0" * 32, 100, 0)
@@ -81,7 +80,7 @@ def snake(name: str) -> str:
 
 OF_THE_STORE = {"WritePayloads", "ReadPayloads", "DiscardPayloads"}
 """Called by `breadbox.stores.gateway_store` alone, behind the face of a store."""
-RPCS = [method.name for method in descriptors.service().methods if method.name not in OF_THE_STORE]
+RPCS = [method.name for method in SERVICE_DESCRIPTOR.methods if method.name not in OF_THE_STORE]
 Client = breadbox.Client | aio.Client
 
 CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
@@ -249,8 +248,8 @@ async def test_a_grant_arrives_as_plain_types(caller: Caller, fake: FakeService)
 async def test_every_refusal_of_the_server_arrives_as_the_librarys_own_error(
     row: tuple[type[Exception], server_status.Row], caller: Caller, fake: FakeService
 ) -> None:
-    kind, told = row
-    reason = told.reason or str(getattr(kind, "reason", ""))
+    _, told = row
+    reason = errors_pb2.ErrorReason.Name(told.reason)
     answer = refuse(told.code, reason, retry_delay_s=told.retry_delay_s, request_id="abc")
     # Sent once by the library, so that what may pass is raised too.
     fake.will("ReportEpisodes", answer)
@@ -306,6 +305,7 @@ async def test_a_server_that_is_silent_for_a_while_is_ridden_through(
         ("fetch_fragments", (2**70,), "fragment_count"),
         ("publish_model", ("s", "one"), "model_version"),
         ("update_buffer", ("b", types.BufferConfig(lease_s=float("nan"))), "lease_s"),
+        ("update_buffer", ("b", types.BufferConfig(sampler="clever")), "sampler"),
         ("update_buffer", ("b", types.BufferConfig(lease_s=-1.0)), "lease_s"),
         ("update_buffer", ("b", types.BufferConfig(capacity_chunks=2**64)), "capacity_chunks"),
     ],

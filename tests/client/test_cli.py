@@ -415,6 +415,14 @@ def test_an_update_sends_only_what_was_given(address: str, fake: FakeService) ->
     assert buffer_pb2.BufferConfig(limiter=limiter) == request.config
 
 
+def test_an_update_gives_limits_their_default_again(address: str, fake: FakeService) -> None:
+    fake.will("UpdateBuffer", pb.UpdateBufferResponse(buffer=BUFFER))
+    run("buffers", "update", "b", "--uses-max", "2", "--reset", "lease-s", server=address)
+    (request,) = fake.requests("UpdateBuffer")
+    assert ["uses_max", "lease_duration"] == list(request.update_mask.paths)
+    assert buffer_pb2.BufferConfig(uses_max=2) == request.config
+
+
 def test_a_buffer_is_deleted_only_when_confirmed(address: str, fake: FakeService) -> None:
     fake.will("GetBuffer", GOT, GOT)
     refused = CliRunner().invoke(cli, ["buffers", "delete", "b", "--server", address], input="n\n")

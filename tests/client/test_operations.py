@@ -54,6 +54,20 @@ def test_a_call_is_sent_again_while_the_server_is_away() -> None:
     assert 3 == len(world.sent)
 
 
+def test_all_pages_of_the_buffers_are_one_list() -> None:
+    world = OperationWorld()
+    world.will("ListBuffers", (("a", "b"), "b"), AWAY, ((), "c"), (("d",), ""))
+    assert ("a", "b", "d") == world.run(operations.list_buffers(world.context))
+    assert ["", "b", "b", "c"] == [request.page_token for request in world.requests("ListBuffers")]
+
+
+def test_a_server_without_an_end_of_pages_is_an_error() -> None:
+    world = OperationWorld()
+    world.will("ListBuffers", *[((), "more")] * 2000)
+    with pytest.raises(errors.InternalError, match="1000 pages"):
+        world.run(operations.list_buffers(world.context))
+
+
 def test_a_server_that_stays_away_ends_the_call_after_reconnect_s() -> None:
     world = OperationWorld(ClientOptions(reconnect_s=5.0))
     world.will("ListBuffers", *[AWAY] * 1000)

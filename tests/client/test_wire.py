@@ -40,7 +40,7 @@ CONFIGS = st.builds(
     lease_expiry_policy=st.none() | st.sampled_from(types.LeaseExpiryPolicy),
     lease_s=st.none() | SPANS_S,
     open_chunk_s=st.none() | SPANS_S,
-    sampler=st.none() | TEXT.filter(bool),
+    sampler=st.none() | st.sampled_from(wire._SAMPLERS),
     limiter=LIMITERS,
 )
 
@@ -150,6 +150,28 @@ def test_every_field_of_a_buffers_state_is_read() -> None:
     assert (types.QuarantinedFragment("w", 3, "s", "0" * 32),) == read.quarantined
     assert ["a", "b"] == list(read.counters)
     assert [0, 1] == list(read.chunk_count_by_staleness)
+
+
+def test_an_update_names_its_fields_only_where_some_get_their_default() -> None:
+    given = types.BufferConfig(lease_s=3.0, uses_max=2)
+    assert wire.update_mask(given, ()) is None
+    mask = wire.update_mask(given, ["open_chunk_s", "limiter"])
+    assert mask is not None
+    assert {"lease_duration", "uses_max", "open_chunk_duration", "limiter"} == set(mask.paths)
+    assert set(mask.paths) <= set(buffer_pb2.BufferConfig.DESCRIPTOR.fields_by_name)
+
+
+@pytest.mark.parametrize("name", ["uses_max", "lease_duration", "", "uses-max"])
+def test_what_cannot_get_its_default_is_refused_by_name(name: str) -> None:
+    with pytest.raises(errors.InvalidRequestError, match="reset"):
+        wire.update_mask(types.BufferConfig(uses_max=2), [name])
+
+
+def test_every_limit_can_get_its_default_again() -> None:
+    names = [field.name for field in dataclasses.fields(types.BufferConfig)]
+    mask = wire.update_mask(types.BufferConfig(), names)
+    assert mask is not None
+    assert set(mask.paths) == set(buffer_pb2.BufferConfig.DESCRIPTOR.fields_by_name)
 
 
 def test_what_does_not_fit_a_nested_field_is_named() -> None:

@@ -7,17 +7,24 @@ import grpc
 import pytest
 
 from breadbox import errors, status
+from breadbox.v1 import errors_pb2
 from breadbox_server import status as server_status
 from breadbox_server.core.errors import DomainError
 
 
 def told(kind: type[Exception]) -> str:
-    row = server_status.TABLE[kind]
-    return row.reason or str(getattr(kind, "reason", ""))
+    return errors_pb2.ErrorReason.Name(server_status.TABLE[kind].reason)
 
 
-def test_the_library_reads_exactly_the_reasons_that_the_server_gives() -> None:
-    assert {told(kind) for kind in server_status.TABLE} == set(status.BY_REASON)
+def test_server_and_library_know_exactly_the_reasons_of_the_contract() -> None:
+    reasons = set(errors_pb2.ErrorReason.values()) - {errors_pb2.ERROR_REASON_UNSPECIFIED}
+    assert reasons == {row.reason for row in server_status.TABLE.values()}
+    assert reasons == set(status.BY_REASON)
+
+
+def test_a_reason_of_a_newer_server_is_read_by_its_code() -> None:
+    failure = status.Failure(grpc.StatusCode.PERMISSION_DENIED, "text", reason="MOON_FULL")
+    assert isinstance(status.error_of(failure), errors.PermissionDeniedError)
 
 
 def test_reasons_are_unique_but_for_kinds_of_one_error() -> None:

@@ -238,7 +238,19 @@ CASES = {
         "fragments_per_chunk",
     ),
     "a lease below zero": (*config(lease_duration=span(-1)), "ARGUMENT_INVALID", "lease_s"),
-    "an unknown sampler": (*config(sampler="clever"), "ARGUMENT_INVALID", "sampler"),
+    "no sampler": (*config(sampler=buffer_pb2.Sampler()), "ARGUMENT_INVALID", "config.sampler"),
+    "a page of less than nothing": (
+        "ListBuffers",
+        pb.ListBuffersRequest(page_size=-1),
+        "ARGUMENT_INVALID",
+        "page_size",
+    ),
+    "a token of no page": (
+        "ListBuffers",
+        pb.ListBuffersRequest(page_token="*"),
+        "ARGUMENT_INVALID",
+        "page_token",
+    ),
     "a policy that is not one": (*config(full_policy=7), "ARGUMENT_INVALID", "full_policy"),
     "a ratio that is no number": (*ratio(ratio=NAN), "ARGUMENT_INVALID", "limiter.ratio"),
     "a band that is no number": (

@@ -11,6 +11,8 @@ from breadbox.v1 import buffer_pb2, fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.app import SERVICE_NAME
 from breadbox_server.core.config import BufferConfig, FullPolicy
+from breadbox_server.core.ids import BufferName
+from breadbox_server.core.inputs import CreateBuffer
 from breadbox_server.limits import TASKS_MAX
 from support.eventually import eventually
 from support.served import CALL_S, Served, reason_of, served, span
@@ -365,6 +367,93 @@ async def test_buffers_are_created_changed_listed_and_deleted():
     assert buffer_pb2.FULL_POLICY_BLOCK == config.full_policy
     assert ["default", "second"] == [buffer.name for buffer in listed.buffers]
     assert ["default"] == [buffer.name for buffer in left.buffers]
+
+
+async def updated(it, *paths: str, **limits) -> buffer_pb2.BufferConfig:
+    """What a buffer of uses_max=7 has after an update with a mask of these paths."""
+    await it.stub.CreateBuffer(
+        pb.CreateBufferRequest(
+            name="b",
+            config=buffer_pb2.BufferConfig(
+                uses_max=7,
+                staleness_max=9,
+                lease_duration=span(5),
+                full_policy=buffer_pb2.FULL_POLICY_BLOCK,
+                sampler=buffer_pb2.Sampler(freshest_first={}),
+            ),
+        ),
+        timeout=CALL_S,
+    )
+    request = pb.UpdateBufferRequest(name="b", config=buffer_pb2.BufferConfig(**limits))
+    request.update_mask.paths.extend(paths)
+    return (await it.stub.UpdateBuffer(request, timeout=CALL_S)).buffer.config
+
+
+async def test_a_limit_in_the_mask_without_a_value_is_the_servers_default_again():
+    async with served(BufferConfig(uses_max=3)) as it:
+        config = await updated(it, "uses_max", "lease_duration", "full_policy", "sampler")
+    assert (3, 60) == (config.uses_max, config.lease_duration.seconds)
+    assert buffer_pb2.FULL_POLICY_EVICT_OLDEST == config.full_policy
+    assert "uniform" == config.sampler.WhichOneof("sampler")
+    assert 9 == config.staleness_max
+
+
+async def test_a_limit_outside_the_mask_stays_whatever_its_value():
+    async with served(BufferConfig(uses_max=3)) as it:
+        config = await updated(it, "staleness_max", uses_max=8, staleness_max=4)
+    assert (7, 4) == (config.uses_max, config.staleness_max)
+
+
+async def test_a_mask_of_everything_leaves_what_was_given_and_defaults():
+    async with served(BufferConfig(uses_max=3)) as it:
+        config = await updated(it, "*", staleness_max=4)
+    assert (3, 4, 60) == (config.uses_max, config.staleness_max, config.lease_duration.seconds)
+
+
+async def test_a_mask_that_is_there_and_empty_changes_nothing():
+    async with served(BufferConfig(uses_max=3)) as it:
+        await updated(it, "uses_max", uses_max=7)
+        request = pb.UpdateBufferRequest(name="b", config=buffer_pb2.BufferConfig(uses_max=8))
+        request.update_mask.SetInParent()
+        reply = await it.stub.UpdateBuffer(request, timeout=CALL_S)
+    assert 7 == reply.buffer.config.uses_max
+
+
+@pytest.mark.parametrize("path", ["", "clever", "lease_s", "limiter.minimum_chunks", "*"])
+async def test_a_mask_that_names_no_limit_is_refused(path: str):
+    async with served() as it:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await updated(it, "uses_max", path)
+    assert "ARGUMENT_INVALID" == reason_of(caught.value)
+    assert "update_mask" in caught.value.details()
+
+
+async def page(it, **fields) -> tuple[list[str], str]:
+    reply = await it.stub.ListBuffers(pb.ListBuffersRequest(**fields), timeout=CALL_S)
+    return [buffer.name for buffer in reply.buffers], reply.next_page_token
+
+
+async def test_buffers_are_listed_page_by_page_though_some_come_and_go():
+    async with served() as it:
+        for name in ("a", "b", "c", "e"):
+            await it.stub.CreateBuffer(pb.CreateBufferRequest(name=name), timeout=CALL_S)
+        first, token = await page(it, page_size=2)
+        await it.stub.DeleteBuffer(pb.DeleteBufferRequest(name="b"), timeout=CALL_S)
+        await it.stub.CreateBuffer(pb.CreateBufferRequest(name="d"), timeout=CALL_S)
+        second, token = await page(it, page_size=2, page_token=token)
+        third, end = await page(it, page_size=2, page_token=token)
+        assert (["a", "c", "d", "default", "e"], "") == await page(it)
+        assert (["a", "c", "d", "default", "e"], "") == await page(it, page_size=5)
+    assert [["a", "b"], ["c", "d"], ["default", "e"]] == [first, second, third]
+    assert "" == end
+
+
+async def test_a_page_has_at_most_a_hundred_buffers_unless_more_are_asked_for():
+    async with served(buffers_max=1100) as it:
+        for number in range(1001):
+            await it.server.driver.apply(CreateBuffer(BufferName(f"b{number:04}"), BufferConfig()))
+        sizes = [len((await page(it, page_size=size))[0]) for size in (0, 999, 2**31 - 1)]
+    assert [100, 999, 1000] == sizes
 
 
 async def test_deleting_a_buffer_wakes_those_who_wait_and_watch():

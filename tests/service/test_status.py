@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from breadbox import errors as library_errors
 from breadbox.status import from_rpc_error
+from breadbox.v1 import errors_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox.v1 import replay_buffer_service_pb2_grpc
 from breadbox_server import errors as shell_errors
 from breadbox_server import status
 from breadbox_server.core import errors as core_errors
@@ -93,7 +93,7 @@ def _errors_of(module: ModuleType) -> set[type[Exception]]:
 
 def test_reasons_are_unique_and_upper_case():
     reasons = [
-        status.TABLE[type(error)].reason or getattr(error, "reason", "")
+        errors_pb2.ErrorReason.Name(status.TABLE[type(error)].reason)
         for error in EXAMPLES
         if type(error).__base__ not in status.TABLE  # A kind of another one shares its reason.
     ]
@@ -150,7 +150,7 @@ async def test_an_error_comes_through_a_channel_as_its_row_says(error):
     row = status.TABLE[type(error)]
     told = await call_failing_with(error, metrics)
     info = info_of(told)
-    reason = row.reason or error.reason
+    reason = errors_pb2.ErrorReason.Name(row.reason)
     assert (row.code, status.DOMAIN, reason) == (told.code(), info.domain, info.reason)
     delays = [retry for retry in map(_retry_info, status_of(told).details) if retry is not None]
     assert (1 if reason in WITH_RETRY else 0) == len(delays)

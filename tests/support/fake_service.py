@@ -16,8 +16,8 @@ from grpc_status import rpc_status
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc as pb_grpc
-from support import descriptors
 
+SERVICE_DESCRIPTOR = pb.DESCRIPTOR.services_by_name["ReplayBufferService"]
 Answer = Callable[[Any, grpc.ServicerContext], Message]
 
 
@@ -127,7 +127,7 @@ class Gate:
 
 class _Servicer(pb_grpc.ReplayBufferServiceServicer):
     def __init__(self, fake: FakeService) -> None:
-        for method in descriptors.service().methods:
+        for method in SERVICE_DESCRIPTOR.methods:
             setattr(self, method.name, self._handler(fake, method.name))
 
     @staticmethod

@@ -137,15 +137,26 @@ def create(settings: LimitSettings) -> None:
         _show(settings, client.create_buffer(settings.name, config))
 
 
+@dataclass(frozen=True, kw_only=True)
+class UpdateSettings(LimitSettings):
+    """A buffer, and what changes of its limits."""
+
+    reset: tuple[str, ...] = of_one_call(
+        (), choices=tuple(each.name.replace("_", "-") for each in fields(BufferConfig))
+    )
+    """Limit that gets the server's default again; may be given several times."""
+
+
 @buffers.add
-@command(LimitSettings, short_help="Change limits of a buffer while it runs.")
-def update(settings: LimitSettings) -> None:
+@command(UpdateSettings, short_help="Change limits of a buffer while it runs.")
+def update(settings: UpdateSettings) -> None:
     """Change limits while running; what is not given stays, what no longer fits is evicted."""
     config = settings.config()
-    if config == BufferConfig():
+    if config == BufferConfig() and not settings.reset:
         raise InvalidRequestError("limits", "are missing; give at least one option")
+    reset = [name.replace("-", "_") for name in settings.reset]
     with settings.connect() as client:
-        _show(settings, client.update_buffer(settings.name, config))
+        _show(settings, client.update_buffer(settings.name, config, reset=reset))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,9 +53,31 @@ class BufferConfig(_message.Message):
     leases_max: int
     workers_max: int
     open_chunk_duration: _duration_pb2.Duration
-    sampler: str
+    sampler: Sampler
     limiter: Limiter
-    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[str] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ...) -> None: ...
+    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ...) -> None: ...
+
+class Sampler(_message.Message):
+    __slots__ = ("uniform", "oldest_first", "freshest_first")
+    UNIFORM_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    FRESHEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    uniform: Uniform
+    oldest_first: OldestFirst
+    freshest_first: FreshestFirst
+    def __init__(self, uniform: _Optional[_Union[Uniform, _Mapping]] = ..., oldest_first: _Optional[_Union[OldestFirst, _Mapping]] = ..., freshest_first: _Optional[_Union[FreshestFirst, _Mapping]] = ...) -> None: ...
+
+class Uniform(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OldestFirst(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FreshestFirst(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Limiter(_message.Message):
     __slots__ = ("minimum_chunks", "sample_to_insert_ratio")

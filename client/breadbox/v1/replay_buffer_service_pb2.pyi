@@ -1,6 +1,7 @@
 from breadbox.v1 import buffer_pb2 as _buffer_pb2
 from breadbox.v1 import fragment_pb2 as _fragment_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -251,12 +252,14 @@ class CreateBufferResponse(_message.Message):
     def __init__(self, buffer: _Optional[_Union[_buffer_pb2.Buffer, _Mapping]] = ...) -> None: ...
 
 class UpdateBufferRequest(_message.Message):
-    __slots__ = ("name", "config")
+    __slots__ = ("name", "config", "update_mask")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
     name: str
     config: _buffer_pb2.BufferConfig
-    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[_buffer_pb2.BufferConfig, _Mapping]] = ...) -> None: ...
+    update_mask: _field_mask_pb2.FieldMask
+    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[_buffer_pb2.BufferConfig, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ...) -> None: ...
 
 class UpdateBufferResponse(_message.Message):
     __slots__ = ("buffer",)
@@ -275,14 +278,20 @@ class DeleteBufferResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ListBuffersRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListBuffersResponse(_message.Message):
-    __slots__ = ("buffers",)
+    __slots__ = ("buffers", "next_page_token")
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     buffers: _containers.RepeatedCompositeFieldContainer[_buffer_pb2.Buffer]
-    def __init__(self, buffers: _Optional[_Iterable[_Union[_buffer_pb2.Buffer, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, buffers: _Optional[_Iterable[_Union[_buffer_pb2.Buffer, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class GetBufferRequest(_message.Message):
     __slots__ = ("name",)

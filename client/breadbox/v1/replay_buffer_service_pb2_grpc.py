@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ReplayBufferServiceStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Who calls a method is said first; SECURITY.md says which tokens may.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -132,12 +133,13 @@ class ReplayBufferServiceStub(object):
 
 
 class ReplayBufferServiceServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Who calls a method is said first; SECURITY.md says which tokens may.
+    """
 
     def StartSession(self, request, context):
         """Learner, at the start of a run. Makes the session current and ends the previous one with
         everything of it. Repeating it with the current session changes nothing.
-        Fails: BUFFER_NOT_FOUND; SESSION_NOT_CURRENT for a session that was current before and ended.
+        Fails: SESSION_NOT_CURRENT for a session that was current before and ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,7 +155,9 @@ class ReplayBufferServiceServicer(object):
 
     def PublishModel(self, request, context):
         """Learner, after an update. Session, version and weights become visible in one step.
-        The same version again is a retry and changes nothing; a lower one fails with VERSION_REGRESSED.
+        The same version again is a retry and changes nothing, but for weights that come only now.
+        Fails: VERSION_REGRESSED for a lower version; SESSION_NOT_CURRENT; PAYLOAD_MISSING and
+        PAYLOAD_SIZE_MISMATCH for weights that are not in the store, or not as their reference says.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,7 +178,8 @@ class ReplayBufferServiceServicer(object):
         BYTES_FULL) on, no later fragment of the request is admitted: they carry the same outcome.
         So do, after a PAYLOAD_MISSING, the later fragments of its worker.
         Fails: PAYLOAD_SIZE_MISMATCH, at the first payload whose bytes in the store are not as many as
-        its reference says; fragments before it may have been admitted.
+        its reference says; fragments before it may have been admitted. WORKERS_FULL; APPENDS_FULL;
+        QUOTA_FULL; QUOTA_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,8 +189,8 @@ class ReplayBufferServiceServicer(object):
         """Learner. Blocks until the chunks are there, for at most max_wait, in arrival order.
         FETCH_EXCEEDS_CAPACITY: more chunks than capacity_chunks, or the bytes are full of fewer chunks
         than were asked for and even the smallest of them, so many times, is more than capacity_bytes.
-        Fails: ARGUMENT_INVALID, FETCH_EXCEEDS_CAPACITY, WAITERS_FULL, DRAINING, LEASE_NOT_FOUND (the
-        request_id was granted before and its lease has ended: use a new request_id).
+        Fails: FETCH_EXCEEDS_CAPACITY; WAITERS_FULL; REQUEST_MISMATCH; LEASE_NOT_FOUND (the request_id was
+        granted before and its lease has ended: use a new request_id).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,7 +220,7 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CreateBuffer(self, request, context):
-        """Operator. Fails with BUFFER_EXISTS unless an existing buffer has the very same limits.
+        """Operator. Fails: BUFFER_EXISTS unless an existing buffer has the very same limits; BUFFERS_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -236,13 +241,15 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListBuffers(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Everybody. Page by page; a buffer that comes or goes meanwhile may be missing or there.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetBuffer(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Everybody.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -267,6 +274,9 @@ class ReplayBufferServiceServicer(object):
         is about to store. Repeating it writes other payloads, and the first ones expire.
         Fails: ARGUMENT_INVALID for other bytes than were said; GATEWAY_FULL while the caller has as much
         unannounced as it may, or as many of these calls in progress; GATEWAY_OFF.
+
+        buf:lint:ignore RPC_NO_CLIENT_STREAMING
+        buf:lint:ignore RPC_NO_SERVER_STREAMING
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -277,6 +287,8 @@ class ReplayBufferServiceServicer(object):
         what a buffer or a lease refers to.
         Fails: PAYLOAD_MISSING for what is not there, or not for this caller; PAYLOAD_CORRUPT where it
         has another size than the reference says; GATEWAY_FULL; GATEWAY_OFF.
+
+        buf:lint:ignore RPC_NO_SERVER_STREAMING
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -397,7 +409,8 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ReplayBufferService(object):
-    """Missing associated documentation comment in .proto file."""
+    """Who calls a method is said first; SECURITY.md says which tokens may.
+    """
 
     @staticmethod
     def StartSession(request,

@@ -1,16 +1,12 @@
 """What a caller did wrong, or must wait for, as exceptions with fields.
 
-Each class has one row in `breadbox_server.status`; `reason` is its identity on the wire. An input
-that raises one of these has changed nothing (B14).
+Each class has one row in `breadbox_server.status`, with its identity on the wire. An input that
+raises one of these has changed nothing (B14).
 """
-
-from typing import ClassVar
 
 
 class DomainError(Exception):
     """Base of everything the core refuses. Never raised itself."""
-
-    reason: ClassVar[str]
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -20,8 +16,6 @@ class DomainError(Exception):
 
 class InvalidArgumentError(DomainError):
     """An argument is malformed or out of range."""
-
-    reason = "ARGUMENT_INVALID"
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field} {problem}")
@@ -38,8 +32,6 @@ class FetchExceedsCapacityError(DomainError):
         unit: "fragments" or "bytes".
     """
 
-    reason = "FETCH_EXCEEDS_CAPACITY"
-
     def __init__(self, requested: int, capacity: int, unit: str = "fragments") -> None:
         is_count = unit == "fragments"
         super().__init__(
@@ -55,8 +47,6 @@ class FetchExceedsCapacityError(DomainError):
 class BufferNotFoundError(DomainError):
     """No buffer has this name."""
 
-    reason = "BUFFER_NOT_FOUND"
-
     def __init__(self, buffer: str) -> None:
         super().__init__(f"no buffer is named {buffer!r}; create it with CreateBuffer")
         self.buffer = buffer
@@ -64,8 +54,6 @@ class BufferNotFoundError(DomainError):
 
 class BufferExistsError(DomainError):
     """A buffer of this name exists with other limits."""
-
-    reason = "BUFFER_EXISTS"
 
     def __init__(self, buffer: str) -> None:
         super().__init__(
@@ -77,8 +65,6 @@ class BufferExistsError(DomainError):
 class BuffersFullError(DomainError):
     """The server holds as many buffers as it may."""
 
-    reason = "BUFFERS_FULL"
-
     def __init__(self, limit: int) -> None:
         super().__init__(f"the server holds its limit of {limit} buffers; delete one first")
         self.limit = limit
@@ -86,8 +72,6 @@ class BuffersFullError(DomainError):
 
 class SessionNotCurrentError(DomainError):
     """The session is unknown or has ended."""
-
-    reason = "SESSION_NOT_CURRENT"
 
     def __init__(self, session: str, current: str) -> None:
         super().__init__(f"session {session!r} is not current; current is {current!r}")
@@ -98,8 +82,6 @@ class SessionNotCurrentError(DomainError):
 class VersionRegressedError(DomainError):
     """A model version lower than the current one was published (B5)."""
 
-    reason = "VERSION_REGRESSED"
-
     def __init__(self, current: int, announced: int) -> None:
         super().__init__(f"model version {announced} is lower than the current {current}")
         self.current = current
@@ -109,8 +91,6 @@ class VersionRegressedError(DomainError):
 class LeaseNotFoundError(DomainError):
     """The lease is unknown, or has expired."""
 
-    reason = "LEASE_NOT_FOUND"
-
     def __init__(self, lease: str) -> None:
         super().__init__(f"lease {lease!r} is unknown or has expired; fetch again")
         self.lease = lease
@@ -119,8 +99,6 @@ class LeaseNotFoundError(DomainError):
 class RequestNotFoundError(DomainError):
     """No grant was made for this request_id, or it is no longer remembered."""
 
-    reason = "REQUEST_NOT_FOUND"
-
     def __init__(self, request: str) -> None:
         super().__init__(f"no grant is remembered for request {request!r}")
         self.request = request
@@ -128,8 +106,6 @@ class RequestNotFoundError(DomainError):
 
 class RequestMismatchError(DomainError):
     """A request_id came again with another size, or its ranks disagree (B12)."""
-
-    reason = "REQUEST_MISMATCH"
 
     def __init__(self, request: str, field: str, first: int, now: int) -> None:
         super().__init__(f"request {request!r} had {field} {first} first and {now} now")
@@ -142,8 +118,6 @@ class RequestMismatchError(DomainError):
 class WaitersFullError(DomainError):
     """As many fetches wait as may."""
 
-    reason = "WAITERS_FULL"
-
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} fetches wait already, which is the limit waiters_max")
         self.limit = limit
@@ -152,8 +126,6 @@ class WaitersFullError(DomainError):
 class WorkersFullError(DomainError):
     """As many workers take part in the session as may."""
 
-    reason = "WORKERS_FULL"
-
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} workers take part already, which is the limit workers_max")
         self.limit = limit
@@ -161,8 +133,6 @@ class WorkersFullError(DomainError):
 
 class DrainingError(DomainError):
     """The server is shutting down and takes no new work."""
-
-    reason = "DRAINING"
 
     def __init__(self) -> None:
         super().__init__("the server is draining; try again, it may be back or replaced soon")
