@@ -5,7 +5,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +71,16 @@ class Switch:
         """Pass on."""
         return self._client.load_weights(reference)
 
-    def append_many(self, fragments: Sequence[Fragment]) -> list[AppendResult]:
+    def append_many(
+        self,
+        fragments: Sequence[Fragment],
+        *,
+        buffer: str | None = None,
+        codecs: str | Mapping[str, str] | None = None,
+    ) -> list[AppendResult]:
         """Pass on, or throw away."""
         if self.attached:
-            return list(self._client.append_many(fragments))
+            return self._client.append_many(fragments, buffer=buffer, codecs=codecs)
         return [AppendResult(AdmissionOutcome.ADMITTED)] * len(fragments)
 
     def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
@@ -178,7 +184,7 @@ def _running(case: Case, client: breadbox.Client) -> Iterator[tuple[RolloutWorke
         ),
     )
     thread = threading.Thread(target=worker.run)
-    for part in (watcher, sender, reporter, thread):
+    for part in (watcher, reporter, thread):
         part.start()
     try:
         _warm_up(case, client, worker, pool)

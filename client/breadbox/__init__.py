@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from breadbox import errors as errors
     from breadbox.appender import Appender as Appender
     from breadbox.appender import AppenderCounts as AppenderCounts
+    from breadbox.appender import AppenderOptions as AppenderOptions
     from breadbox.batches import Batch as Batch
     from breadbox.batches import Stack as Stack
     from breadbox.client import Client as Client
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "appender": ("Appender", "AppenderCounts"),
+    "appender": ("Appender", "AppenderCounts", "AppenderOptions"),
     "batches": ("Batch", "Stack"),
     "client": ("Client", "connect"),
     "errors": ("ReplayBufferError", "WaitElapsedError"),

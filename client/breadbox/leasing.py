@@ -5,11 +5,11 @@ that calls.
 """
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from breadbox import calls, errors, operations
 from breadbox.operations import Context, Operation, Sleep
+from breadbox.outages import OutageLog
 from breadbox.summaries import html_table
 from breadbox.types import FragmentReference, LeaseGrant, ReleaseMode
 
@@ -17,37 +17,12 @@ _log = logging.getLogger(__name__)
 
 FRAGMENTS_PER_READ = 8
 """Fragments that `fragments()` loads, and holds, at a time."""
-WARN_EVERY_S = 30.0
 RENEW_AT = 1 / 3
 """A lease is renewed when this part of it has passed: two renewals may fail before it expires."""
 RENEW_AGAIN_S = 1.0
 """How soon a renewal that failed is tried again."""
 UNREADABLE_ERRORS = (errors.PayloadCorruptError, errors.PayloadFormatError)
 """A payload is there, and nobody will ever read it."""
-
-
-class RenewalFailures:
-    """Says that a lease cannot be renewed at once, and then every `WARN_EVERY_S`.
-
-    Renewals are tried every second, for as long as a server is away.
-
-    Args:
-        clock: Seconds that never go back.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._next_at = float("-inf")
-
-    def tell(self, lease_id: str, error: Exception) -> None:
-        """Note one that failed."""
-        if (now := self._clock()) >= self._next_at:
-            self._next_at = now + WARN_EVERY_S
-            _log.warning("lease %s could not be renewed: %s", lease_id, error)
-
-    def end(self) -> None:
-        """Note one that succeeded: the next failure is news."""
-        self._next_at = float("-inf")
 
 
 class Granted:
@@ -148,7 +123,7 @@ class Granted:
         the lease is gone marks the lease as expired, and is the last.
         """
         call = calls.renew_lease(self._buffer, self.lease_id, None)
-        failures = RenewalFailures(self._context.now)
+        outage = OutageLog(_log, f"renewing lease {self.lease_id}", now=self._context.now)
         delay_s = self.grant.remaining_s * RENEW_AT
         while True:
             yield Sleep(delay_s)
@@ -161,10 +136,10 @@ class Granted:
                     self.expired = isinstance(error, errors.LeaseExpiredError)
                     _log.warning("lease %s is not renewed any more: %s", self.lease_id, error)
                     return
-                failures.tell(self.lease_id, error)
+                outage.failed(error)
                 delay_s = RENEW_AGAIN_S
             else:
-                failures.end()
+                outage.succeeded()
                 delay_s = remaining_s * RENEW_AT
 
     def _examined(self) -> Operation[list[str]]:

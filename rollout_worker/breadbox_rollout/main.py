@@ -292,9 +292,9 @@ class _Chain:
         )
 
     def start(self) -> None:
-        for thread in (self._watcher, self._sender, self._reporter):
-            if thread is not None:
-                thread.start()
+        self._watcher.start()
+        if self._reporter is not None:
+            self._reporter.start()
 
     def close(self, drain_s: float) -> None:
         for thread in (self._sender, self._reporter):

@@ -1,6 +1,6 @@
 """What the worker needs of the service; `breadbox.Client` is one, tests bring their own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from breadbox.fragment import Fragment
@@ -27,7 +27,13 @@ class Service(Protocol):
     def load_weights(self, reference: PayloadReference) -> dict[str, Any]:
         """See `breadbox.Client.load_weights`."""
 
-    def append_many(self, fragments: Sequence[Fragment]) -> list[AppendResult]:
+    def append_many(
+        self,
+        fragments: Sequence[Fragment],
+        *,
+        buffer: str | None = None,
+        codecs: str | Mapping[str, str] | None = None,
+    ) -> list[AppendResult]:
         """See `breadbox.Client.append_many`."""
 
     def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:

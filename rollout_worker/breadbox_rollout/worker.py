@@ -24,13 +24,13 @@ import numpy as np
 
 from breadbox.fragment import Fragment
 from breadbox.heartbeat import Heartbeat
+from breadbox.throttle import Throttle
 from breadbox_rollout.batching import BatchSize, ReadyQueue
 from breadbox_rollout.failures import FailureKind
 from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.metrics import WorkerCounts
 from breadbox_rollout.player import Seated
 from breadbox_rollout.pool import EnvProcesses, GroupFailed, GroupReady
-from breadbox_rollout.throttle import Throttle
 
 logger = logging.getLogger(__name__)
 

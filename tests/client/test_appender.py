@@ -189,10 +189,35 @@ def test_a_fragment_larger_than_the_bound_is_held_alone(client: FakeClient) -> N
     assert [0, 1] == sent(client)
 
 
+def test_whoever_waits_for_room_does_not_wait_for_company_too(client: FakeClient) -> None:
+    with Appender(client, options(batch_count=4, queue_count_max=2)) as appender:
+        give(appender, 0, 1, 2)
+        assert [[0, 1]] == client.batches
+
+
+def test_many_bytes_are_sent_without_waiting(client: FakeClient) -> None:
+    bounds = options(batch_bytes=2 * vector_fragment().size_bytes)
+    with Appender(client, bounds) as appender:
+        give(appender, 0, 1)
+        eventually_sync(lambda: appender.counts.admitted == 2)
+
+
+def test_what_is_sent_together_is_bounded_in_bytes(client: FakeClient) -> None:
+    client.may_answer.clear()
+    with Appender(client, options(batch_bytes=vector_fragment().size_bytes)) as appender:
+        give(appender, 0)
+        eventually_sync(lambda: bool(client.batches), "the first is on its way")
+        give(appender, *range(1, 8))
+        client.may_answer.set()
+    assert [[0], [1, 2, 3, 4], [5, 6, 7]] == client.batches
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("batch_count", 0),
+        ("batch_bytes", 0),
+        ("on_failure", "give up"),
         ("batch_count", 5000),
         ("queue_count_max", 0),
         ("queue_bytes_max", 0),
@@ -277,6 +302,24 @@ def test_what_was_admitted_before_the_buffer_stayed_full_is_not_handed_back(
     assert [1, 2] == [fragment.fragment_index for fragment in appender.unsent()]
 
 
+@pytest.mark.parametrize(
+    "left", [AdmissionOutcome.BUFFER_FULL, AdmissionOutcome.PAYLOAD_MISSING], ids=lambda o: o.value
+)
+def test_what_is_behind_a_fragment_that_is_still_to_be_sent_is_handed_back_with_it(
+    client: FakeClient, left: AdmissionOutcome
+) -> None:
+    """Of another worker it may be judged already; again it is a duplicate."""
+    error = errors.BackpressureError("full", 1.0)
+    error.results = (ADMITTED, AppendResult(left), AppendResult(AdmissionOutcome.DUPLICATE))
+    client.answers = [failing(error)]
+    appender = Appender(client, options(batch_count=3))
+    give(appender, 0, 1, 2)
+    with pytest.raises(errors.BackpressureError):
+        appender.close()
+    assert [1, 2] == [fragment.fragment_index for fragment in appender.unsent()]
+    assert {AdmissionOutcome.ADMITTED: 1} == dict(appender.counts.by_outcome)
+
+
 def test_outcomes_are_counted_and_add_up(client: FakeClient) -> None:
     outcomes = [
         AdmissionOutcome.ADMITTED,
@@ -340,12 +383,102 @@ def test_leaving_by_exception_logs_an_error_of_the_background(
     assert "1 fragments were not sent" in caplog.text
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_bug_in_the_background_does_not_leave_callers_waiting(client: FakeClient) -> None:
     client.answers = [failing(ZeroDivisionError("bug"))]
     appender = Appender(client, options(batch_count=1))
     give(appender, 0)
-    with pytest.raises(errors.ReplayBufferError, match="bug"):
+    with pytest.raises(ZeroDivisionError, match="bug"):
         appender.flush()
-    with pytest.raises(errors.ReplayBufferError, match="bug"):
+    with pytest.raises(ZeroDivisionError, match="bug"):
         appender.close()
+
+
+# Dropping, and going on -------------------------------------------------------------------------
+
+
+def test_what_is_unwanted_by_now_is_dropped_under_its_reason(client: FakeClient) -> None:
+    reasons = {1: "stale", 2: "stale", 4: "too long"}
+    with Appender(
+        client, options(), unwanted=lambda fragment: reasons.get(fragment.fragment_index)
+    ) as appender:
+        give(appender, *range(6))
+    counts = appender.counts
+    assert {"stale": 2, "too long": 1} == dict(counts.dropped)
+    assert (6, 3, 0, 0) == (counts.given, counts.admitted, counts.failed, counts.pending_bytes)
+    assert [0, 3, 5] == sent(client)
+
+
+def test_one_that_persists_sends_again_what_failed(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("breadbox.appender.RETRY_S", 0.0)
+    client.answers = [failing(AWAY)] * 3
+    with Appender(client, options(on_failure="persist")) as appender:
+        give(appender, 0, 1, 2, 3)
+        eventually_sync(lambda: appender.counts.admitted == 4)
+    assert [[0, 1, 2, 3]] * 4 == client.batches
+    assert 1 == caplog.text.count("sending fragments failed, trying again: away")
+
+
+def test_one_that_persists_waits_for_room_for_as_long_as_it_takes(client: FakeClient) -> None:
+    full = AppendResult(AdmissionOutcome.BUFFER_FULL)
+    for results in ((full, full, full), (ADMITTED, full, full), (full, full)):
+        error = errors.BackpressureError("full", 0.0)
+        error.results = results
+        client.answers.append(failing(error))
+    with Appender(client, options(batch_count=3, on_failure="persist")) as appender:
+        give(appender, 0, 1, 2)
+    assert [[0, 1, 2], [0, 1, 2], [1, 2], [1, 2]] == client.batches
+    assert 3 == appender.counts.admitted
+
+
+def test_one_that_persists_drops_what_nobody_takes_and_goes_on(
+    client: FakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
+        if 1 in [fragment.fragment_index for fragment in fragments]:
+            raise errors.UnsupportedArrayError("obs", "is an object array")
+        return [ADMITTED] * len(fragments)
+
+    client.answers = [answer] * 10
+    with Appender(client, options(on_failure="persist")) as appender:
+        give(appender, 0, 1, 2, 3)
+    assert [[0, 1, 2, 3], [0], [1], [2], [3]] == client.batches
+    assert ({"refused": 1}, 3) == (dict(appender.counts.dropped), appender.counts.admitted)
+    assert "fragment 1 of worker" in caplog.text
+
+
+def test_one_that_persists_tries_no_more_once_it_is_closed(client: FakeClient) -> None:
+    client.answers = [failing(AWAY)] * 10
+    appender = Appender(client, options(on_failure="persist"))
+    give(appender, 0, 1)
+    with pytest.raises(errors.UnavailableError):
+        appender.close()
+    assert [0, 1] == [fragment.fragment_index for fragment in appender.unsent()]
+    assert [[0, 1]] == client.batches
+
+
+def test_a_close_gives_up_after_its_time_and_may_be_called_again(client: FakeClient) -> None:
+    client.may_answer.clear()
+    client.answers = [failing(errors.ClosedError("the client was closed"))]
+    appender = Appender(client, options(on_failure="persist"))
+    give(appender, 0)
+    with pytest.raises(TimeoutError):
+        appender.close(max_wait_s=0.01)
+    client.may_answer.set()
+    with pytest.raises(errors.ClosedError):
+        appender.close(max_wait_s=10.0)
+    appender.close()
+    assert 1 == appender.counts.failed
+
+
+def test_fragments_of_a_worker_that_are_there_already_are_told_once(
+    client: FakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    again = AppendResult(AdmissionOutcome.DUPLICATE)
+    client.answers = [lambda fragments: [again] * len(fragments)] * 2
+    with Appender(client, options(batch_count=1)) as appender:
+        give(appender, 0)
+        appender.flush()
+        give(appender, 1)
+    assert 1 == caplog.text.count("has fragments of worker")

@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 
 import breadbox
 from breadbox import aio, batches, errors, keeping, operations, payload, stores, wire
-from breadbox.leasing import Granted, RenewalFailures
+from breadbox.leasing import Granted
 from breadbox.loading import LoaderKeywords, LoadOrder
 from breadbox.options import ClientOptions
 from breadbox.stores.base import PayloadStore
@@ -23,7 +23,6 @@ from breadbox.types import LeaseGrant, ReleaseMode
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from support.callers import make_caller
-from support.clock import ManualClock
 from support.eventually import eventually_sync
 from support.fake_service import FakeService, Gate, refuse
 from support.fragments import vector_fragment
@@ -481,18 +480,7 @@ def test_renewals_that_find_nobody_are_told_once(caplog: pytest.LogCaptureFixtur
     away = errors.UnavailableError("nobody")
     _, delays_s = renewing(away, away, away, 90.0, away, away)
     assert [20.0, 1.0, 1.0, 1.0, 30.0, 1.0, 1.0] == delays_s
-    assert 2 == caplog.text.count("could not be renewed")
-
-
-def test_a_renewal_that_keeps_failing_is_told_every_half_minute(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    clock = ManualClock()
-    failures = RenewalFailures(clock)
-    for _ in range(61):
-        failures.tell("l", errors.UnavailableError("nobody"))
-        clock.advance(1.0)
-    assert 3 == caplog.text.count("could not be renewed")
+    assert 2 == caplog.text.count("renewing lease l failed, trying again: nobody")
 
 
 def test_a_lease_found_gone_refuses_to_load(

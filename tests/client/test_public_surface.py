@@ -19,6 +19,7 @@ PUBLIC = [
     "AppendResult",
     "Appender",
     "AppenderCounts",
+    "AppenderOptions",
     "ArrayType",
     "Batch",
     "BufferConfig",

@@ -1,5 +1,6 @@
 """The sender: bounded, in order, and everything counted under one reason."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from breadbox import appender
 from breadbox.errors import BackpressureError, UnavailableError, UnsupportedArrayError
 from breadbox.fragment import Fragment
 from breadbox.types import AdmissionOutcome, AppendResult
+from breadbox_rollout import sender
 from breadbox_rollout.models import Model
 from breadbox_rollout.sender import Sender
 from support.rollout_service import FakeService
@@ -37,6 +40,12 @@ def fragment_of(index: int, version: int = 1, session_id: str = "s", size: int =
     )
 
 
+@pytest.fixture(autouse=True)
+def together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test puts waits until the sender is closed, so that it is sent together."""
+    monkeypatch.setattr(sender, "FLUSH_AFTER_S", 3600.0)
+
+
 class Bench:
     """A sender on a fake service, with a model that the test chooses."""
 
@@ -52,11 +61,6 @@ class Bench:
 
     def finish(self) -> dict[str, int]:
         """Send everything and return what became of it."""
-        self.sender.start()
-        return self.finish_started()
-
-    def finish_started(self) -> dict[str, int]:
-        """The same for a sender that runs already."""
         self.sender.close(30.0)
         return {reason: count for reason, count in self.sender.counts().items() if count}
 
@@ -69,6 +73,18 @@ def bench_of(**limits: Any) -> Iterator[Bench]:
     finally:
         bench.service.close()
         bench.sender.close(30.0)
+
+
+def held(bench: Bench) -> threading.Event:
+    """Let the service answer only once the event is set."""
+    may_answer = threading.Event()
+
+    def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
+        assert may_answer.wait(30)
+        return [ADMITTED] * len(fragments)
+
+    bench.service.answer = answer
+    return may_answer
 
 
 def test_fragments_are_sent_together_and_in_order() -> None:
@@ -115,16 +131,20 @@ def test_what_is_known_to_be_refused_is_dropped_before_the_upload() -> None:
 
 def test_a_full_queue_blocks_and_drops_nothing() -> None:
     with bench_of(fragments_max=2) as bench:
+        may_answer = held(bench)
         bench.put(fragment_of(0), fragment_of(1))
         assert not bench.sender.put(fragment_of(2), 0.0)
         assert 2 == bench.sender.waiting_count
+        may_answer.set()
         assert {"admitted": 2} == bench.finish()
 
 
 def test_bytes_are_a_limit_too_but_a_single_fragment_may_exceed_it() -> None:
     with bench_of(bytes_max=1000) as bench:
+        may_answer = held(bench)
         assert bench.sender.put(fragment_of(0, size=5000), 0.0)
         assert not bench.sender.put(fragment_of(1), 0.0)
+        may_answer.set()
         assert {"admitted": 1} == bench.finish()
 
 
@@ -164,11 +184,11 @@ def test_an_array_that_cannot_be_stored_costs_its_own_fragment_only() -> None:
 
 
 def test_a_service_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("breadbox_rollout.sender.RETRY_S", 0.0)
+    monkeypatch.setattr(appender, "RETRY_S", 0.0)
+    monkeypatch.setattr(sender, "FLUSH_AFTER_S", 0.0)
     with bench_of() as bench:
         bench.service.errors += [UnavailableError("away"), UnavailableError("away")]
         bench.put(fragment_of(0))
-        bench.sender.start()
         bench.service.wait_until(lambda: len(bench.service.fragments) == 1)
         assert [1, 1, 1] == bench.service.append_calls
 
@@ -189,7 +209,6 @@ def test_a_bug_that_ends_the_thread_is_raised_where_the_environments_wait() -> N
     with bench_of(fragments_max=1) as bench:
         bench.service.answer = answer
         bench.put(fragment_of(0))
-        bench.sender.start()
         with pytest.raises(ZeroDivisionError, match="a bug"):
             bench.sender.put(fragment_of(1), 30.0)
-        assert {"undelivered": 1} == bench.finish_started()
+        assert {"undelivered": 1} == bench.finish()

@@ -74,7 +74,13 @@ class FakeService:
             self._check_open()
             return dict(self._weights[reference.payload_id])
 
-    def append_many(self, fragments: Sequence[Fragment]) -> list[AppendResult]:
+    def append_many(
+        self,
+        fragments: Sequence[Fragment],
+        *,
+        buffer: str | None = None,
+        codecs: str | Mapping[str, str] | None = None,
+    ) -> list[AppendResult]:
         with self._changed:
             self._check_open()
             self.append_calls.append(len(fragments))

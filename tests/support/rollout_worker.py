@@ -169,8 +169,8 @@ class _Part:
         )
 
     def start(self) -> None:
-        for thread in (self._watcher, self._sender, self._reporter):
-            thread.start()
+        self._watcher.start()
+        self._reporter.start()
 
     def close(self) -> None:
         self._sender.close(10.0)
