@@ -108,7 +108,7 @@ def produce(
         count = rng.randint(1, 6)
         fragments = [make_fragment(name, index + k, version, width) for k in range(count)]
         try:
-            results = patiently(ledger, lambda fragments=fragments: client.append_many(fragments))
+            results = patiently(ledger, partial(client.append_many, fragments))
         except InvalidRequestError as error:
             # A version that the server had published, and in an older life has not yet.
             if not rolls_back:

@@ -7,6 +7,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import breadbox
 from breadbox.errors import WaitElapsedError
@@ -82,7 +83,7 @@ class Audit:
             within_s=SETTLE_S,
         )
 
-    def _of(self, kind: str) -> Iterator[dict]:
+    def _of(self, kind: str) -> Iterator[dict[str, Any]]:
         return (line for line in self._lines if line["kind"] == kind)
 
     def _check_ledgers(self) -> None:
@@ -112,7 +113,7 @@ class Audit:
                 self._tally.lost.append(f"{line['ledger']} was granted nothing: {line}")
 
     def _check_grants(self) -> None:
-        leases: dict[str, dict] = {}
+        leases: dict[str, dict[str, Any]] = {}
         shares: dict[str, list[set[int]]] = defaultdict(list)
         for line in self._of("granted"):
             self._tally.granted += len(line["fragments"])
@@ -133,7 +134,7 @@ class Audit:
             shares[line["request"]].append(chunks)
         self._check_uses(leases)
 
-    def _check_uses(self, leases: dict[str, dict]) -> None:
+    def _check_uses(self, leases: dict[str, dict[str, Any]]) -> None:
         """By fragment: chunks of a history that was given up lend their numbers to others."""
         consumed: Counter[Identity] = Counter()
         excused: Counter[Identity] = Counter()

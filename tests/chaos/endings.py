@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,8 +29,9 @@ import grpc  # noqa: E402 - the tests' own packages are found only now
 
 from breadbox.errors import StoreError  # noqa: E402
 from breadbox.stores import open_store  # noqa: E402
-from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc  # noqa: E402
+from breadbox.v1 import fragment_pb2  # noqa: E402
 from breadbox.v1 import replay_buffer_service_pb2 as pb  # noqa: E402
+from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub  # noqa: E402
 from breadbox_server.probe import probe  # noqa: E402
 from support.redis_server import RedisServer  # noqa: E402
 from support.server_process import ServerProcess  # noqa: E402
@@ -87,16 +89,16 @@ class Load:
         """Return once fragments have been admitted."""
         assert self._under_way.wait(CALL_S), "no fragment was admitted"
 
-    def _run(self, work, number: int) -> None:
+    def _run(self, work: Callable[[ReplayBufferServiceStub, int], None], number: int) -> None:
         try:
             with grpc.insecure_channel(self._address) as channel:
-                work(replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(channel), number)
+                work(ReplayBufferServiceStub(channel), number)
         except (grpc.RpcError, StoreError):
             return  # The server has ended, or is about to.
         except BaseException as error:  # noqa: BLE001 - raised by `__exit__` in the other thread
             self.failures.append(error)
 
-    def _produce(self, stub, number: int) -> None:
+    def _produce(self, stub: ReplayBufferServiceStub, number: int) -> None:
         store = open_store(self._store_url)
         try:
             index = 0
@@ -123,7 +125,7 @@ class Load:
         finally:
             store.close()
 
-    def _consume(self, stub, number: int) -> None:
+    def _consume(self, stub: ReplayBufferServiceStub, number: int) -> None:
         del number
         for turn in range(10**9):
             if self._stop.is_set():
@@ -187,7 +189,7 @@ class Endings:
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(self._server("server"))
             with grpc.insecure_channel(server.address) as channel:
-                stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(channel)
+                stub = ReplayBufferServiceStub(channel)
                 stub.StartSession(pb.StartSessionRequest(session_id="run"), timeout=CALL_S)
             with Load(server.address, self._redis.url) as load:
                 load.wait_until_under_way()

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -14,16 +15,16 @@ class Older:
     rolls_back: bool
     """Whether the server was down: then its books are of the copy, too."""
 
-    def may_hide(self, line: dict) -> bool:
+    def may_hide(self, line: dict[str, Any]) -> bool:
         """Whether what a line tells of may have happened in between."""
-        return line["at"] >= self.copied_at and line["since"] <= self.returned_at
+        return bool(line["at"] >= self.copied_at and line["since"] <= self.returned_at)
 
 
 @dataclass
 class Tally:
     """What the run came to; every list names what is wrong."""
 
-    faults: Counter = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
     appended: int = 0
     granted: int = 0
     younger: int = 0
@@ -56,11 +57,11 @@ class Tally:
             f"wrong {len(self.wrong)}, hung {len(self.hung)}"
         )
 
-    def is_rolled_back(self, line: dict) -> bool:
+    def is_rolled_back(self, line: dict[str, Any]) -> bool:
         """Whether what a line tells of may have been undone with the server's books."""
         return any(each.rolls_back and each.may_hide(line) for each in self.olders)
 
-    def may_be_missing(self, appended: dict | None, read: dict) -> bool:
+    def may_be_missing(self, appended: dict[str, Any] | None, read: dict[str, Any]) -> bool:
         """Whether a payload may be gone that was appended so, when it is read so.
 
         Args:

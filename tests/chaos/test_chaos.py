@@ -24,7 +24,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_nothing_acknowledged_is_lost_whatever_happens(tmp_path: Path, name: str):
+def test_nothing_acknowledged_is_lost_whatever_happens(tmp_path: Path, name: str) -> None:
     seed = random.SystemRandom().randrange(2**32)
     store, faults, seconds = RUNS[name]
     options = Options(seconds, seed, tmp_path, store=store, faults=faults, kills_min=1)

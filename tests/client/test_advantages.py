@@ -18,13 +18,13 @@ from breadbox.advantages import (
     find_successors,
 )
 
-HALF = {"discount": 0.5, "gae_lambda": 0.5}
+HALF: dict[str, Any] = {"discount": 0.5, "gae_lambda": 0.5}
 
 A0 = ("a", 0, [1, 2], [0, 1], [0, 0])
 A1 = ("a", 1, [3, 4], [1, 0], [0, 0], 10, [0.25, 1], [3.25, 5])
 
 # Each case: fragments of (worker, index, values, rewards, ended, next value, advantages, targets).
-GOLDEN = {
+GOLDEN: dict[str, list[Any]] = {
     "one_fragment_without_end": [
         ("a", 0, [1, 2, 3], [0, 1, 0], [0, 0, 0], 4, [0.0625, 0.25, -1], [1.0625, 2.25, 2])
     ],

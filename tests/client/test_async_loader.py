@@ -217,7 +217,7 @@ async def test_leaving_the_loop_early_cancels_what_is_being_loaded() -> None:
     gate = Gate()
     made = loader(gate, threads=2, prefetch_batches=3)
     async with aclosing(made.batches(references(100), 1)) as batches:
-        first = asyncio.get_running_loop().create_task(anext(batches))  # type: ignore[arg-type]
+        first = asyncio.get_running_loop().create_task(anext(batches))
         await gate.await_begun([0, 1])
         first.cancel()
         with pytest.raises(asyncio.CancelledError):

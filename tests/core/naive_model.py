@@ -283,7 +283,7 @@ class NaiveBuffer:
         worker = self.workers.pop(fragment.worker_id, None)
         if worker is None:
             if len(self.workers) >= self.config.workers_max:
-                del self.workers[self.idle_worker()]
+                self.workers.pop(self.idle_worker() or "")
             worker = NaiveWorker()
         # The one heard of last stands at the end.
         self.workers[fragment.worker_id] = worker

@@ -88,7 +88,7 @@ def test_use_given_back_by_one_of_two_leases_returns_the_chunk() -> None:
     ],
 )
 def test_returned_chunk_that_has_no_place_any_more_is_evicted(
-    reason: EvictionReason, change: object
+    reason: EvictionReason, change: Callable[[World], object]
 ) -> None:
     world = World(capacity_chunks=2)
     world.append()

@@ -63,7 +63,7 @@ def fuzz(name: str, seconds: int, seed: int, out: Path) -> int:
         return fuzz_at_random(name, seconds, seed, out)
     import atheris
 
-    with atheris.instrument_imports(include=["breadbox", "breadbox_learner", "breadbox_server"]):
+    with atheris.instrument_imports(include=["breadbox", "breadbox_offline", "breadbox_server"]):
         from fuzz.targets import TARGETS
     target = TARGETS[name]
     for index, data in enumerate(target.seeds()):

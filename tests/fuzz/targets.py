@@ -364,7 +364,11 @@ def _calls() -> Iterator[bytes]:
         "FetchFragments": pb.FetchFragmentsRequest(request_id="r", fragment_count=1),
         "RenewLease": pb.RenewLeaseRequest(lease_id="l"),
         "ReportEpisodes": pb.ReportEpisodesRequest(
-            episodes=[pb.EpisodeReport(worker_id="w", task="t", return_sum=1.0, end=1)]
+            episodes=[
+                pb.EpisodeReport(
+                    worker_id="w", task="t", return_sum=1.0, end="EPISODE_END_TERMINATED"
+                )
+            ]
         ),
     }
     for index, method in enumerate(_METHODS):

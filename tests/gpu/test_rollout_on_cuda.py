@@ -39,8 +39,11 @@ def test_a_recurrent_policy_acts_on_cuda_as_it_does_on_the_cpu(bfloat16: bool) -
     for mine, other in zip(ours.states, theirs.states, strict=True):
         for part, copy in zip(state_arrays(mine), state_arrays(other), strict=True):
             np.testing.assert_allclose(part, copy, atol=tolerance)
-    assert "cuda" == there.policy.actor.weight.device.type  # type: ignore[union-attr]
-    assert (np.int64, np.float32) == (theirs.action.dtype, theirs.log_prob.dtype)
+    assert "cuda" == there.policy.actor.weight.device.type
+    assert (np.dtype(np.int64), np.dtype(np.float32)) == (
+        theirs.action.dtype,
+        theirs.log_prob.dtype,
+    )
 
 
 def test_weights_are_adopted_on_cuda_while_environments_run() -> None:

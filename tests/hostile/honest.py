@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,7 +39,7 @@ def produce(client: breadbox.Client, ledger: Ledger, name: str) -> None:
     index = 0
     while not stop.is_set:
         fragment = make_fragment(name, index, 0, WIDTH)
-        result = timed(ledger, "append", lambda fragment=fragment: client.append(fragment))
+        result = timed(ledger, "append", partial(client.append, fragment))
         ledger.note("appended", worker=name, index=index, outcome=result.outcome.value)
         timed(ledger, "look", client.get_buffer)
         index += 1

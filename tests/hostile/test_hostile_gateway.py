@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -33,7 +34,7 @@ class Stranger:
         self.stub = ReplayBufferServiceStub(self.channel)
         self.metadata = bearer(token)
 
-    def write(self, messages: Iterator[pb.WritePayloadsRequest]) -> grpc.Call:
+    def write(self, messages: Iterator[pb.WritePayloadsRequest]) -> Any:
         return self.stub.WritePayloads(messages, metadata=self.metadata)
 
     def written(self, size_bytes: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -150,7 +151,7 @@ def test_payloads_that_claim_a_great_many_pieces_are_refused_before_one_is_named
 def test_messages_of_a_great_many_parts_cost_little_more_than_their_bytes(
     target: Target, item: bytes
 ) -> None:
-    append = target.channel.unary_unary(SERVICE + "AppendFragments")
+    append: Any = target.channel.unary_unary(SERVICE + "AppendFragments")
     message = item * ((MESSAGE_BYTES_MAX - 100) // len(item))
     before = target.peak_bytes()
     for _ in range(8):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -73,7 +74,7 @@ def world(tmp_path: Path) -> Iterator[Revocable]:
             yield made
 
 
-def fetch(world: Revocable, role: Role) -> grpc.Future:
+def fetch(world: Revocable, role: Role) -> "grpc.Future[Any]":
     return world.stub.FetchFragments.future(
         pb.FetchFragmentsRequest(request_id=role.value, fragment_count=1, max_wait=span(WAIT_S)),
         metadata=world.headers(role),
@@ -81,7 +82,7 @@ def fetch(world: Revocable, role: Role) -> grpc.Future:
     )
 
 
-def watch(world: Revocable, role: Role) -> grpc.Future:
+def watch(world: Revocable, role: Role) -> "grpc.Future[Any]":
     return world.stub.WatchModel.future(
         pb.WatchModelRequest(
             known_session_id=SESSION, known_model_version=0, max_wait=span(WAIT_S)
@@ -93,7 +94,7 @@ def watch(world: Revocable, role: Role) -> grpc.Future:
 
 @pytest.mark.parametrize("call", [fetch, watch])
 def test_a_call_that_waits_ends_when_its_token_is_taken_out(
-    world: Revocable, call: Callable[[Revocable, Role], grpc.Future]
+    world: Revocable, call: Callable[[Revocable, Role], "grpc.Future[Any]"]
 ) -> None:
     revoked, kept = call(world, Role.LEARNER), call(world, Role.ADMIN)
     assert world.is_let_in(Role.LEARNER)
@@ -110,7 +111,7 @@ def test_a_call_that_waits_ends_when_its_token_is_taken_out(
 
 @pytest.mark.parametrize("call", [fetch, watch])
 def test_a_call_that_waits_ends_when_its_buffer_is_not_its_tokens_any_more(
-    world: Revocable, call: Callable[[Revocable, Role], grpc.Future]
+    world: Revocable, call: Callable[[Revocable, Role], "grpc.Future[Any]"]
 ) -> None:
     narrowed, kept = call(world, Role.LEARNER), call(world, Role.ADMIN)
     assert world.is_let_in(Role.LEARNER)

@@ -402,7 +402,7 @@ def test_shares_that_would_be_unequal_are_refused(ranks: RankProcesses) -> None:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_meet_in_a_store_that_remembers_dead_ones(world_size: int) -> None:
     """As that of torchrun does after a restart."""
-    store = torch.distributed.HashStore()
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     store.set_timeout(timedelta(seconds=20))
     met: list[str] = []
     for _ in range(3):
@@ -415,7 +415,7 @@ def test_ranks_meet_in_a_store_that_remembers_dead_ones(world_size: int) -> None
 
 
 def test_rank_0_says_who_did_not_come() -> None:
-    store = torch.distributed.HashStore()
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     store.set("breadbox/name/1", "of a dead rank 1")
     with pytest.raises(RankLostError, match=r"deadline 0\.2 s\): ranks \[1, 2\] did not come"):
         meeting_of(store, Place(0, 3), 0.2)

@@ -4,6 +4,7 @@ import json
 import logging
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,7 +16,7 @@ from breadbox_learner.run_folder import RunFolder, RunFolderError
 from breadbox_learner.settings import LearnSettings
 
 
-def open_folder(path: Path | None, **settings: bool) -> RunFolder:
+def open_folder(path: Path | None, **settings: Any) -> RunFolder:
     return RunFolder.open(LearnSettings(run_dir=path, **settings))
 
 

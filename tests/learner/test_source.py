@@ -59,7 +59,7 @@ class FakeLease:
             staleness=1,
             use_count=1,
         )
-        self.references = (reference,)
+        self.references: tuple[FragmentReference, ...] = (reference,)
         self.grant = LeaseGrant(
             str(number), 60.0, self.references, client.session_id, 1, request_id
         )
@@ -181,7 +181,7 @@ def test_waiting_repeats_the_request_and_tells_the_reason(
     client: FakeClient, make_source: Callable[..., LeaseSource]
 ) -> None:
     client.waits = 2
-    looked = []
+    looked: list[Any] = []
     source = make_source(while_waiting=lambda: looked.append(None), share=Share(1, 4, "nonce"))
     fetched = source.next(never)
     assert fetched is not None

@@ -19,7 +19,7 @@ from support.eventually import eventually_sync
 from support.feeder import feeding
 from support.wandb_file import read_run
 
-RECORDS = [
+RECORDS: list[dict[str, Any]] = [
     {"update": 1, "return_mean_100": None, "steps": 128, "waiting_reason": "0 of 8 chunks"},
     {"update": 2, "return_mean_100": 21.5, "steps": 256, "waiting_reason": ""},
 ]
@@ -56,7 +56,7 @@ def test_the_package_writes_every_record_under_its_update(offline: Path) -> None
         assert record == {name: row[name] for name in record}
 
 
-EVALUATION = {
+EVALUATION: dict[str, Any] = {
     "update": 1,
     "model_version": 2,
     "environment_steps": 128,

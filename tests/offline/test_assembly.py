@@ -177,7 +177,7 @@ class TestWhatDoesNotFit:
         ],
     )
     def test_an_unfinished_episode_follows_its_policy(
-        self, policy: FindingPolicy, expected: list
+        self, policy: FindingPolicy, expected: list[Any]
     ) -> None:
         chosen = ValidationPolicy({FindingKind.UNFINISHED: policy})
         episodes, report = assemble(rows("a", 2, end=""), policy=chosen)
@@ -276,7 +276,7 @@ class TestColumns:
             assemble(columns)
 
     @pytest.mark.parametrize("t", [[0, 1.5, 2], [0, np.nan, 2], [0, None, 2], ["0", "1", "2"]])
-    def test_a_timestep_that_is_none_is_refused(self, t: list) -> None:
+    def test_a_timestep_that_is_none_is_refused(self, t: list[Any]) -> None:
         with pytest.raises(OfflineDataError, match="column 't'"):
             assemble({**rows("a", 3), "t": t})
 
@@ -298,7 +298,7 @@ class TestColumns:
             [np.zeros(1), object(), np.zeros(1)],
         ],
     )
-    def test_observations_of_other_shapes_are_refused_with_the_row(self, obs: list) -> None:
+    def test_observations_of_other_shapes_are_refused_with_the_row(self, obs: list[Any]) -> None:
         with pytest.raises(OfflineDataError, match="row 1, column 'obs'"):
             assemble({**rows("a", 3), "obs": obs})
 

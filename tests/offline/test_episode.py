@@ -3,6 +3,8 @@
 Method: toy episodes whose values say where they belong (obs[k] = [k], action k, reward k + 1).
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -19,11 +21,11 @@ from breadbox_offline.serialized import pack_episode, unpack_episode
 from support.rllib_cases import make_toy_episode
 
 
-def toy(length: int = 6, **how: object) -> Episode:
+def toy(length: int = 6, **how: Any) -> Episode:
     return make_toy_episode("e", length, **{"terminated": True, "truncated": False, **how})
 
 
-def agent(agent_id: str, length: int, **how: object) -> Episode:
+def agent(agent_id: str, length: int, **how: Any) -> Episode:
     episode = toy(length, **how)
     episode.agent_id = agent_id
     return episode
@@ -42,7 +44,9 @@ class TestShapeRule:
             ({"lookback": 4}, "lookback"),
         ],
     )
-    def test_what_does_not_fit_is_refused_by_name(self, changed: dict, named: str) -> None:
+    def test_what_does_not_fit_is_refused_by_name(
+        self, changed: dict[str, Any], named: str
+    ) -> None:
         parts = {"observations": np.zeros((4, 1)), "actions": np.zeros(3), "rewards": np.zeros(3)}
         with pytest.raises(EpisodeShapeError, match=named):
             Episode(id="e", **{**parts, **changed})
@@ -124,7 +128,7 @@ class TestDigest:
             {"extra_model_outputs": {}},
         ],
     )
-    def test_changes_with_the_content(self, change: dict) -> None:
+    def test_changes_with_the_content(self, change: dict[str, Any]) -> None:
         other = toy()
         for name, value in change.items():
             setattr(other, name, value)
@@ -171,7 +175,7 @@ class TestSerialization:
             {b"nd": True, b"type": "<f8", b"kind": b"", b"data": b"12345678"},
         ],
     )
-    def test_hostile_arrays_are_refused(self, array: dict) -> None:
+    def test_hostile_arrays_are_refused(self, array: dict[str, Any]) -> None:
         with pytest.raises(EpisodeStateError):
             unpack_message(pack_message({"rewards": array}))
 

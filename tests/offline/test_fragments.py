@@ -25,7 +25,7 @@ def toy(episode_id: str, length: int, *, start: int = 0, end: str = "term") -> E
     )
 
 
-def cut(episodes: list[Episode], step_count: int) -> tuple[list, FragmentCutter]:
+def cut(episodes: list[Episode], step_count: int) -> tuple[list[Fragment], FragmentCutter]:
     cutter = FragmentCutter(step_count=step_count, worker_id="w", session_id="s")
     fragments = [fragment for episode in episodes for fragment in cutter.add(episode)]
     return [*fragments, *cutter.finish()], cutter
@@ -117,7 +117,7 @@ def test_a_discontinuity_ends_what_came_before() -> None:
     assert [4, 4] == [len(episode) for episode in fragments_to_episodes(fragments)]
 
 
-def recurrent(fragments: list) -> list:
+def recurrent(fragments: list[Fragment]) -> list[Fragment]:
     """As a recurrent policy's worker records them: a state per fragment, here its first obs."""
     for fragment in fragments:
         hidden = np.repeat(fragment.obs[0], 3)

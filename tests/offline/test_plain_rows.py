@@ -16,6 +16,7 @@ from breadbox_offline import plain_rows, sample_batches
 from breadbox_offline.episode import Episode
 from breadbox_offline.options import MappingOptions
 from breadbox_offline.report import ValidationReport
+from breadbox_offline.row_layout import RowLayout
 from breadbox_offline.sample_batches import map_sample_batches
 
 
@@ -39,7 +40,7 @@ def rows_of(lengths: list[int], **changed: Any) -> dict[str, Any]:
         "obs": lambda row, n: rng.normal(size=(n, 3)).astype(np.float32),
         "new_obs": lambda row, n: rng.normal(size=(n, 3)).astype(np.float32),
         "actions": lambda row, n: rng.integers(0, 4, n),
-        "rewards": lambda row, n: rng.normal(size=n).astype(np.float32),
+        "rewards": lambda row, n: np.float32(rng.normal(size=n)),
         "terminateds": lambda row, n: np.arange(n) == n - 1 if row % 2 else np.zeros(n, bool),
         "truncateds": lambda row, n: np.arange(n) == n - 1 if row % 3 else np.zeros(n, bool),
         **changed,
@@ -213,7 +214,7 @@ def test_a_block_gives_what_single_rows_give(
 ) -> None:
     columns = rows_of(LENGTHS, **PLAIN[name])
     monkeypatch.setattr(plain_rows, "_BLOCK_BYTES", block_bytes)
-    layout = plain_rows.RowLayout.of(columns, MappingOptions())
+    layout = RowLayout.of(columns, MappingOptions())
     assert None is not plain_rows.read_plain_rows(columns, layout, 0, len(LENGTHS))
     in_blocks, row_by_row = map_both(columns, monkeypatch)
     assert row_by_row == in_blocks
@@ -226,7 +227,7 @@ def test_other_blocks_are_left_to_the_row_reader(
 ) -> None:
     lengths = [0, 3] if name == "empty rows" else LENGTHS
     columns = rows_of(lengths, **UNUSUAL[name])
-    layout = plain_rows.RowLayout.of(columns, MappingOptions())
+    layout = RowLayout.of(columns, MappingOptions())
     assert None is plain_rows.read_plain_rows(columns, layout, 0, len(lengths))
 
 

@@ -120,4 +120,5 @@ def test_missing_columns_are_named() -> None:
 
 def test_dtypes_are_kept() -> None:
     (episode,), _ = read(row(3, obs=np.zeros((3, 2), np.uint8), new_obs=np.ones((3, 2), np.uint8)))
-    assert (np.uint8, np.float32) == (episode.observations.dtype, episode.rewards.dtype)
+    assert np.uint8 == episode.observations.dtype
+    assert np.float32 == episode.rewards.dtype

@@ -21,6 +21,7 @@ import breadbox.testing
 from breadbox.errors import BufferNotFoundError, TreeMismatchError
 from breadbox.types import BufferConfig
 from breadbox_offline.dataset import Dataset
+from breadbox_offline.episode import Episode
 from breadbox_offline.errors import (
     OfflineDataError,
     SpaceMismatchError,
@@ -53,7 +54,7 @@ def client(address: str) -> Iterator[breadbox.Client]:
         yield client
 
 
-def toys(count: int) -> list:
+def toys(count: int) -> list[Episode]:
     return [
         make_toy_episode(str(i), 3 + i, terminated=i % 2 == 0, truncated=i % 2 == 1)
         for i in range(count)

@@ -12,6 +12,7 @@ import random
 import struct
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import lz4.frame
 import numpy as np
@@ -92,7 +93,9 @@ def test_arrays_are_read_only() -> None:
     ],
     ids=lambda call: call[0].__name__,
 )
-def test_calls_are_refused_and_not_made(call: tuple, protocol: int, tmp_path: Path) -> None:
+def test_calls_are_refused_and_not_made(
+    call: tuple[Any, ...], protocol: int, tmp_path: Path
+) -> None:
     marker = tmp_path / "executed"
     function, *arguments = call
     texts = [

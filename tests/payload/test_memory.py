@@ -84,7 +84,7 @@ def test_a_loader_holds_its_prefetched_batches_and_two(
             handed_out += 1
             wanted = min(handed_out + prefetch, 12)
             # The slowest of learners: all that may be loaded ahead is there before it goes on.
-            eventually_sync(lambda wanted=wanted: loaded_count >= wanted, "loading ahead")
+            eventually_sync(lambda: loaded_count >= wanted, "loading ahead")  # noqa: B023 - at once
             assert loaded_count <= wanted
             assert (batch.obs[0] == 4 * (handed_out - 1)).all()
         del batch
@@ -147,7 +147,7 @@ def test_an_appender_holds_its_queue_and_the_fragment_that_waits_to_enter_it(
                     break
                 client.may_write.release()
                 before = client.written_count
-                eventually_sync(lambda before=before: client.written_count > before, "writing")
+                eventually_sync(lambda: client.written_count > before, "writing")  # noqa: B023 - at once
             producer.join()
             appender.flush()
         assert total == client.written_count

@@ -90,7 +90,7 @@ def test_a_path_belongs_to_a_field_and_lies_within_its_parts() -> None:
 
 
 def test_a_named_tuple_is_mapped_to_a_tuple_and_none_stays() -> None:
-    state = namedtuple("state", "h c")(np.ones(2), None)
+    state = namedtuple("state", ["h", "c"])(np.ones(2), None)  # type: ignore[call-arg]
 
     mapped = map_tree(lambda leaf: leaf.sum(), {"state": state, "more": [np.ones(3)]})
 

@@ -327,7 +327,7 @@ def test_a_greedy_recurrent_policy_carries_its_state() -> None:
     """The same choices step by step as over the whole sequence at once."""
     policy = policy_of("lstm", spaces.Discrete(5))
     with torch.no_grad():
-        policy.actor.weight.mul_(500)  # type: ignore[operator,union-attr]
+        policy.actor.weight.mul_(500)  # type: ignore[operator]
     seen = list(draw(OBSERVATIONS["lstm"], 24).reshape(12, 2, -1))
     first = torch.zeros(2, 12, dtype=torch.bool)
     first[:, 0] = first[1, 7] = True

@@ -37,7 +37,7 @@ def test_both_sides_use_one_domain() -> None:
     assert server_status.DOMAIN == status.DOMAIN
 
 
-@pytest.mark.parametrize("kind", sorted(server_status.TABLE, key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(server_status.TABLE, key=str))
 def test_a_hint_to_wait_and_the_retry_of_the_library_agree(kind: type[Exception]) -> None:
     """What carries a delay is what the library waits for, and the other way round."""
     row = server_status.TABLE[kind]

@@ -149,7 +149,7 @@ def test_an_episode_that_ends_at_the_border_leaves_the_reset_observation_as_next
     one, two = trace.fragments
     assert [0, 0, 1] == one.truncated.astype(int).tolist()
     assert [0, 0, 0] == one.terminated.astype(int).tolist()
-    assert ([2], [-2]) == (one.final_obs_step.tolist(), one.final_obs[:, 0].tolist())  # type: ignore[union-attr]
+    assert ([2], [-2]) == (one.final_obs_step.tolist(), one.final_obs[:, 0].tolist())
     assert [3] == one.next_obs.tolist()
     assert [1, 0, 0] == two.first.astype(int).tolist()
     assert [1, 1, 1] == two.episode_id.tolist()

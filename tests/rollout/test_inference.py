@@ -50,7 +50,7 @@ def test_a_greedy_one_takes_the_likeliest_actions_and_carries_states() -> None:
     inference = inference_of(greedy=True)
     policy = inference.policy
     with torch.no_grad():
-        policy.actor.weight.mul_(100)  # type: ignore[operator, union-attr]
+        policy.actor.weight.mul_(100)  # type: ignore[operator]
     states, chosen = [inference.initial_state] * 6, []
     for _ in range(4):
         decision = inference.act(OBS, states, FIRST)
@@ -103,14 +103,14 @@ def test_bfloat16_computes_coarsely_and_answers_in_float32() -> None:
     states = [exact.initial_state] * 6
     wanted, got = exact.act(OBS, states, FIRST), coarse.act(OBS, states, FIRST)
     np.testing.assert_allclose(wanted.value, got.value, atol=0.05)
-    assert (np.float32, np.float32) == (got.value.dtype, got.log_prob.dtype)
+    assert {np.dtype(np.float32)} == {got.value.dtype, got.log_prob.dtype}
     assert np.float32 == state_arrays(got.states[0])[0].dtype
 
 
 def test_output_that_is_not_finite_is_refused() -> None:
     inference = inference_of("mlp")
     with torch.no_grad():
-        inference.policy.critic[4].bias.fill_(np.nan)  # type: ignore[index, union-attr]
+        inference.policy.critic[4].bias.fill_(np.nan)  # type: ignore[index]
     with pytest.raises(PolicyOutputError, match="have diverged"):
         inference.act(OBS, [None] * 6, FIRST)
 

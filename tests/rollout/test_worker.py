@@ -36,7 +36,7 @@ def check_all(rollout: Rollout) -> None:
             check_fragment(fragment)
 
 
-def fresh_weights(seed: int) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def fresh_weights(seed: int) -> dict[str, np.ndarray]:
     torch.manual_seed(seed)
     return policy_weights(make_policy("mlp", OBSERVATION_SPACE, ACTION_SPACE))
 
@@ -392,7 +392,7 @@ def test_a_failure_is_counted_by_kind_and_every_fragment_stays_right(
     """D20, D23, D26: the ancestor died, hung, or invented a terminal state."""
     service = FakeService()
     service.publish("s", 0)
-    limits = {"step_s_max": 1.0, "reset_s_max": 1.0} if "hung" in kind else {}
+    limits: dict[str, Any] = {"step_s_max": 1.0, "reset_s_max": 1.0} if "hung" in kind else {}
     # Short fragments, for where every few steps cost the start of a process.
     with running_worker(service, script, fragment_steps=2, **limits) as rollout:
         rollout.wait_for_fragments(6)

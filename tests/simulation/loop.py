@@ -68,7 +68,7 @@ class _Handle(asyncio.Handle):
     def _run(self) -> None:
         process = self._context.get(_PROCESS)  # type: ignore[attr-defined]
         if process is None or process.may_step(self):
-            super()._run()  # type: ignore[misc]
+            super()._run()
 
 
 class _TimerHandle(asyncio.TimerHandle):
@@ -77,7 +77,7 @@ class _TimerHandle(asyncio.TimerHandle):
     def _run(self) -> None:
         process = self._context.get(_PROCESS)  # type: ignore[attr-defined]
         if process is None or process.may_step(self):
-            super()._run()  # type: ignore[misc]
+            super()._run()
 
 
 class _NoSelector(selectors.SelectSelector):

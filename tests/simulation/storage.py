@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from breadbox.errors import StoreUnavailableError
-from breadbox.stores.base import Custody, StoreUsage
+from breadbox.stores.base import Confirmation, Custody, StoreUsage
 from breadbox.stores.disk_room import KEPT_SHARE
 from breadbox.types import PayloadReference
 from breadbox_server.journal.claims import ALIVE_S, STARTING_S, Claim, Holder
@@ -156,7 +156,7 @@ class SimulatedStore:
         """Refuse what is not this custody's to do."""
         self.journals.check(custody, is_alone=is_alone)
 
-    def confirm(self, custody: Custody | None, payload_ids: Sequence[str]) -> list[bool]:
+    def confirm(self, custody: Custody | None, payload_ids: Sequence[str]) -> list[Confirmation]:
         self.check(custody)
         answers = [self.has(payload_id) for payload_id in payload_ids]
         for payload_id, is_there in zip(payload_ids, answers, strict=True):
@@ -164,7 +164,7 @@ class SimulatedStore:
                 self.lost.pop(payload_id, None)
                 self._contents.expires_at.pop(payload_id, None)
                 self.confirmed.add(payload_id)
-        return answers
+        return [Confirmation(is_there) for is_there in answers]
 
     def delete(
         self, custody: Custody | None, payload_ids: Sequence[str], *, is_alone: bool
@@ -206,7 +206,7 @@ class SimulatedCustodian:
     async def ping(self) -> None:
         await self.link.ask(lambda: None)
 
-    async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
         ids = [reference.payload_id for reference in references]
         return await self.link.ask(partial(self._store.confirm, self._sent(), ids))
 
@@ -577,9 +577,10 @@ class SimulatedWriter:
 
     def compact(self) -> None:
         """Write a snapshot as the compactor does, and trim: where there is room for it."""
-        disk, reserve = self._disk, self._reserve
-        assert disk is not None
-        assert reserve is not None
+        assert self._disk is not None
+        assert self._reserve is not None
+        disk: SimulatedDisk = self._disk
+        reserve: SimulatedReserve = self._reserve
 
         class Archive(SimulatedArchive):
             def write_snapshot(self, sequence: int, data: bytes) -> None:

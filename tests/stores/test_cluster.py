@@ -12,8 +12,8 @@ import pytest
 
 import breadbox
 from breadbox.errors import PayloadMissingError, StoreUnavailableError
-from breadbox.stores import open_custodian, open_store, redis_store
-from breadbox.stores.base import PayloadStore, Segment
+from breadbox.stores import open_custodian, open_store, redis_store, redis_wire
+from breadbox.stores.base import Confirmation, PayloadStore, Segment
 from breadbox.types import PayloadReference
 from breadbox_server.journal.claims import Claim, Holder
 from breadbox_server.journal.redis_stream import RedisArchive, RedisWriter
@@ -82,11 +82,10 @@ def met(monkeypatch: pytest.MonkeyPatch, cluster: RedisCluster) -> list[str]:
     """Nobody's connection is used before all nodes' are; names the threads that met."""
     names: list[str] = []
     barrier = threading.Barrier(len(cluster.primaries))
-    borrowed_wire = redis_store.borrowed_wire
 
     @contextmanager
     def meeting(*arguments: Any) -> Iterator[Any]:
-        with borrowed_wire(*arguments) as wire:
+        with redis_wire.borrowed_wire(*arguments) as wire:
             barrier.wait(timeout=20)
             names.append(threading.current_thread().name)
             yield wire
@@ -164,7 +163,7 @@ async def test_the_server_confirms_and_deletes_on_every_node(
     left = await custodian.present(references)
     await custodian.close()
 
-    assert [*[True] * 30, False] == confirmed
+    assert [*[Confirmation.THERE] * 30, Confirmation.MISSING] == confirmed
     assert {reference.payload_id for reference in references} <= listed
     assert [False] * 30 == left
 
@@ -192,7 +191,7 @@ async def test_payloads_are_written_confirmed_and_read_while_their_slots_move(
         more = payloads(6)
         contents += more
         references += write(store, more)
-        assert [True] * 6 == await custodian.confirm(references[-6:])
+        assert [Confirmation.THERE] * 6 == await custodian.confirm(references[-6:])
         assert contents[:12] == read_back(store, references[:12])
         rounds += 1
     mover.join()
@@ -221,7 +220,7 @@ async def test_any_living_node_of_the_url_is_enough_to_start(url_with_dead_nodes
     store.close()
     await custodian.close()
 
-    assert [True] * 10 == confirmed
+    assert [Confirmation.THERE] * 10 == confirmed
     assert contents == read
 
 
@@ -300,7 +299,7 @@ async def test_the_death_of_a_primary_is_ridden_through() -> None:
         cluster.kill_primary()
 
         assert contents == read_back(store, references)
-        assert [True] * 30 == await custodian.confirm(references)
+        assert [Confirmation.THERE] * 30 == await custodian.confirm(references)
         more = payloads(30)
         assert more == read_back(store, write(store, more))
         store.close()

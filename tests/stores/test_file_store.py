@@ -149,7 +149,7 @@ async def test_a_payload_of_another_size_than_was_announced_is_not_confirmed(
         assert [Confirmation.OTHER_SIZE] == await custodian.confirm(
             [replace(reference, size_bytes=size_bytes)]
         )
-    assert [True] == await custodian.confirm([reference])
+    assert [Confirmation.THERE] == await custodian.confirm([reference])
     assert [Confirmation.OTHER_SIZE] == await custodian.confirm(
         [replace(reference, size_bytes=999)]
     )

@@ -16,6 +16,7 @@ from breadbox.errors import (
     StoreUnavailableError,
 )
 from breadbox.stores import open_custodian, open_store
+from breadbox.stores.base import Confirmation
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.keys import piece_key
 from breadbox.types import PayloadReference
@@ -67,12 +68,12 @@ async def test_confirming_takes_the_expiry_from_every_piece(redis_server: RedisS
     store = open_store(redis_server.url, piece_size_bytes=PIECE_BYTES)
     custodian = open_custodian(redis_server.url)
     (reference,) = store.write_many([in_buffers(payload_of(3 * PIECE_BYTES))])
-    assert [True] == await custodian.confirm([reference])
+    assert [Confirmation.THERE] == await custodian.confirm([reference])
     with redis_server.client() as client:
         keys = [piece_key(reference.payload_id, piece) for piece in range(3)]
         assert [-1, -1, -1] == [client.pttl(key) for key in keys]
         client.delete(keys[1])
-    assert [False] == await custodian.confirm([reference])
+    assert [Confirmation.MISSING] == await custodian.confirm([reference])
     with pytest.raises(PayloadMissingError):
         read_back(store, [reference])
     store.close()
@@ -92,7 +93,12 @@ async def test_of_a_payload_whose_pieces_are_partly_gone_the_rest_goes_on_to_exp
         client.delete(
             piece_key(references[1].payload_id, 2), piece_key(references[3].payload_id, 0)
         )
-        assert [True, False, True, False] == await custodian.confirm(references)
+        assert [
+            Confirmation.THERE,
+            Confirmation.MISSING,
+            Confirmation.THERE,
+            Confirmation.MISSING,
+        ] == await custodian.confirm(references)
         left = [piece_key(references[1].payload_id, piece) for piece in range(2)]
         assert all(client.pttl(key) > 0 for key in left)
         kept = [piece_key(references[2].payload_id, piece) for piece in range(2)]
@@ -106,7 +112,7 @@ async def test_thousands_of_pieces_are_confirmed_in_one_call(redis_server: Redis
     store, custodian = open_store(redis_server.url), open_custodian(redis_server.url)
     references = store.write_many([[memoryview(payload_of(100))] for _ in range(2500)])
     store.delete_many(references[1700:1701])
-    wanted = [position != 1700 for position in range(2500)]
+    wanted = [Confirmation(position != 1700) for position in range(2500)]
     assert wanted == await custodian.confirm(references)
     await custodian.delete(references)
     assert not any(await custodian.present(references))

@@ -12,7 +12,7 @@ import pytest
 import breadbox
 from breadbox.errors import StoreUnavailableError
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.base import PayloadCustodian
+from breadbox.stores.base import Confirmation, PayloadCustodian
 from breadbox.stores.redis_factory import open_redis_async
 from breadbox.types import PayloadReference
 from support.eventually import eventually_sync
@@ -30,7 +30,9 @@ def watched() -> Iterator[WatchedRedis]:
         yield started
 
 
-async def confirmed(custodian: PayloadCustodian, references: list[PayloadReference]) -> list[bool]:
+async def confirmed(
+    custodian: PayloadCustodian, references: list[PayloadReference]
+) -> list[Confirmation]:
     """What a custodian says once it has found the new primary."""
     give_up_at = time.monotonic() + 30.0
     while True:
@@ -47,7 +49,7 @@ async def test_a_store_follows_a_failover(watched: WatchedRedis) -> None:
     try:
         before = payload_of(300_000)
         (kept,) = store.write_many([in_buffers(before)])
-        assert [True] == await custodian.confirm([kept])
+        assert [Confirmation.THERE] == await custodian.confirm([kept])
         watched.wait_until_replicated()
         watched.kill_primary()
         after = payload_of(300_000)
@@ -61,7 +63,7 @@ async def test_a_store_follows_a_failover(watched: WatchedRedis) -> None:
 
         eventually_sync(is_written, "a write to the new primary", within_s=30.0)
         assert [before, after] == read_back(store, [kept, *written])
-        assert [True, True] == await confirmed(custodian, [kept, *written])
+        assert [Confirmation.THERE] * 2 == await confirmed(custodian, [kept, *written])
         with watched.replica.client() as client:
             assert client.exists(f"breadbox:{{{written[0].payload_id}}}:0")
     finally:

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from breadbox.errors import StoreUnavailableError
-from breadbox.stores.base import Custody, StoreUsage
+from breadbox.stores.base import Confirmation, Custody, StoreUsage
 from breadbox.types import PayloadReference
 from support.custody import KnownJournals
 
@@ -62,7 +62,7 @@ class FakeCustodian:
     async def ping(self) -> None:
         self._check_up()
 
-    async def confirm(self, references: Sequence[PayloadReference]) -> list[bool]:
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
         self.confirming.set()
         await self.may_confirm.wait()
         self._check_up()
@@ -73,7 +73,7 @@ class FakeCustodian:
             if reference.payload_id in self.unannounced:
                 self.unannounced.discard(reference.payload_id)
                 self.kept.add(reference.payload_id)
-            answers.append(reference.payload_id in self.kept)
+            answers.append(Confirmation(reference.payload_id in self.kept))
         if self.loses_answers:
             raise StoreUnavailableError("the fake store's answer was lost")
         return answers

@@ -62,7 +62,7 @@ class FakeService:
                     method,
                     request,
                     context.time_remaining() or float("inf"),
-                    {item.key: item.value for item in context.invocation_metadata()},
+                    dict(context.invocation_metadata()),
                 )
             )
         self.arrived.release()

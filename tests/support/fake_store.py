@@ -176,6 +176,9 @@ class FakeCustodian:
         for payload_id in payload_ids:
             self.payloads.drop(payload_id)
 
+    async def incarnation(self) -> str:
+        return "the only one"
+
     async def sweep_unannounced(self) -> int:
         self.payloads.require_up()
         return 0

@@ -2,6 +2,7 @@
 
 import itertools
 
+from breadbox_server.core.ids import FragmentIndex, ModelVersion, PayloadId, SessionId, WorkerId
 from breadbox_server.core.inputs import Fragment, Payload
 
 _serial = itertools.count(1)
@@ -9,7 +10,7 @@ _serial = itertools.count(1)
 
 def make_payload(size_bytes: int = 10) -> Payload:
     """Make a payload whose id no other one of this process has."""
-    return Payload(f"{next(_serial):032x}", size_bytes)
+    return Payload(PayloadId(f"{next(_serial):032x}"), size_bytes)
 
 
 def make_fragment(
@@ -26,11 +27,11 @@ def make_fragment(
 ) -> Fragment:
     """Make a fragment; its payload is new unless one is given."""
     return Fragment(
-        worker_id=worker_id,
-        fragment_index=fragment_index,
-        session_id=session_id,
-        model_version_min=version,
-        model_version_max=version if version_max is None else version_max,
+        worker_id=WorkerId(worker_id),
+        fragment_index=FragmentIndex(fragment_index),
+        session_id=SessionId(session_id),
+        model_version_min=ModelVersion(version),
+        model_version_max=ModelVersion(version if version_max is None else version_max),
         payload=make_payload(size_bytes) if payload is None else payload,
         step_count=step_count,
         discontinuity=discontinuity,

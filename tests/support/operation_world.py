@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict, deque
-from typing import Any, TypeVar
+from typing import Any
 
 from breadbox.calls import Call
 from breadbox.errors import ReplayBufferError
@@ -21,8 +21,6 @@ from breadbox.options import ClientOptions
 from breadbox.outages import Outages
 from breadbox.stores.base import PayloadStore
 from support.clock import ManualClock
-
-T = TypeVar("T")
 
 
 class OperationWorld:
@@ -61,8 +59,8 @@ class OperationWorld:
         """What was sent for a method."""
         return [call.request for call, _ in self.sent if call.method == method]
 
-    def run(self, operation: Operation[T]) -> T:
-        """Interpret an operation to its end."""
+    def run(self, operation: Operation[Any]) -> Any:
+        """Interpret an operation to its end; it answers what `will` was told, whatever that is."""
         try:
             effect = next(operation)
             while True:
@@ -73,7 +71,7 @@ class OperationWorld:
                 else:
                     effect = operation.send(result)
         except StopIteration as stop:
-            answer: T = stop.value
+            answer = stop.value
             return answer
 
     def _perform(self, effect: Effect) -> Any:

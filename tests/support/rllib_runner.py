@@ -114,7 +114,7 @@ def make_space(spec: dict[str, Any]) -> gymnasium.Space[Any]:
 def make_options(case: Case) -> MappingOptions:
     """The mapping that a case asks for."""
     options = case["options"]
-    spaces = {
+    spaces: dict[str, Any] = {
         name: make_space(options[name])
         for name in ("observation_space", "action_space")
         if options.get(name)
@@ -220,7 +220,7 @@ def run_buffer_sample(case: Case, given: Any) -> Outcome:
     args = given["args"]
     n_step = args.get("n_step", 1)
     is_range = isinstance(n_step, list | tuple)
-    draws = ScriptedDraws(given["draws"], alternate=is_range)
+    draws: ScriptedDraws | None = ScriptedDraws(given["draws"], alternate=is_range)
     if "non_terminating" in case["expected"]:
         draws = None  # the original never ends: its script says nothing of how many draws we need
     buffer = make_toy_buffer(given, draws)
@@ -234,16 +234,16 @@ def run_buffer_sample(case: Case, given: Any) -> Outcome:
         )
         sampled = sample_sequences(buffer, sequence_steps(case, args), sampling)
     else:
-        sampling = StepSampling(
+        step_sampling = StepSampling(
             n_step=tuple(n_step) if is_range else n_step,
             discount=args.get("gamma", 0.99),
             with_discount=False,
             with_extras=args.get("include_extra_model_outputs", False),
             with_infos=args.get("include_infos", False),
         )
-        sampled = sample_steps(buffer, args["num_items"], sampling)
+        sampled = sample_steps(buffer, args["num_items"], step_sampling)
         assert len(sampled) == args["num_items"]
-    outcome = {"episodes": [describe(episode) for episode in sampled]}
+    outcome: Outcome = {"episodes": [describe(episode) for episode in sampled]}
     outcome["transitions"] = [describe_transition(episode) for episode in sampled]
     if draws is not None:
         outcome["draws_used"] = draws.used

@@ -114,7 +114,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
                 raise RuntimeError("rebuild me")
         return obs, reward, letter in "trR", letter == "c", {"time": self._time}
 
-    def render(self) -> np.ndarray[Any, Any]:  # type: ignore[override]
+    def render(self) -> np.ndarray[Any, Any]:
         """A frame that tells the time: 16 x 32 pixels, every pixel a function of it."""
         rows, columns = np.mgrid[0:16, 0:32]
         frame = np.stack([rows * 8 + self._time, columns * 5, rows + columns + 3 * self._time], -1)

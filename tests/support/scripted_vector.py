@@ -4,6 +4,7 @@ Each environment inside is a `ScriptedEnv` with a script of its own, so that wha
 checked with `check_fragment` like that of any other.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def make(num_envs: int, scripts: list[str], mode: str) -> SyncVectorEnv:
     """A vector environment; environment i follows script i, or the last one."""
     return SyncVectorEnv(
         [
-            lambda number=number: OwnScriptEnv(scripts[min(number, len(scripts) - 1)], number)
+            partial(OwnScriptEnv, scripts[min(number, len(scripts) - 1)], number)
             for number in range(num_envs)
         ],
         autoreset_mode=AutoresetMode(mode),

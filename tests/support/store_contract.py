@@ -214,7 +214,7 @@ class StoreContract:
     ) -> None:
         with pytest.raises(PayloadCorruptError):
             faces.store.read_many([reference], RangeReceiver([], wants_whole=True))
-        assert [False] == await faces.custodian.confirm([reference])
+        assert [Confirmation.MISSING] == await faces.custodian.confirm([reference])
         assert [False] == await faces.custodian.present([reference])
         assert [reference] == await faces.custodian.missing([reference])
         assert [reference] * 300 == await faces.custodian.missing([reference] * 300)
@@ -239,15 +239,15 @@ class StoreContract:
         payloads = [payload_of(1000), payload_of(2 * PIECE_BYTES), payload_of(1000)]
         references = self.write(faces, *payloads)
         assert [] == [payload_id async for payload_id in faces.custodian.confirmed()]
-        assert [True, True] == await faces.custodian.confirm(references[:2])
+        assert [Confirmation.THERE] * 2 == await faces.custodian.confirm(references[:2])
         listed = {payload_id async for payload_id in faces.custodian.confirmed()}
         assert {reference.payload_id for reference in references[:2]} == listed
         assert payloads == read_back(faces.store, references)
 
     async def test_confirming_again_answers_alike(self, faces: Faces) -> None:
         references = self.write(faces, payload_of(1000), payload_of(3 * PIECE_BYTES))
-        assert [True, True] == await faces.custodian.confirm(references)
-        assert [True, True] == await faces.custodian.confirm(references)
+        assert [Confirmation.THERE] * 2 == await faces.custodian.confirm(references)
+        assert [Confirmation.THERE] * 2 == await faces.custodian.confirm(references)
 
     async def test_confirm_tells_which_are_missing(self, faces: Faces) -> None:
         references = self.write(faces, *[payload_of(2 * PIECE_BYTES) for _ in range(4)])
@@ -262,9 +262,9 @@ class StoreContract:
         faces.store.delete_many([small[1]])
         mixed = await faces.custodian.missing([*small, *references] * 400)
         assert Counter([small[1], *lacking] * 400) == Counter(mixed)
-        assert wanted == await faces.custodian.confirm(references)
+        assert wanted == [bool(each) for each in await faces.custodian.confirm(references)]
         assert lacking * 100 == await faces.custodian.missing(references * 100)
-        assert wanted == await faces.custodian.confirm(references)
+        assert wanted == [bool(each) for each in await faces.custodian.confirm(references)]
         assert [] == await faces.custodian.confirm([])
 
     async def test_payloads_of_another_size_than_said_are_not_confirmed(self, faces: Faces) -> None:
@@ -302,9 +302,9 @@ class StoreContract:
         references = self.write(faces, *(payload_of(size) for size in sizes))
         old, new = faces.custodian, faces.another()
         await old.take(Custody("one", 7))
-        assert [True] * 4 == await old.confirm(references[:4])
+        assert [Confirmation.THERE] * 4 == await old.confirm(references[:4])
         await new.take(Custody("one", 8))
-        assert [True] * 8 == await new.confirm(references)
+        assert [Confirmation.THERE] * 8 == await new.confirm(references)
         for act in (
             old.confirm(references),
             old.confirm(references[:1]),
