@@ -46,7 +46,8 @@ def commands() -> str:
     """Every command, with its options."""
     parts = [
         f"# Command line\n\n{MARK}\n",
-        "A flag wins over its environment variable, and that over the default. "
+        "A flag wins over its environment variable, that over the file of `--config`, and that "
+        "over the default. "
         "A command that needs an extra which is not installed says so.\n",
     ]
     for name, (_, extra, _) in COMMANDS.items():

@@ -22,7 +22,7 @@ assert breadbox.__version__ == importlib.metadata.version("breadbox"), breadbox.
 assert "site-packages" in breadbox.__file__, breadbox.__file__
 for name in breadbox.__all__:
     getattr(breadbox, name)
-heavy = {"torch", "yaml", "pydantic", "gymnasium"} & {*sys.modules}
+heavy = {"torch", "yaml", "gymnasium"} & {*sys.modules}
 assert not heavy, heavy
 from breadbox.cli.main import COMMANDS
 print(*COMMANDS)

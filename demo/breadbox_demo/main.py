@@ -245,7 +245,7 @@ def _check_installed() -> None:
     Raises:
         ModuleNotFoundError: It is not.
     """
-    others = ("torch", "gymnasium", "av", "PIL", "pydantic", "tensorboard", "matplotlib")
+    others = ("torch", "gymnasium", "av", "PIL", "tensorboard", "matplotlib")
     for name in (*SERVER_MODULES, *others):
         if find_spec(name) is None:
             raise ModuleNotFoundError(name, name=name)

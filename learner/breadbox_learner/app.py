@@ -4,12 +4,11 @@ import logging
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from uuid import uuid4
 
 import torch
-import yaml
 
-import breadbox
 from breadbox import Client
 from breadbox.errors import InvalidRequestError, TlsError, UnavailableError
 from breadbox_learner import checkpoint
@@ -121,17 +120,8 @@ def connect(settings: LearnSettings) -> Client:
     Raises:
         InvalidRequestError: The address is malformed, or a certificate cannot be read.
     """
-    tls = None
-    if settings.tls_ca or settings.tls_cert or settings.tls_key:
-        tls = breadbox.Tls(settings.tls_ca, settings.tls_cert, settings.tls_key)
-    return breadbox.connect(
-        settings.server,
-        buffer=settings.buffer,
-        tls=tls,
-        token=settings.token or None,
-        deadline_s=settings.deadline_s,
-        reconnect_s=settings.reconnect_s,
-        store_url=settings.store_url or None,
+    return settings.connect(
+        buffer=settings.buffer, deadline_s=settings.deadline_s, reconnect_s=settings.reconnect_s
     )
 
 
@@ -143,7 +133,7 @@ def say_if_away(settings: LearnSettings) -> None:
     """
     if settings.reconnect_s <= 0:
         return  # Nothing is waited for, so the run ends with the same words at once.
-    with connect(settings.model_copy(update={"reconnect_s": 0.0})) as client:
+    with connect(replace(settings, reconnect_s=0.0)) as client:
         try:
             client.get_buffer()
         except TlsError:
@@ -162,9 +152,8 @@ def dry_run_text(settings: LearnSettings) -> str:
     policy = build_policy(settings)
     build_reference(settings)
     connect(settings).close()
-    shown = settings.model_dump(mode="json", exclude={"token", "store_url"})
     count = sum(parameter.numel() for parameter in policy.parameters())
-    return f"{yaml.safe_dump(shown, sort_keys=False)}# policy with {count} parameters: fits"
+    return f"{settings.as_yaml()}# policy with {count} parameters: fits"
 
 
 def run(settings: LearnSettings, stopped: Callable[[], bool]) -> Outcome:
@@ -225,9 +214,10 @@ class _Run:
         self._folder = folder
         """Rank 0's; None on the others, which write nothing."""
         # What a run that goes on must have in common with the one it goes on from.
-        self._identity = settings.model_dump(
-            mode="json", include={"env", "env_options", "policy", "policy_options"}
-        )
+        plain = settings.plain()
+        self._identity = {
+            name: plain[name] for name in ("env", "env_options", "policy", "policy_options")
+        }
 
     def train(self, stopped: Callable[[], bool]) -> Outcome:
         state, session = self._restored()
@@ -359,9 +349,10 @@ class _Run:
         except OSError as error:
             raise RunFolderError(folder.path, error) from error
         if settings.wandb_project:
-            config = settings.model_dump(mode="json", exclude={"token", "store_url"})
             if settings.token:
                 # The package keeps the command line beside the run.
                 sys.argv[:] = [text.replace(settings.token, "***") for text in sys.argv]
-            sinks.append(WeightsAndBiases(settings.wandb_project, session_id, config, folder.path))
+            sinks.append(
+                WeightsAndBiases(settings.wandb_project, session_id, settings.plain(), folder.path)
+            )
         return sinks

@@ -1,57 +1,55 @@
 """What can be set about PPO. Without torch, so that a command line starts fast."""
 
+from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from breadbox.cli.settings import Settings, setting
 
 
-class PpoConfig(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class PpoConfig(Settings):
     """How to train. Defaults learn CartPole on a CPU."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-    discount: float = Field(default=0.99, ge=0, le=1)
+    discount: float = setting(0.99, ge=0, le=1)
     """gamma: weight of a reward one step later."""
-    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    gae_lambda: float = setting(0.95, ge=0, le=1)
     """lambda of advantage estimation: 0 trusts the value function, 1 the rewards."""
     advantages: Literal["gae", "vtrace"] = "gae"
     """"gae", or "vtrace", which corrects targets and advantages for the policy that acted: for
     data that are some versions old, or used several times."""
-    vtrace_rho_max: float = Field(default=1.0, gt=0)
+    vtrace_rho_max: float = setting(1.0, gt=0)
     """rho of V-trace: bound of the weight of each step's own surprise."""
-    vtrace_c_max: float = Field(default=1.0, gt=0)
+    vtrace_c_max: float = setting(1.0, gt=0)
     """c of V-trace: bound of the weight with which later surprises are carried back; at most
     vtrace_rho_max."""
-    epochs: int = Field(default=4, ge=1)
+    epochs: int = setting(4, ge=1)
     """Passes over each batch."""
-    minibatch_fragments: int = Field(default=16, ge=1)
+    minibatch_fragments: int = setting(16, ge=1)
     """Fragments per gradient step and rank; whole fragments, since a policy may be recurrent."""
-    accumulation_count: int = Field(default=1, ge=1)
+    accumulation_count: int = setting(1, ge=1)
     """Parts a minibatch is worked through in, to save memory; the gradient is the same."""
-    lr: float = Field(default=2.5e-3, gt=0)
+    lr: float = setting(2.5e-3, gt=0)
     """Adam's step size."""
-    lr_decay_updates: int = Field(default=0, ge=0)
+    lr_decay_updates: int = setting(0, ge=0)
     """Updates over which the step size falls linearly to a tenth; 0: it stays."""
-    clip: float = Field(default=0.2, gt=0)
+    clip: float = setting(0.2, gt=0)
     """Bound of |ratio - 1| between trained and proximal policy."""
-    value_coefficient: float = Field(default=0.5, ge=0)
+    value_coefficient: float = setting(0.5, ge=0)
     """Weight of the value loss."""
-    value_clip: float = Field(default=0.0, ge=0)
+    value_clip: float = setting(0.0, ge=0)
     """Bound of how far a value may move in one update, in reward units; 0: none."""
-    entropy_coefficient: float = Field(default=0.01, ge=0)
+    entropy_coefficient: float = setting(0.01, ge=0)
     """Weight of the entropy bonus."""
-    kl_coefficient: float = Field(default=0.0, ge=0)
+    kl_coefficient: float = setting(0.0, ge=0)
     """Weight of the divergence from a reference policy; 0: no reference policy."""
-    target_kl: float = Field(default=0.0, ge=0)
+    target_kl: float = setting(0.0, ge=0)
     """Stop the passes over a batch once the mean divergence from the proximal policy is over 1.5
     times this, in nats; 0: never."""
-    staleness_weight_max: float = Field(default=2.0, ge=0)
+    staleness_weight_max: float = setting(2.0, ge=0)
     """Bound of the weight that corrects for staleness; 0: no correction."""
-    gradient_norm_max: float = Field(default=0.5, ge=0)
+    gradient_norm_max: float = setting(0.5, ge=0)
     """Norm to which a gradient is cut; 0: not cut."""
     amp: Literal["off", "bfloat16", "float16"] = "off"
     """Mixed precision."""
-    value_warmup_updates: int = Field(default=0, ge=0)
+    value_warmup_updates: int = setting(0, ge=0)
     """First updates that train the value alone; the policy is neither trained nor published."""

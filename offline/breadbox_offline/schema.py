@@ -1,9 +1,8 @@
 """`OfflineSchema`: which physical column holds what."""
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, Self
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from dataclasses import dataclass, field
+from typing import Literal
 
 from breadbox_offline.errors import MissingColumnError, SchemaError
 
@@ -45,25 +44,23 @@ _NEVER_EXTRA = frozenset({DONES, AGENT_INDEX, "type"})
 """Columns that recorders write for themselves; they are no model outputs."""
 
 
-class OfflineSchema(BaseModel):
+@dataclass(frozen=True)
+class OfflineSchema:
     """Canonical to physical column names, and what becomes of the rest.
 
     Raises:
-        pydantic.ValidationError: an unknown canonical name, or one physical column for two.
+        SchemaError: an unknown canonical name, or one physical column for two.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    columns: dict[str, str] = Field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
     """Overrides `{canonical: physical}`; what is not named here stands for itself."""
     unmapped: Literal["keep", "drop", "error"] = "keep"
     """Columns that are neither: extra model outputs, ignored, or refused."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         unknown = sorted(self.columns.keys() - set(CANONICAL_COLUMNS))
         if unknown:
-            raise ValueError(
+            raise SchemaError(
                 f"unknown canonical columns {', '.join(unknown)}; known are "
                 f"{', '.join(CANONICAL_COLUMNS)}"
             )
@@ -71,8 +68,7 @@ class OfflineSchema(BaseModel):
         for canonical, physical in self.columns.items():
             other = canonical_of.setdefault(physical, canonical)
             if other != canonical:
-                raise ValueError(f"column {physical!r} is mapped twice: {other}, {canonical}")
-        return self
+                raise SchemaError(f"column {physical!r} is mapped twice: {other}, {canonical}")
 
     def physical(self, canonical: str) -> str:
         """The physical name of a canonical column."""

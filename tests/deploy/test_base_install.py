@@ -20,7 +20,7 @@ from support.hidden_modules import hiding, modules_beyond
 from support.rllib_cases import make_toy_episode
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = {"torch", "yaml", "pydantic", "gymnasium", "av", "PIL", "grpc_status", "prometheus_client"}
+HEAVY = {"torch", "yaml", "gymnasium", "av", "PIL", "grpc_status", "prometheus_client"}
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("BREADBOX_")}
 AS_COMMAND = "from breadbox.cli.main import main\nmain()\n"
 IN_THE_BASE = {name for name, (_, extra, _) in COMMANDS.items() if not extra}

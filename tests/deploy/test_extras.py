@@ -27,7 +27,6 @@ DISTRIBUTION_OF = {
     "grpc_reflection": "grpcio-reflection",
     "grpc_status": "grpcio-status",
     "prometheus_client": "prometheus-client",
-    "pydantic_core": "pydantic",
     "yaml": "pyyaml",
 }
 """Where it is not the module's own name."""

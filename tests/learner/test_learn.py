@@ -169,7 +169,7 @@ def test_a_full_disk_is_one_line_at_the_end_and_no_traceback(
         )
     assert 2 == code
     assert "Traceback" not in err
-    wanted = f"breadbox learn: {tmp_path / 'checkpoint.safetensors'}: No space left on device"
+    wanted = f"Error: {tmp_path / 'checkpoint.safetensors'}: No space left on device"
     assert wanted == err.splitlines()[-1]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from breadbox.cli.main import cli
 from breadbox.errors import InvalidRequestError
-from breadbox_learner.main import learn
 from breadbox_learner.progress import JsonLines, Progress
 from breadbox_learner.run_folder import RunFolder, RunFolderError
 from breadbox_learner.settings import LearnSettings
@@ -85,10 +85,10 @@ def test_a_folder_that_cannot_be_made_is_one_line_and_exit_status_2(tmp_path: Pa
     (tmp_path / "file").write_text("")
     place = tmp_path / "file" / "run"
     result: Result = CliRunner().invoke(
-        learn, ["--run-dir", str(place), "--server", "127.0.0.1:1", "--reconnect-s", "0"]
+        cli, ["learn", "--run-dir", str(place), "--server", "127.0.0.1:1", "--reconnect-s", "0"]
     )
     assert (2, 1) == (result.exit_code, len(result.stderr.splitlines())), result.stderr
-    assert f"breadbox learn: {place}: Not a directory" in result.stderr
+    assert f"Error: {place}: Not a directory" in result.stderr
 
 
 def test_a_checkpoint_that_finds_no_room_names_file_and_reason(tmp_path: Path) -> None:

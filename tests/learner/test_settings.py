@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 from safetensors.numpy import save_file
 from safetensors.torch import load, save
 
+from breadbox.cli.main import cli
 from breadbox.errors import UnavailableError
 from breadbox_learner import checkpoint
 from breadbox_learner.app import build_policy, build_reference, run
 from breadbox_learner.checkpoint import SessionState
-from breadbox_learner.main import learn
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.ppo_config import PpoConfig
 from breadbox_learner.returns import EpisodeReturns
@@ -27,7 +27,7 @@ from breadbox_policies import PolicyModule, policy_weights
 
 
 def dry_run(*arguments: str, environment: dict[str, str] | None = None) -> Result:
-    return CliRunner().invoke(learn, ["--dry-run", *arguments], env=environment)
+    return CliRunner().invoke(cli, ["learn", "--dry-run", *arguments], env=environment)
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def dry_run(*arguments: str, environment: dict[str, str] | None = None) -> Resul
         (("--policy", "transformer"), "policy 'transformer' is not one of"),
         (("--policy-options", '{"depth": 3}'), "policy_options do not fit"),
         (("--device", "abacus"), "device 'abacus'"),
-        (("--lr", "nan"), "lr: "),
-        (("--discount", "1.5"), "discount: Input should be less than or equal to 1"),
-        (("--fragments-per-batch", "0"), "fragments_per_batch: "),
+        (("--lr", "nan"), "lr must be a finite number"),
+        (("--discount", "1.5"), "(env var: 'BREADBOX_DISCOUNT'): 1.5 is not in the range 0<=x<=1"),
+        (("--fragments-per-batch", "0"), "0 is not in the range x>=1"),
         (("--kl-coefficient", "0.1"), "reference_policy is needed"),
         (("--wandb-project", "x"), "wandb_project needs the package wandb"),
-        (("--config", "/no/such/file.yaml"), "/no/such/file.yaml: cannot be read"),
+        (("--config", "/no/such/file.yaml"), "--config /no/such/file.yaml cannot be read"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -88,11 +88,11 @@ def test_flags_win_over_environment_and_environment_over_the_file(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epoch: 3", "epoch: Extra inputs are not permitted"),
-        ("epochs: many", "epochs: Input should be a valid integer"),
-        ("- a list", "wanted names and values, got a list"),
-        ("a: [", "cannot be read as YAML"),
-        ("!!python/object/apply:os.system ['true']", "cannot be read as YAML"),
+        ("epoch: 3", "names unknown options: epoch"),
+        ("epochs: many", "'many' is not a valid integer"),
+        ("- a list", "must be a mapping"),
+        ("a: [", "is not YAML"),
+        ("!!python/object/apply:os.system ['true']", "is not YAML"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:

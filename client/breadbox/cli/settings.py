@@ -128,6 +128,8 @@ class Field:
     """Type of a value that is not None, or of one of several."""
     is_many: bool
     """Whether it may be given several times."""
+    is_optional: bool
+    """Whether it may be None."""
     default: Any
     """Value, or function that makes it; MISSING: it has to be given."""
     said: Particulars
@@ -139,18 +141,24 @@ class Field:
         return self.said.option or self.name
 
     def check(self, value: Any) -> None:
-        """Refuse a number that is out of range, and what is not among the choices.
+        """Refuse what is no number, a number that is out of range, and what is no choice.
 
         Raises:
             InvalidRequestError: It is.
         """
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            if problem := self.said.problem(value):
-                raise InvalidRequestError(self.option, problem)
-        elif isinstance(value, str) and self.choices and value not in self.choices:
-            raise InvalidRequestError(
-                self.option, f"must be one of {', '.join(self.choices)}, got {value!r}"
-            )
+        problem = ""
+        if value is None:
+            problem = "" if self.is_optional else "is missing"
+        elif self.kind in (int, float, Bytes):
+            kind = (int, float) if self.kind is float else int
+            if isinstance(value, kind) and not isinstance(value, bool):
+                problem = self.said.problem(value)
+            else:
+                problem = f"must be a {'' if self.kind is float else 'whole '}number, got {value!r}"
+        elif self.choices and not self.is_enum and value not in self.choices:
+            problem = f"must be one of {', '.join(self.choices)}, got {value!r}"
+        if problem:
+            raise InvalidRequestError(self.option, problem)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -200,8 +208,10 @@ class Field:
             shared |= {"is_flag": True, "show_default": has_two and required is False}
         else:
             declared = flag
-            shown = self.said.shown or (None if callable(self.default) else shared.get("default"))
-            shared["show_default"] = self.said.shown or shown not in (None, "", ())
+            shown = shared.get("default")
+            shared["show_default"] = self.said.shown or not (
+                shown in (None, "", ()) or callable(shown)
+            )
         if self.said.environment:
             shared |= {"envvar": f"BREADBOX_{self.option.upper()}", "show_envvar": True}
         if self.is_many:
@@ -263,8 +273,9 @@ def _fields_of(settings: type[Settings]) -> Iterator[Field]:
 
 
 def _field(field: "dataclasses.Field[Any]", hint: Any, help_text: str) -> Field:
-    kind, is_many = hint, False
+    kind, is_many, is_optional = hint, False, False
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        is_optional = types.NoneType in typing.get_args(kind)
         kind = next(each for each in typing.get_args(kind) if each is not types.NoneType)
     if typing.get_origin(kind) is tuple:
         kind, is_many = typing.get_args(kind)[0], True
@@ -272,7 +283,7 @@ def _field(field: "dataclasses.Field[Any]", hint: Any, help_text: str) -> Field:
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory
     said = field.metadata.get("said", Particulars())
-    return Field(field.name, kind, is_many, default, said, help_text)
+    return Field(field.name, kind, is_many, is_optional, default, said, help_text)
 
 
 def _docs_of(settings: type) -> Mapping[str, str]:
