@@ -153,7 +153,8 @@ class Fitting:
             bounds = self._ranges.get(_observed(path))
             if bounds is not None:
                 low, high = (torch.as_tensor(each, device=values.device) for each in bounds)
-                wrong = ((values < low) | (values > high)).flatten(1).any(1)
+                # A choice has no axis of its own: its `next_obs` is [B], its `final_obs` [F].
+                wrong = ((values < low) | (values > high)).reshape(len(values), -1).any(1)
                 wanted = f"{bounds[0]} to {bounds[1]}"
                 self._note(found, wrong, rows, Misfit(path, wanted, "others"))
         if batch.final_obs_step is not None:

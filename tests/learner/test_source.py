@@ -503,3 +503,27 @@ def test_a_state_without_tensors_is_refused_with_the_remedy() -> None:
     spaces = Spaces(gymnasium.spaces.Box(0, 1, (3,)), gymnasium.spaces.Discrete(2))
     with pytest.raises(InvalidRequestError, match="return None for a policy without memory"):
         expected_rows(spaces, {"memory": ()})
+
+
+def test_a_choice_that_does_not_exist_is_blamed_on_its_fragment_wherever_it_stands() -> None:
+    """Observations that are one choice have no axis of their own."""
+
+    def choosing(index: int, **fields: Any) -> Fragment:
+        wanted = {"obs": np.full(STEPS, 3), "next_obs": np.array(4), "action": np.ones(STEPS)}
+        return plain_fragment(index, **{**wanted, **fields})
+
+    ends = {"final_obs_step": np.array([2, 5], np.int32)}
+    store = FakeStore()
+    references = stored(
+        store,
+        choosing(0, **ends, final_obs=np.array([3, 5])),
+        choosing(1, next_obs=np.array(2)),
+        choosing(2),
+        choosing(3, **ends, final_obs=np.array([3, 6])),
+        choosing(4, obs=np.full(STEPS, 7)),
+    )
+    spaces = Spaces(gymnasium.spaces.Discrete(3, start=3), gymnasium.spaces.Discrete(2))
+    batch = load_batch(store, references, device="cpu")
+    faulty = Fitting(expected_rows(spaces, None), spaces).faulty(batch)
+    blamed = {row: (misfit.path, misfit.wanted) for row, misfit in faulty.items()}
+    assert {1: ("next_obs", "3 to 5"), 3: ("final_obs", "3 to 5"), 4: ("obs", "3 to 5")} == blamed

@@ -52,3 +52,43 @@ class _Failing(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._path.exists():
             raise RuntimeError("it is there")
         return super().step(action)
+
+
+class _ManySpaces(gymnasium.Env[Any, Any]):
+    observation_space = spaces.Dict(
+        {
+            "from_zero": spaces.Discrete(5),
+            "from_three": spaces.Discrete(4, start=3),
+            "flags": spaces.MultiBinary(3),
+            "choices": spaces.MultiDiscrete([2, 7]),
+            "number": spaces.Box(-1.0, 1.0, (), np.float32),
+            "board": spaces.Box(0, 9, (2, 2), np.int64),
+            "pair": spaces.Tuple([spaces.Discrete(2), spaces.Box(0.0, 1.0, (), np.float64)]),
+        }
+    )
+    action_space = spaces.Dict(
+        {
+            "turn": spaces.Discrete(3, start=-1),
+            "buttons": spaces.MultiBinary(2),
+            "force": spaces.Box(-1.0, 1.0, (), np.float32),
+        }
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space["turn"].contains(action["turn"]), action
+        self.steps += 1
+        # Of different lengths, so that fragments have several final observations, one and none.
+        ends, is_cut = self.steps >= 30, bool(self.np_random.random() < 0.05)
+        return self.observation_space.sample(), 1.0, ends, is_cut, {}
+
+
+def many_spaces() -> gymnasium.Env[Any, Any]:
+    """Every kind of space that can be stored as arrays, with leaves that have no axis."""
+    return _ManySpaces()
