@@ -7,6 +7,7 @@ every RPC why repeating it is safe; an RPC that is not in it cannot be called.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
+from uuid import uuid4
 
 from google.protobuf.message import Message
 
@@ -66,9 +67,10 @@ def _nothing(response: Any) -> None:
 
 
 def start_session(
-    buffer: str, session_id: str, model_version: int | None
+    buffer: str, session_id: str | None, model_version: int | None
 ) -> Call[types.ModelState]:
-    """Make a session current."""
+    """Make a session current; a new one without a name."""
+    session_id = uuid4().hex if session_id is None else session_id
     request = wire.build(
         pb.StartSessionRequest, buffer=buffer, session_id=session_id, model_version=model_version
     )

@@ -167,12 +167,17 @@ class Client:
     # Sessions and models -----------------------------------------------------------------------
 
     def start_session(
-        self, session_id: str, *, model_version: int | None = None, buffer: str | None = None
+        self,
+        session_id: str | None = None,
+        *,
+        model_version: int | None = None,
+        buffer: str | None = None,
     ) -> types.ModelState:
         """Make a session current and end the previous one with everything of it.
 
         Args:
-            session_id: Made by the caller, unique per run. The current one again changes nothing.
+            session_id: A name that was never used, one for each run. The current one again
+                changes nothing. None: a fresh one, which is in the answer.
             model_version: Version to start at, for a resumed run; None: 0.
             buffer: None: the client's.
 

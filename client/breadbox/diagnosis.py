@@ -255,7 +255,7 @@ def _too_few(seen: _Seen, needed: int) -> _Judgement | None:
     have, rate = seen.state.chunk_count, seen.rate("chunks completed")
     if have >= needed:
         return None
-    headline = f"Too few chunks: {have} are held and {needed} are needed; "
+    headline = f"Too few chunks: {have} held, {needed} needed; "
     if rate > 0:
         headline += f"{rate:.3g} per second arrive, so expect about {(needed - have) / rate:.0f} s."
     else:
@@ -275,8 +275,8 @@ def _queue(seen: _Seen) -> _Judgement | None:
     rate = seen.rate("chunks completed")
     return (
         "QUEUE",
-        f"{seen.state.waiter_count} fetches wait in order of arrival while {rate:.3g} chunks per "
-        f"second arrive and {seen.state.chunk_count} are held; {seen.state.waiting_reason}.",
+        f"Fetches wait in order of arrival, {seen.state.waiter_count} now, while {rate:.3g} chunks "
+        f"per second arrive and {seen.state.chunk_count} are held; {seen.state.waiting_reason}.",
         ["Add workers, or let learners fetch fewer fragments at a time."],
     )
 

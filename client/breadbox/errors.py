@@ -48,8 +48,10 @@ class SessionEndedError(ReplayBufferError):
     """The session is unknown or has ended; another learner may have started its own."""
 
     def __init__(self, session_id: str, current_session_id: str) -> None:
+        current = f"current is {current_session_id!r}" if current_session_id else "none is"
         super().__init__(
-            f"session {session_id!r} is not current; current is {current_session_id!r}"
+            f"session {session_id!r} is not current; {current}. One that has ended is never "
+            "started again: start_session() makes a new one"
         )
         self.session_id = session_id
         self.current_session_id = current_session_id
@@ -98,7 +100,7 @@ class WaitElapsedError(ReplayBufferError, TimeoutError):
     """A fetch waited as long as it was allowed to. Nothing was taken."""
 
     def __init__(self, waited_s: float, reason: str) -> None:
-        super().__init__(f"waited {waited_s:.1f} s for a batch: {reason}")
+        super().__init__(f"waited {waited_s:.1f} s for a batch: {reason} (see `breadbox explain`)")
         self.waited_s = waited_s
         self.reason = reason
 

@@ -1,7 +1,6 @@
 """A learner's session: versions of the model, in order, with their weights."""
 
 import logging
-from uuid import uuid4
 
 from breadbox import Client
 from breadbox.errors import ReplayBufferError, SessionEndedError
@@ -21,7 +20,7 @@ class Publisher:
 
     def __init__(self, client: Client, *, session_id: str = "", model_version: int = 0) -> None:
         self._client = client
-        self.session_id = session_id or _new_session_id()
+        self.session_id = session_id
         self.model_version = model_version
 
     def start(self, policy: PolicyModule) -> None:
@@ -37,11 +36,14 @@ class Publisher:
         try:
             self._start(policy)
         except SessionEndedError:
-            self.session_id = _new_session_id()
+            self.session_id = ""
             self._start(policy)
 
     def _start(self, policy: PolicyModule) -> None:
-        state = self._client.start_session(self.session_id, model_version=self.model_version)
+        state = self._client.start_session(
+            self.session_id or None, model_version=self.model_version
+        )
+        self.session_id = state.session_id
         self.model_version = max(self.model_version, state.model_version or 0)
         self.publish(policy)
 
@@ -93,7 +95,3 @@ class Follower:
 
     def keep(self, policy: PolicyModule) -> None:
         """Do nothing: rank 0 looks after the session."""
-
-
-def _new_session_id() -> str:
-    return uuid4().hex

@@ -214,11 +214,11 @@ def _recover(
     # It stays, and has no cycles: not even the first collection needs to walk it.
     gc.freeze()
     log.info(
-        "recovered %d buffers at turn %d, of these %d turns after the snapshot, in %.2f s",
-        len(recovered.buffers.names()),
+        "recovered at turn %d, of these %d after the snapshot, in %.2f s; buffers: %d",
         recovered.sequence,
         recovered.turn_count,
         perf_counter() - started,
+        len(recovered.buffers.names()),
     )
     return recovered
 

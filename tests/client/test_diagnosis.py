@@ -84,7 +84,7 @@ CASES: list[tuple[str, BufferDescription, list[str]]] = [
         buffer(
             chunk_count=12,
             waiter_count=3,
-            waiting_reason="the buffer holds 12 chunks of the 20 asked for",
+            waiting_reason="12 chunks are held and 20 are needed",
             counters={"fragments_admitted": 40, "chunks_closed": 10},
         ),
         ["3 fetches", "1 chunks per second", "12 chunks of the 20"],

@@ -266,7 +266,7 @@ def test_d18_fetch_ends_at_its_deadline_and_says_what_it_waited_for() -> None:
     world.fetch(3, max_wait_s=20.0)
     world.advance(20.0)
     [elapsed] = world.events(WaitElapsed)
-    assert (20.0, "the buffer holds 1 chunks of the 3 asked for") == (
+    assert (20.0, "1 chunk is held and 3 are needed") == (
         elapsed.wait_s,
         elapsed.reason,
     )

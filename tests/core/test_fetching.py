@@ -127,10 +127,7 @@ def test_whoever_waits_beside_full_bytes_is_told_of_them() -> None:
     world.append("w0", 0, size_bytes=5)
     world.append("w0", 1, size_bytes=30)
     world.fetch(3)
-    expected = (
-        "the buffer holds 2 chunks of the 3 asked for, "
-        "and 35 bytes of capacity_bytes (45) are in use"
-    )
+    expected = "2 chunks are held and 3 are needed, and 35 bytes of capacity_bytes (45) are in use"
     assert expected == world.seen().waiting_reason
 
 
@@ -177,7 +174,7 @@ def test_nobody_overtakes_the_head_of_the_queue() -> None:
     third = world.fetch(1, max_wait_s=0.0)
     [elapsed] = world.events(WaitElapsed)
     assert third == elapsed.caller_id
-    assert "2 fetches wait in order of arrival; for the first, the buffer holds 2" in elapsed.reason
+    assert "2 fetches wait in order of arrival; for the first, 2 chunks are held" in elapsed.reason
     world.append("w0", 2)
     assert [first] == [grant.caller_id for grant in world.events(FetchGranted)]
     world.append("w0", 3)
@@ -204,7 +201,7 @@ def test_waiter_that_times_out_is_told_why_and_lets_the_next_pass() -> None:
     events = world.buffers.take_events()
     [elapsed] = [event for event in events if isinstance(event, WaitElapsed)]
     assert (first, 5.0) == (elapsed.caller_id, elapsed.wait_s)
-    assert "the buffer holds 1 chunks of the 2 asked for" == elapsed.reason
+    assert "1 chunk is held and 2 are needed" == elapsed.reason
     assert [second] == [e.caller_id for e in events if isinstance(e, FetchGranted)]
 
 

@@ -378,7 +378,7 @@ def test_a_buffer_that_stays_short_says_so_in_the_log(
     monkeypatch.setattr(interface, "FIRST_WORD_S", 0.05)
     thread = threading.Thread(target=trainer.fetch_fragments, args=(2,))
     thread.start()
-    eventually_sync(lambda: "the buffer holds 0 chunks of the 1 asked for" in caplog.text)
+    eventually_sync(lambda: "0 chunks are held and 1 is needed" in caplog.text)
     add(trainer, 0, 1)
     thread.join(20)
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -55,20 +56,27 @@ def test_the_learner_lines_fetch_batches_from_a_running_server(
         start_server(store=f"file://{tmp_path / 'store'}") as server,
         breadbox.connect(server.address) as client,
     ):
-        # What the snippet starts once more; then it finds what is there.
-        (session_id,) = re.findall(r'start_session\("(.*)"\)', learner)
-        client.start_session(session_id)
-        client.append_many([some_fragment(index, session_id) for index in range(32)])
 
-        # Fresh names, as in a script of its own; without them the client would never be closed.
-        names: dict[str, breadbox.Client] = {}
-        exec(learner.replace("localhost:50051", server.address), names)
-        names["client"].close()
+        def work(runs: int) -> None:
+            state = None
+            for _ in range(runs):
+                state = client.watch_model(state, max_wait_s=60)
+                assert state is not None
+                client.append_many([some_fragment(index, state.session_id) for index in range(32)])
+
+        with ThreadPoolExecutor() as pool:
+            working = pool.submit(work, 2)
+            for _ in range(2):  # It can be run again.
+                # Fresh names, as in a script; without them the client would never be closed.
+                names: dict[str, breadbox.Client] = {}
+                exec(learner.replace("localhost:50051", server.address), names)
+                names["client"].close()
+            working.result()
 
         state = client.get_buffer().state
     printed = capsys.readouterr().out
     line = f"(8, {STEP_COUNT}) (8, {STEP_COUNT}, 3)"
-    assert [line] * 4 == printed.splitlines(), "four batches of eight"
+    assert [line] * 8 == printed.splitlines(), "four batches of eight, twice"
     assert state.lease_count == 0, "released on leaving the with statement"
 
 

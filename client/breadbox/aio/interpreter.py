@@ -141,6 +141,9 @@ class Interpreter:
         except StopIteration as stop:
             answer: T = stop.value
             return answer
+        except ReplayBufferError as error:
+            # How the library got there is nobody's concern, and hides where the caller was.
+            raise error.with_traceback(None)  # noqa: B904 - it is the same error
         finally:
             operation.close()
 

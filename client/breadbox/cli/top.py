@@ -70,7 +70,10 @@ def render(sample: Sample, server: str, moment: str) -> Group:
         else frame.counted(len(sample.buffers), "buffer")
     )
     reasons = [
-        frame.shown(f"{name}: a fetch waits, {description.state.waiting_reason}")
+        frame.shown(
+            f"{name}: a fetch {'waits' if description.state.waiter_count else 'would wait'}, "
+            f"{description.state.waiting_reason}"
+        )
         for name, description in sample.buffers.items()
         if description.state.waiting_reason
     ]

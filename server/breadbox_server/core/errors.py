@@ -74,7 +74,10 @@ class SessionNotCurrentError(DomainError):
     """The session is unknown or has ended."""
 
     def __init__(self, session: str, current: str) -> None:
-        super().__init__(f"session {session!r} is not current; current is {current!r}")
+        told = f"current is {current!r}" if current else "none is"
+        super().__init__(
+            f"session {session!r} is not current; {told}. One that has ended is never started again"
+        )
         self.session = session
         self.current = current
 

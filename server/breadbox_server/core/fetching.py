@@ -228,7 +228,9 @@ class Fetching:
         if head is None or head is waiter:
             return state.waiting_reason(self._chunk_count(waiter), waiter.world_size)
         reason = state.waiting_reason(self._chunk_count(head), head.world_size)
-        return f"{len(state.waiters)} fetches wait in order of arrival; for the first, {reason}"
+        count = len(state.waiters)
+        waiting = "1 fetch waits" if count == 1 else f"{count} fetches wait"
+        return f"{waiting} in order of arrival; for the first, {reason}"
 
     def next_reason(self) -> str:
         """Say what the next fetch would wait for; empty when the smallest one would not."""

@@ -136,7 +136,9 @@ class BufferState:
         if self.model.version is None:
             return "no session is current"
         if chunk_count > held_count:
-            reason = f"the buffer holds {held_count} chunks of the {chunk_count} asked for"
+            held = f"{held_count} {'chunk is' if held_count == 1 else 'chunks are'} held"
+            needed = f"{chunk_count} {'is' if chunk_count == 1 else 'are'} needed"
+            reason = f"{held} and {needed}"
             referred_bytes, bytes_max = self.payloads.referred_bytes, self.config.capacity_bytes
             if held_count and referred_bytes + referred_bytes / held_count > bytes_max:
                 reason += f", and {referred_bytes} bytes of capacity_bytes ({bytes_max}) are in use"
