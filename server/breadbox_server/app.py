@@ -542,19 +542,18 @@ async def _fitted(settings: Settings, custodian: PayloadCustodian) -> Settings:
         usage = await custodian.usage()
     except StoreError as error:
         raise _cannot_use(settings, error) from error
-    config = settings.default_config
-    if not usage.capacity_bytes_max or config.capacity_bytes <= usage.capacity_bytes_max:
+    fitting = usage.capacity_bytes_max
+    if not fitting or settings.capacity_bytes <= fitting:
         return settings
     log.warning(
         "--capacity-bytes is %.0f MiB, and the store takes %.0f in all: buffers hold %.0f MiB; "
         "for more, give Redis more maxmemory, or a directory a larger file system (docker run "
         "--shm-size)",
-        config.capacity_bytes / MIB,
+        settings.capacity_bytes / MIB,
         usage.limit_bytes / MIB,
-        usage.capacity_bytes_max / MIB,
+        fitting / MIB,
     )
-    fitted = replace(config, capacity_bytes=usage.capacity_bytes_max)
-    return replace(settings, default_config=fitted)
+    return replace(settings, capacity_bytes=fitting)
 
 
 def _cannot_use(settings: Settings, error: StoreError) -> StartError:

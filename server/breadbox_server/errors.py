@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from breadbox.errors import StoreUnavailableError
+from breadbox.errors import ReplayBufferError, StoreUnavailableError
 from breadbox_server.core.errors import DomainError
 from breadbox_server.core.inputs import Payload
 
@@ -137,5 +137,5 @@ class OutageError(StoreUnavailableError):
         self.places = tuple(places)
 
 
-class StartError(Exception):
+class StartError(ReplayBufferError):
     """The server cannot start, or go on; the text says in one line what, why and what to do."""

@@ -17,7 +17,6 @@ from breadbox.payload.format import Head
 from breadbox.payload.receive import Placement, receive
 from breadbox.stores import open_store
 from breadbox.types import PayloadReference
-from breadbox_server.errors import StartError
 from breadbox_server.fsck import Findings, delete, examine
 from breadbox_server.journal.storage import JournalError
 
@@ -59,7 +58,7 @@ def fsck(settings: FsckSettings) -> int:
     store, repair = settings.store, settings.repair
     try:
         found = examine(store, settings.journal, settle_s=settings.settle_s, repair=repair)
-    except (StartError, JournalError) as error:
+    except JournalError as error:
         raise Unusable(str(error)) from error
     damaged, unreadable = _corrupt(store, () if settings.no_checksums else [*found.books.values()])
     deleted = []

@@ -1,92 +1,194 @@
 """What can be set, by flag, environment or file: names, units, defaults, checks.
 
-The command line reads the environment (`BREADBOX_<OPTION>`) and the file (`--config`) through
-click; nothing else in the server looks at either.
+The command line fills these in; nothing else in the server looks at the environment or a file of
+settings.
 """
 
 import os
-import stat
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Final
 
+from breadbox.cli.logs import LogSettings
+from breadbox.cli.settings import Bytes, setting
 from breadbox.stores import has_secret, redact
 from breadbox.stores.urls import GATEWAY_URL
-from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.config import (
+    BufferConfig,
+    FullPolicy,
+    LeaseExpiryPolicy,
+    MinimumChunksConfig,
+)
+from breadbox_server.core.errors import InvalidArgumentError
+from breadbox_server.core.samplers import SAMPLERS
 from breadbox_server.errors import StartError
 from breadbox_server.limits import BUFFERS_MAX, CONNECTIONS_MAX, UNANNOUNCED_BYTES_MAX
-from breadbox_server.transport import TlsFiles
+from breadbox_server.transport import TlsFiles, tls_files
+
+_DEFAULTS: Final = BufferConfig()
+_OPTIONS: Final = {"limiter.chunk_count": "minimum_chunks"}
+"""Names of limits on the command line, where they are not the limits' own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """One server's settings, checked by whoever made them. `repr` hides URLs with passwords."""
+def default_store_url() -> str:
+    """A directory of this user in shared memory; where there is none, in the temporary folder."""
+    shared_memory = Path("/dev/shm")
+    parent = shared_memory if os.access(shared_memory, os.W_OK) else Path(tempfile.gettempdir())
+    return f"file://{parent / f'breadbox-{os.getuid()}'}"
 
-    listen: str = "127.0.0.1:50051"
-    """HOST:PORT, [IPV6]:PORT or unix:PATH; port 0 takes a free one."""
-    store: str = field(repr=False)
-    """URL of the payload store, as the server and its clients open it."""
-    local_socket: Path | None = None
-    """Unix socket, for this user alone, that is listened on too; for probes and tools beside it."""
-    client_store: str = field(default="", repr=False)
-    """URL of the payload store as clients are told it; empty: the same as the server's."""
-    has_gateway: bool = False
-    """Whether payloads pass through the server: those of producers, and where `client_store` is
-    empty everybody's."""
-    gateway_unannounced_bytes: int = UNANNOUNCED_BYTES_MAX
-    """What a token may have written through the gateway and not announced; a payload is no
-    larger."""
-    tls: TlsFiles | None = None
-    """Certificates; None: calls are not encrypted."""
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(LogSettings):
+    """One server's settings. `repr` hides URLs with passwords.
+
+    Raises:
+        InvalidRequestError, StartError: A value is out of its range, or contradicts another.
+    """
+
+    listen: str = setting("127.0.0.1:50051", metavar="HOST:PORT")
+    """Where to answer calls: HOST:PORT, [IPV6]:PORT or unix:PATH; port 0 takes a free one."""
+    store: str = setting(
+        default_factory=default_store_url,
+        secret=True,
+        metavar="URL",
+        shown="a directory in /dev/shm",
+    )
+    """Payload store: file:///DIR, redis://..., rediss://..., unix:///SOCKET,
+    redis+cluster://HOST,HOST..."""
+    client_store: str = setting("", secret=True, metavar="URL")
+    """Payload store as clients are told it, with their own credentials; default: --store. Needed
+    with --tokens where --store has a password."""
+    shares_store_password: bool = setting(False, option="share_store_password")
+    """Tell every client with a token the password in --store; it may then read and delete all
+    payloads and the journal."""
+    has_gateway: bool = setting(False, option="gateway")
+    """Move payloads through this server, so that clients need neither a way to the store nor its
+    password: all clients or, with --client-store, those that show the token of a producer."""
+    gateway_unannounced_bytes: Bytes = setting(
+        UNANNOUNCED_BYTES_MAX, option="gateway_unannounced", ge=0
+    )
+    """Bytes that a token may have written through the gateway and not announced yet; also the
+    largest payload there."""
+    tls_cert: Path | None = None
+    """PEM with the server's certificate chain; turns TLS on. Read again when it changes."""
+    tls_key: Path | None = None
+    """PEM with its private key."""
+    tls_client_ca: Path | None = None
+    """PEM; every client must show a certificate that this authority has signed."""
     allow_plaintext: bool = False
-    """Whether other machines may be talked to in the clear."""
+    """Talk to other machines without encryption, and without --tokens let everybody there do
+    everything; for networks that are trusted."""
     allow_anonymous: bool = False
-    """Whether other machines may do everything without a token or a certificate."""
-    shares_store_password: bool = False
-    """Whether clients with tokens are told the server's own password of the store."""
+    """Let everybody on other machines do everything, without --tokens or --tls-client-ca."""
     tokens: Path | None = None
-    """File of the tokens that are known; None: nobody is asked for one."""
-    metrics_listen: str = ""
-    """HOST:PORT of the metrics; empty: none."""
-    default_config: BufferConfig = field(default_factory=BufferConfig)
-    """Limits of the buffer `default`, and of new buffers where nothing else is said."""
-    buffers_max: int = BUFFERS_MAX
-    """Buffers held at a time."""
-    connections_max: int = CONNECTIONS_MAX
-    """Connections that `listen` takes at a time, and as many a `local_socket`; the next is closed
-    at once. Fewer where the process may not open so many files."""
-    unannounced_s: float = 600.0
+    """File of known bearer tokens (breadbox token makes them). Read again when it changes."""
+    local_socket: Path | None = None
+    """Unix socket for this user alone that answers too, unencrypted; for probes and tools."""
+    metrics_listen: str = setting("", metavar="HOST:PORT")
+    """Where to serve metrics for Prometheus over HTTP; nothing serves none."""
+    fragments_per_chunk: int = _DEFAULTS.fragments_per_chunk
+    """Consecutive fragments of one worker that are fetched, used and evicted together. This and
+    what follows are the limits of every buffer that asks for no others."""
+    capacity_chunks: int = _DEFAULTS.capacity_chunks
+    """Chunks held for fetches; beyond, --full-policy decides."""
+    capacity_bytes: Bytes = _DEFAULTS.capacity_bytes
+    """Payload bytes held, such as 8GiB; beyond, --full-policy decides. With a file:// store at most
+    half of its file system, of one over 1 GiB all but 512 MiB."""
+    staleness_max: int = _DEFAULTS.staleness_max
+    """Model versions that data may lag behind; what is staler is evicted."""
+    uses_max: int = _DEFAULTS.uses_max
+    """Deliveries of a chunk, then it leaves."""
+    full_policy: FullPolicy = _DEFAULTS.full_policy
+    """When there is no room: evict the oldest chunk, or let producers wait."""
+    lease_expiry_policy: LeaseExpiryPolicy = _DEFAULTS.lease_expiry_policy
+    """Chunks of an expired lease go back for another fetch, or count as used."""
+    lease_s: float = _DEFAULTS.lease_s
+    """Seconds a lease lives unrenewed."""
+    open_chunk_s: float = _DEFAULTS.open_chunk_s
+    """Seconds of silence after which a worker's unfinished chunk is discarded."""
+    waiters_max: int = _DEFAULTS.waiters_max
+    """Fetches that may wait at a time; the next is told to come back."""
+    leases_max: int = _DEFAULTS.leases_max
+    """Leases alive at a time; then fetches wait."""
+    workers_max: int = _DEFAULTS.workers_max
+    """Workers (environments) remembered in a session; one more is refused."""
+    sampler: str = setting(_DEFAULTS.sampler, choices=tuple(SAMPLERS))
+    """Which chunks a fetch gets."""
+    minimum_chunks: int = 1
+    """A fetch waits until so many chunks are held."""
+    buffers_max: int = setting(BUFFERS_MAX, ge=1, le=4096)
+    """Named buffers there may be; one more is refused."""
+    connections_max: int = setting(CONNECTIONS_MAX, ge=1, le=1_000_000)
+    """Connections there may be on an address; one more is closed at once. Fewer where the process
+    may not open so many files."""
+    unannounced_s: float = setting(600.0, ge=1, le=86_400)
     """Seconds that a payload lives before it is announced."""
-    poison_after: int = 2
-    """Leases in which a chunk is told of as unreadable before it is granted no more."""
-    piece_size_bytes: int = 0
-    """Advice to writers; 0: as the store thinks best."""
-    drain_grace_s: float = 5.0
-    """Seconds that running calls get to end when the server stops."""
-    has_reflection: bool = True
-    """Whether tools may ask the server for its methods."""
-    journal: str = field(default="auto", repr=False)
-    """URL of the journal's Redis or directory; "auto": beside the payloads; "none": none."""
-    takes_over: bool = False
-    """Whether a server that writes the journal in Redis is displaced although it lives."""
-    deletes_orphans: bool = False
-    """Whether payloads that no buffer knows are deleted however many they are, and whichever
-    journals may have known them."""
-    accepts_store: bool = False
-    """Whether another store than that of the last start, in which the journal has left no word, is
-    taken although payloads are given up with it."""
-    has_journal_sync: bool = False
-    """Whether a turn in SQLite must survive the machine, not only the process."""
-    snapshot_entries: int = 30_000
-    """Entries in the journal after which a new snapshot is made."""
-    is_ephemeral: bool = False
-    """Whether a `file://` store is deleted when the server has stopped."""
+    poison_after: int = setting(2, ge=1, le=1_000_000)
+    """Readers that cannot read a chunk, after which it is quarantined: served no more, counted, and
+    named by `breadbox explain`."""
+    piece_size_bytes: Bytes = setting(0, option="piece_size", ge=0)
+    """Advice to writers how to cut payloads; 0: as the store thinks best."""
+    drain_grace_s: float = setting(5.0, ge=0, le=3600)
+    """Seconds that running calls get to end on SIGTERM."""
+    has_reflection: bool = setting(True, option="reflection")
+    """Whether tools such as grpcurl may ask which calls there are."""
+    journal: str = setting("auto", secret=True, metavar="URL")
+    """Where decisions are made durable: auto (beside the payloads), none, a Redis, file:///DIR."""
+    takes_over: bool = setting(False, option="take_over")
+    """Take a journal in Redis (from a directory none is displaced) from a server that lives; that
+    one ends. Without it, this one starts once the other has ended or shown no sign of life for
+    1.5 s, else refuses to."""
+    deletes_orphans: bool = setting(False, option="delete_orphans")
+    """Delete payloads that no buffer knows however many they are, and although other journals have
+    kept payloads in this store: where those are gone."""
+    accepts_store: bool = setting(False, option="accept_store")
+    """Take another --store than the journal's, in which that has nothing: what the journal knows
+    and the store lacks is given up as lost. Without it, such a start is refused."""
+    has_journal_sync: bool = setting(False, option="journal_sync")
+    """Whether a journal in SQLite must survive the machine, not only the process."""
+    snapshot_entries: int = setting(30_000, ge=100)
+    """Entries in the journal after which it is made shorter."""
+    is_ephemeral: bool = setting(False, option="ephemeral")
+    """Delete the directory of a file:// store when the server has stopped."""
     ready_file: Path | None = None
-    """Gets the bound address once the server answers."""
+    """File that gets the bound address once the server answers; deleted when it ends."""
     seed: int | None = None
-    """Of all random choices; None: a fresh one."""
+    """Of all random choices; none: a fresh one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # What these are made of may contradict each other.
+        _ = self.default_config, self.tls
+
+    @property
+    def default_config(self) -> BufferConfig:
+        """Limits of the buffer `default`, and of new buffers where nothing else is said.
+
+        Raises:
+            StartError: A limit is out of its range, or limits contradict each other.
+        """
+        limits = {field.name for field in fields(BufferConfig)} & {
+            field.name for field in fields(Settings)
+        }
+        try:
+            return BufferConfig(
+                limiter=MinimumChunksConfig(self.minimum_chunks),
+                **{name: getattr(self, name) for name in limits},
+            )
+        except InvalidArgumentError as error:
+            name = _OPTIONS.get(error.field, error.field)
+            option = "--" + name.replace("_", "-")
+            raise StartError(f"{option} {error.problem}; see breadbox serve --help") from error
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """Certificates; None: calls are not encrypted.
+
+        Raises:
+            StartError: One of certificate and key is given without the other.
+        """
+        return tls_files(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     def check_store_password(self) -> None:
         """See that roles are not void because everybody is told the server's own password.
@@ -118,13 +220,6 @@ class Settings:
         return redact(self.store)
 
 
-def default_store_url() -> str:
-    """A directory of this user in shared memory; where there is none, in the temporary folder."""
-    shared_memory = Path("/dev/shm")
-    parent = shared_memory if os.access(shared_memory, os.W_OK) else Path(tempfile.gettempdir())
-    return f"file://{parent / f'breadbox-{os.getuid()}'}"
-
-
 def parse_address(text: str, option: str) -> tuple[str, int] | None:
     """Split HOST:PORT or [IPV6]:PORT; None for unix:PATH.
 
@@ -141,39 +236,3 @@ def parse_address(text: str, option: str) -> tuple[str, int] | None:
     if port > 65_535:
         raise StartError(f"{option} names port {port}; ports go up to 65535")
     return host, port
-
-
-def read_config_file(path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Read options from a YAML file: a mapping from option names, with `-` or `_`, to values.
-
-    Raises:
-        StartError: The file cannot be read, is no such mapping, or names an unknown option.
-    """
-    # Most servers have no such file, and starts should be quick.
-    import yaml
-
-    try:
-        with path.open() as file:
-            if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
-                raise StartError(
-                    f"--config {path} cannot be used: others may write it; chmod o-w {path}"
-                )
-            content = yaml.safe_load(file)
-    except OSError as error:
-        raise StartError(f"--config {path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        at = f", line {where.line + 1}" if where else ""
-        raise StartError(f"--config {path} is not YAML{at}; mend it or leave it out") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise StartError(f"--config {path} must be a mapping from options to values")
-    values = {str(key).replace("-", "_"): value for key, value in content.items()}
-    unknown = sorted(set(values) - set(known))
-    if unknown:
-        raise StartError(
-            f"--config {path} names unknown options {', '.join(unknown)}; "
-            "see breadbox serve --help for those there are"
-        )
-    return values

@@ -38,7 +38,7 @@ def dry_run(*arguments: str, environment: dict[str, str] | None = None) -> Resul
         (("--policy", "transformer"), "policy 'transformer' is not one of"),
         (("--policy-options", '{"depth": 3}'), "policy_options do not fit"),
         (("--device", "abacus"), "device 'abacus'"),
-        (("--lr", "nan"), "lr must be a finite number"),
+        (("--lr", "nan"), "--lr must be a finite number"),
         (("--discount", "1.5"), "(env var: 'BREADBOX_DISCOUNT'): 1.5 is not in the range 0<=x<=1"),
         (("--fragments-per-batch", "0"), "0 is not in the range x>=1"),
         (("--kl-coefficient", "0.1"), "reference_policy is needed"),

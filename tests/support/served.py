@@ -100,6 +100,17 @@ def span(span_s: float) -> Duration:
     return duration
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Chosen(Settings):
+    """Settings with limits that no option of the command line sets."""
+
+    config: BufferConfig
+
+    @property
+    def default_config(self) -> BufferConfig:
+        return self.config
+
+
 @asynccontextmanager
 async def served(
     config: BufferConfig | None = None,
@@ -112,9 +123,13 @@ async def served(
     """Serve inside the block; time stands still unless the test moves it."""
     custodian = custodian or FakeCustodian()
     clock = clock or ManualTimers()
-    chosen = Settings(
+    tls = settings.pop("tls", None)
+    if tls is not None:
+        settings["tls_cert"], settings["tls_key"] = tls.cert_file, tls.key_file
+        settings["tls_client_ca"] = tls.client_ca_file
+    chosen = _Chosen(
         store="redis://:secret@fake.invalid:6379/0",
-        default_config=config or BufferConfig(),
+        config=config or BufferConfig(),
         shares_store_password=True,
         seed=7,
         drain_grace_s=2.0,

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from breadbox.cli.settings import HIDDEN, Field, Settings, fields_of
+from breadbox.errors import InvalidRequestError
 
 S = TypeVar("S", bound=Settings)
 
@@ -86,7 +87,13 @@ def command(
 
         def run(**values: Any) -> Any:
             typed = {each.name: each.typed(values[each.name]) for each in fields}
-            return function(settings(**typed))
+            try:
+                made = settings(**typed)
+            except InvalidRequestError as error:
+                path = click.get_current_context().command_path
+                flag = f"--{error.field.replace('_', '-')}"
+                raise Unusable(f"{flag} {error.problem}; see '{path} --help'") from error
+            return function(made)
 
         return SettingsCommand(
             name or function.__name__,

@@ -205,7 +205,7 @@ class Field:
             del shared["type"]
             has_two = self.said.environment or self.said.file
             declared = f"{flag}/--no-{self.option.replace('_', '-')}" if has_two else flag
-            shared |= {"is_flag": True, "show_default": has_two and required is False}
+            shared |= {"is_flag": True, "show_default": self.default is True}
         else:
             declared = flag
             shown = shared.get("default")

@@ -9,9 +9,18 @@ from typing import Final
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
+def end_at_once(number: int) -> None:
+    """End this process as the signal would have, had nobody handled it."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+
+
 @contextmanager
 def stop_on_signals(
-    stop: Callable[[int], None] = lambda number: None, numbers: Sequence[int] = STOPPING
+    stop: Callable[[int], None] = lambda number: None,
+    numbers: Sequence[int] = STOPPING,
+    *,
+    again: Callable[[int], None] = end_at_once,
 ) -> Iterator[threading.Event]:
     """Call *stop* with the number of the first signal; a second one ends the process at once.
 
@@ -21,6 +30,7 @@ def stop_on_signals(
     Args:
         stop: Is called once.
         numbers: Of the signals.
+        again: Is called with the number of every further one.
 
     Yields:
         An event that is set once a signal came.
@@ -28,11 +38,9 @@ def stop_on_signals(
     came = threading.Event()
 
     def handle(number: int, _: object) -> None:
-        if came.is_set():
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+        is_first = not came.is_set()
         came.set()
-        stop(number)
+        (stop if is_first else again)(number)
 
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
