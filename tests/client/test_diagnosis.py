@@ -72,7 +72,7 @@ CASES: list[tuple[str, BufferDescription, list[str]]] = [
     (
         "TOO_FEW",
         buffer(chunk_count=4, counters={"fragments_admitted": 8, "chunks_closed": 2}),
-        ["4 are held", "10 are needed", "0.2 per second", "about 30 s"],
+        ["4 held", "10 needed", "0.2 per second", "about 30 s"],
     ),
     (
         "TOO_FEW",
@@ -87,7 +87,7 @@ CASES: list[tuple[str, BufferDescription, list[str]]] = [
             waiting_reason="12 chunks are held and 20 are needed",
             counters={"fragments_admitted": 40, "chunks_closed": 10},
         ),
-        ["3 fetches", "1 chunks per second", "12 chunks of the 20"],
+        ["3 now", "1 chunks per second", "12 chunks are held and 20"],
     ),
     (
         "LIMITER",
