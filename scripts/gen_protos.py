@@ -1,4 +1,4 @@
-"""Compile protos/ into client/breadbox/v1, or check that the committed stubs are current.
+"""Compile protos/ into stubs of client and server, or check that the committed ones are current.
 
 Usage: python scripts/gen_protos.py [--check]
 """
@@ -16,11 +16,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
-TARGET = ROOT / "client" / "breadbox" / "v1"
+TARGETS = {
+    "breadbox/v1": ("client/breadbox/v1", "Stubs of the wire contract; see protos/."),
+    # Clients neither get nor read it.
+    "breadbox/journal/v1": (
+        "server/breadbox_server/journal/v1",
+        "Stubs of what a journal holds; see protos/.",
+    ),
+}
+"""By folder of protos: the package of the stubs, below the root, and what it says of itself."""
 
 
 def compile_protos(out: Path) -> None:
-    """Compile every proto under `protos/` into `out`, which becomes the package breadbox.v1."""
+    """Compile every proto under `protos/` into the packages of `TARGETS`, below `out`."""
     protos = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     services = [name for name in protos if name.endswith("_service.proto")]
     # `python -m` finds google/protobuf/*.proto; grpc_tools.protoc.main() does not.
@@ -30,8 +38,11 @@ def compile_protos(out: Path) -> None:
             [*protoc, f"--python_out={scratch}", f"--pyi_out={scratch}", *protos], check=True
         )
         subprocess.run([*protoc, f"--grpc_python_out={scratch}", *services], check=True)
-        shutil.copytree(Path(scratch) / "breadbox" / "v1", out, dirs_exist_ok=True)
-    (out / "__init__.py").write_text('"""Stubs of the wire contract; see protos/."""\n')
+        for folder, (target, docstring) in TARGETS.items():
+            (out / target).mkdir(parents=True)
+            for stub in sorted((Path(scratch) / folder).glob("*.py*")):
+                shutil.copy(stub, out / target)
+            (out / target / "__init__.py").write_text(f'"""{docstring}"""\n')
 
 
 def stale_files(fresh: Path, committed: Path) -> list[str]:
@@ -56,16 +67,17 @@ def main() -> int:
         )
         return 2
     with tempfile.TemporaryDirectory() as scratch:
-        fresh = Path(scratch) / "v1"
+        fresh = Path(scratch)
         compile_protos(fresh)
-        if check:
-            stale = stale_files(fresh, TARGET)
-            if stale:
-                print(f"stale stubs in client/breadbox/v1: {', '.join(stale)}; run `make protos`")
-            return int(bool(stale))
-        shutil.rmtree(TARGET, ignore_errors=True)
-        shutil.copytree(fresh, TARGET)
-    return 0
+        is_current = True
+        for target, _ in TARGETS.values():
+            if check and (stale := stale_files(fresh / target, ROOT / target)):
+                print(f"stale stubs in {target}: {', '.join(stale)}; run `make protos`")
+                is_current = False
+            if not check:
+                shutil.rmtree(ROOT / target, ignore_errors=True)
+                shutil.copytree(fresh / target, ROOT / target)
+    return int(not is_current)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ import asyncio
 import gc
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import inf
 from time import monotonic, perf_counter, time
-from typing import Any, Final
+from typing import Final
 
 from breadbox.errors import StoreError, StoreUrlError
 from breadbox.stores.base import PayloadCustodian
@@ -17,10 +17,12 @@ from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.ids import PayloadId
 from breadbox_server.core.inputs import UpdateBuffer
+from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.errors import StartError
 from breadbox_server.jobs import CLOSE_S_MAX, bounded
 from breadbox_server.journal.claims import Claim, Holder
 from breadbox_server.journal.compaction import SIZE_BYTES_MAX, Compaction
+from breadbox_server.journal.limits import limits_of_text, limits_to_text
 from breadbox_server.journal.place import AUTO, NONE, JournalPlace
 from breadbox_server.journal.recovery import Recovered, begin, look, recover
 from breadbox_server.journal.storage import JournalArchive, JournalError, JournalHeldError
@@ -102,7 +104,7 @@ async def books_open(
 
     def note_settings() -> None:
         if has_new_limits:
-            archive.write_note(_CONFIG_NOTE, repr(settings.default_config))
+            archive.write_note(_CONFIG_NOTE, limits_to_text(settings.default_config))
         if archive.read_note(_STORE_NOTE) != settings.store_shown:
             archive.write_note(_STORE_NOTE, settings.store_shown)
 
@@ -203,8 +205,8 @@ def _recover(
     # With --seed too, a server that has the books of an earlier one must not be its twin.
     restored_rng = random.Random((rng.getrandbits(64) << 64) + epoch)
 
-    def restore(state: Any) -> BufferSet:
-        return BufferSet.restore(state, restored_rng, settings.buffers_max, is_recording=True)
+    def restore(taken: Iterable[BufferSnapshot]) -> BufferSet:
+        return BufferSet.restore(taken, restored_rng, settings.buffers_max, is_recording=True)
 
     if not archive.is_begun():
         fresh = BufferSet(rng, settings.default_config, settings.buffers_max, is_recording=True)
@@ -232,7 +234,9 @@ def _apply_new_limits(archive: JournalArchive, settings: Settings, recovered: Re
         Whether they are new.
     """
     wanted = settings.default_config
-    if archive.read_note(_CONFIG_NOTE) == repr(wanted):
+    noted = archive.read_note(_CONFIG_NOTE)
+    # By value: one that this server has and the last start had not is not a change.
+    if noted and limits_of_text(noted) == wanted:
         return False
     buffers = recovered.buffers
     if DEFAULT_BUFFER in buffers.names():

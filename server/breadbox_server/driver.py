@@ -62,6 +62,7 @@ from breadbox_server.core.inputs import (
     ReportUnreadable,
     UndeliveredGrant,
 )
+from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import OutageError, PayloadSizeError, WatchersFullError
 from breadbox_server.jobs import Jobs
@@ -647,7 +648,7 @@ class Driver:
                 self.turns.when_settled(partial(self.deletions.put, disposable))
         self._rearm_timer()
 
-    def _snapshot(self) -> tuple[Any, float]:
+    def _snapshot(self) -> tuple[tuple[BufferSnapshot, ...], float]:
         """The core's state, and the instant it is of.
 
         Nothing that the state contains may stand in a later turn: what came due while somebody

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import breadbox
 from breadbox.errors import ReplayBufferError, StoreUnavailableError
 from breadbox_server.core.errors import DomainError
 from breadbox_server.core.inputs import Payload
@@ -135,6 +136,22 @@ class OutageError(StoreUnavailableError):
             f"{away_s:.0f} s now; it goes on by itself once it is answered"
         )
         self.places = tuple(places)
+
+
+class BugError(Exception):
+    """Breadbox itself is wrong.
+
+    Args:
+        what: What failed, and with what.
+        kept: What is as it was, and what can be done meanwhile.
+    """
+
+    def __init__(self, what: str, kept: str) -> None:
+        super().__init__(
+            f"this is a bug of Breadbox {breadbox.__version__}: {what}; {kept}. Please report it "
+            "as an issue, with these lines and a copy of the journal, which holds ids and limits, "
+            "no payloads"
+        )
 
 
 class StartError(ReplayBufferError):

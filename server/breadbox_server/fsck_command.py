@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from breadbox.cli import frame
-from breadbox.cli.command import Unusable, command
+from breadbox.cli.command import Bug, Unusable, command
 from breadbox.cli.settings import Settings, of_one_call, setting
 from breadbox.errors import (
     PayloadCorruptError,
@@ -17,6 +17,7 @@ from breadbox.payload.format import Head
 from breadbox.payload.receive import Placement, receive
 from breadbox.stores import open_store
 from breadbox.types import PayloadReference
+from breadbox_server.errors import BugError
 from breadbox_server.fsck import Findings, delete, examine
 from breadbox_server.journal.storage import JournalError
 
@@ -54,12 +55,15 @@ def fsck(settings: FsckSettings) -> int:
     included, is dropped and counted by the server when it starts.
 
     Exit code 0: they agree. 1: they do not, and the counts say how. 2: they could not be compared.
+    70: not for a bug of Breadbox.
     """
     store, repair = settings.store, settings.repair
     try:
         found = examine(store, settings.journal, settle_s=settings.settle_s, repair=repair)
     except JournalError as error:
         raise Unusable(str(error)) from error
+    except BugError as error:
+        raise Bug(str(error)) from error
     damaged, unreadable = _corrupt(store, () if settings.no_checksums else [*found.books.values()])
     deleted = []
     if repair and damaged:

@@ -14,12 +14,13 @@ from typing import Final, NoReturn
 import click
 from click.core import ParameterSource
 
-from breadbox.cli.command import command
+from breadbox.cli.command import Bug, command
 from breadbox.cli.signals import stop_on_signals
 from breadbox.stores import has_secret
 from breadbox.stores.private_files import new_opener
 from breadbox.tasks import end_tasks
 from breadbox_server.app import RunningServer, serving, tune_garbage_collection
+from breadbox_server.errors import BugError
 from breadbox_server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,11 @@ def serve(settings: Settings) -> None:
     ending = _Ending(settings.drain_grace_s + END_S_MAX)
     # Not the loop's own handlers: while it reads a journal back, or is stuck, it runs none.
     with stop_on_signals(ending.on_signal, again=ending.on_signal):
-        asyncio.run(_serve_until_signal(settings, ending))
+        try:
+            asyncio.run(_serve_until_signal(settings, ending))
+        except BugError as error:
+            log.critical("%s", error.__cause__, exc_info=error.__cause__)
+            raise Bug(str(error)) from error
 
 
 def _warn_of_visible_secrets() -> None:

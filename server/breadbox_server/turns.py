@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from breadbox.errors import StoreUnavailableError
 from breadbox.outages import OutageLog
+from breadbox_server.core.entries import Entry
+from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.claims import ALIVE_S, RENEW_S
 from breadbox_server.journal.storage import (
     JournalError,
@@ -43,7 +45,7 @@ class Journal(Protocol):
     def hold(self) -> str:
         """Why there is no room; only to be asked when there is none."""
 
-    async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
+    async def append(self, entries: Sequence[tuple[float, Entry]]) -> None:
         """Return once the entries of one turn are durable.
 
         Raises:
@@ -61,7 +63,7 @@ class Journal(Protocol):
             JournalTakenError: Another server writes the journal.
         """
 
-    async def begin_again(self, state: Any, now: float) -> None:
+    async def begin_again(self, buffers: tuple[BufferSnapshot, ...], now: float) -> None:
         """Begin a journal that was lost with the core's state as it is after this turn.
 
         Raises:
@@ -72,7 +74,7 @@ class Journal(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    entries: list[tuple[float, Any]] = field(default_factory=list)
+    entries: list[tuple[float, Entry]] = field(default_factory=list)
     effects: list[Callable[[], None]] = field(default_factory=list)
     durable: asyncio.Event = field(default_factory=asyncio.Event)
     began_at: float = field(default_factory=perf_counter)
@@ -93,7 +95,7 @@ class Turns:
         journal: Journal | None,
         *,
         metrics: Metrics,
-        on_lost: Callable[[], tuple[Any, float]],
+        on_lost: Callable[[], tuple[tuple[BufferSnapshot, ...], float]],
         on_settled: Callable[[], None],
     ) -> None:
         self._journal = journal
@@ -137,7 +139,7 @@ class Turns:
         if len(self._open.entries) >= ENTRIES_MAX:
             raise StoreUnavailableError("the journal cannot be reached")
 
-    def add(self, entries: list[tuple[float, Any]]) -> None:
+    def add(self, entries: list[tuple[float, Entry]]) -> None:
         """Take entries into the turn that is open."""
         if not entries:
             return
@@ -267,12 +269,12 @@ class Turns:
 
     async def _begin_again(self, journal: Journal, turn: _Turn) -> None:
         """Write down the core as it is now, which settles this turn and the one behind it."""
-        state, now = self._on_lost()
+        buffers, now = self._on_lost()
         later, self._open = self._open, _Turn()
         while True:
             try:
                 async with self._asking():
-                    await journal.begin_again(state, now)
+                    await journal.begin_again(buffers, now)
                 break
             except JournalUnavailableError as error:
                 self._outage.failed(error)

@@ -1,7 +1,6 @@
 """The stateful test's machine: random inputs to a real buffer, with the naive model beside it."""
 
 import dataclasses
-import json
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,6 +51,14 @@ from breadbox_server.core.inputs import (
     UndeliveredGrant,
     UpdateBuffer,
 )
+from breadbox_server.journal.codec import (
+    Snapshot,
+    decode_snapshot,
+    decode_turn,
+    encode_snapshot,
+    encode_turn,
+)
+from breadbox_server.journal.storage import BEGINNING
 from core.naive_model import NaiveBuffer, NaiveGrant
 from support.metadata import make_fragment
 
@@ -105,8 +112,8 @@ class BufferMachine(RuleBasedStateMachine):
         self.told_leases: list[str] = []
         self.disposed: list[Payload] = []
         self.callers_of_grant: set[int] = set()
-        self.base: str | None = None
-        """The latest snapshot, as a journal keeps it; None: the beginning."""
+        self.base: bytes = encode_snapshot(Snapshot(BEGINNING, 0.0, ()))
+        """The latest snapshot, as a journal keeps it; without buffers: the beginning."""
         self.all_entries: list[tuple[float, Entry]] = []
         self.entries_since_base: list[tuple[float, Entry]] = []
 
@@ -416,7 +423,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule()
     def take_snapshot(self) -> None:
         self.keep_entries()
-        self.base = json.dumps(self.buffers.snapshot())
+        self.base = encode_snapshot(Snapshot(BEGINNING, self.now, self.buffers.snapshot()))
         self.entries_since_base = []
 
     @rule(goes_back_to_the_beginning=st.booleans())
@@ -424,13 +431,13 @@ class BufferMachine(RuleBasedStateMachine):
         """Replay what was written down, compare, and go on with the replayed buffer."""
         self.keep_entries()
         if goes_back_to_the_beginning:
-            recovered = BufferSet.restore(None, random.Random(7), is_recording=True)
+            recovered = BufferSet.restore((), random.Random(7), is_recording=True)
             entries = self.all_entries
         else:
-            base = None if self.base is None else json.loads(self.base)
+            base = decode_snapshot(self.base).buffers
             recovered = BufferSet.restore(base, random.Random(7), is_recording=True)
             entries = self.entries_since_base
-        recovered.replay(entries)
+        recovered.replay(decode_turn(encode_turn(entries)).entries)
         recovered.handle_timer(now=self.now)
         assert recovered.take_entries() == [], "a replay was recorded"
         recovered.take_events()

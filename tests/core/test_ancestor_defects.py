@@ -138,7 +138,7 @@ def test_d9_nothing_is_lost_that_was_written_down() -> None:
     world.fill(3)
     world.append("w1", 0)
     world.granted(2)
-    twin = BufferSet.restore(None, random.Random(1))
+    twin = BufferSet.restore((), random.Random(1))
     twin.replay(world.buffers.take_entries())
     assert world.buffers.snapshot() == twin.snapshot()
 

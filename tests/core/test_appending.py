@@ -230,8 +230,8 @@ def test_a_worker_that_has_nothing_here_any_more_makes_room_for_a_new_one() -> N
 
 
 def workers_of(world: World) -> list[str]:
-    (buffer,) = world.buffers.snapshot()["buffers"]
-    return [worker_id for worker_id, *_ in buffer["workers"]]
+    (buffer,) = world.buffers.snapshot()
+    return [worker.worker_id for worker in buffer.workers]
 
 
 def test_version_that_was_never_published_is_refused() -> None:

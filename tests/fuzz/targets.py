@@ -7,6 +7,7 @@ exception, a crash, an input that takes seconds or gigabytes, a secret in an err
 import asyncio
 import json
 import os
+import random
 import re
 import tempfile
 import threading
@@ -22,6 +23,7 @@ import lz4.frame
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
+import zstandard
 
 from breadbox.errors import ReplayBufferError
 from breadbox.payload import decode_tree, encode_tree
@@ -36,18 +38,23 @@ from breadbox_offline.serialized import pack_episode, unpack_episode
 from breadbox_offline.unpickling import read_numpy_pickle, run_machine
 from breadbox_server import tokens
 from breadbox_server.app import SERVICE_NAME
+from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.entries import BufferCreated
-from breadbox_server.core.inputs import PublishModel, StartSession
 from breadbox_server.journal.codec import (
-    JournalFormatError,
     Snapshot,
     decode_snapshot,
     decode_turn,
     encode_snapshot,
     encode_turn,
 )
-from breadbox_server.journal.frames import frame_snapshot, frame_turn, open_snapshot, open_turn
+from breadbox_server.journal.frames import (
+    JournalFormatError,
+    frame_snapshot,
+    frame_turn,
+    open_snapshot,
+    open_turn,
+)
+from golden.history import play
 from support.forged_payloads import assemble, sections_of
 from support.rllib_cases import make_toy_episode
 from support.served import served
@@ -269,19 +276,24 @@ def _read_turn(data: bytes) -> None:
 
 
 def _turns() -> Iterator[bytes]:
-    entries = [BufferCreated("b", BufferConfig(), 1), StartSession("b", "run", 3)]
-    yield encode_turn([(1.0, entry) for entry in [*entries, PublishModel("b", "run", 5)]])
+    buffers = BufferSet(random.Random(3), BufferConfig(), is_recording=True)
+    yield encode_turn(buffers.take_entries())
+    play(buffers)
+    yield encode_turn(buffers.take_entries())
 
 
 def _read_snapshot(data: bytes) -> None:
-    """A state as JSON: the frame and its compression are right."""
-    try:
-        state = json.loads(data)
-    except (ValueError, RecursionError):
-        return
-    record = frame_snapshot(3, encode_snapshot(Snapshot(3, 1.0, state)))
+    """A message: the frame and its compression are right."""
+    record = frame_snapshot(3, zstandard.compress(data))
     body, _ = open_snapshot(3, record)
-    assert decode_snapshot(body).sequence == 3
+    decode_snapshot(body)
+
+
+def _snapshots() -> Iterator[bytes]:
+    buffers = BufferSet(random.Random(3), BufferConfig())
+    for act in range(2):
+        yield zstandard.decompress(encode_snapshot(Snapshot(3, 1.0, buffers.snapshot())))
+        play(buffers, act)
 
 
 # --- the service -----------------------------------------------------------------------------
@@ -411,5 +423,6 @@ TARGETS: dict[str, Target] = {
     ),
     "store-url": Target(_read_url, _urls, ()),
     "journal-turn": Target(_read_turn, _turns, (JournalFormatError,)),
+    "journal-snapshot": Target(_read_snapshot, _snapshots, (JournalFormatError,)),
     "rpc": Target(_call, _calls, (), is_quick=False),
 }

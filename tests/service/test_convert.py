@@ -21,8 +21,8 @@ def test_equal_ids_of_different_calls_are_one_object() -> None:
 
 def test_ids_that_callers_make_up_are_kept_in_bounded_number_and_length() -> None:
     convert._shared.cache_clear()
-    convert._as_one_object("x" * 1_000_000)
+    convert.as_one_object("x" * 1_000_000)
     assert 0 == convert._shared.cache_info().currsize
     for number in range(convert.IDS_SHARED_MAX + 10):
-        convert._as_one_object(f"made-up-{number}")
+        convert.as_one_object(f"made-up-{number}")
     assert convert.IDS_SHARED_MAX == convert._shared.cache_info().currsize

@@ -522,7 +522,7 @@ async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int):
         await it.driver.settled()
         await turn_the_loop()
         await it.driver.settled()
-        rebuilt = BufferSet.restore(None, random.Random(1))
+        rebuilt = BufferSet.restore((), random.Random(1))
         for turn in it.journal.turns:
             rebuilt.replay(turn)
         rebuilt.handle_timer(now=it.clock.now())

@@ -21,6 +21,12 @@ class Unusable(click.ClickException):
     exit_code = 2
 
 
+class Bug(click.ClickException):
+    """Something that the user can only report; printed as one line."""
+
+    exit_code = 70
+
+
 class Group(click.Group):
     """Commands by name; a name that is almost one of them is told which."""
 

@@ -29,7 +29,6 @@ of bytes end by themselves instead of blocking each other for ever.
 
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
-from typing import Any
 
 from breadbox_server.core import inputs, snapshot
 from breadbox_server.core.chunks import Chunk, ChunkState
@@ -61,6 +60,7 @@ from breadbox_server.core.leases import granted_fragments
 from breadbox_server.core.limiters import make_limiter
 from breadbox_server.core.payloads import MODEL_OWNER
 from breadbox_server.core.samplers import make_sampler
+from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.core.state import BufferState
 from breadbox_server.core.validation import (
     check_int,
@@ -411,7 +411,7 @@ class ReplayBuffer:
         """Do what is due, then once more what an entry says was done; nobody may be waiting.
 
         Raises:
-            KeyError, DomainError: The entry does not fit the state.
+            ReplayError, DomainError: The entry does not fit the state.
         """
         if isinstance(entry, FragmentTaken):
             if now >= self._quiet_until:
@@ -422,7 +422,7 @@ class ReplayBuffer:
         self.handle_timer(now=now)
         self._quiet_until = -inf
         if isinstance(entry, GrantMade):
-            for lease in self._fetching.carry_out(entry, now=now).leases:
+            for lease in self._fetching.replay(entry, now=now).leases:
                 lease.told_count = 1
         else:
             _HANDLERS[type(entry)](self, entry, now=now)
@@ -431,7 +431,7 @@ class ReplayBuffer:
         """Replay successive fragments, together where that comes to the same.
 
         Raises:
-            KeyError, DomainError: An entry does not fit the state.
+            ReplayError, DomainError: An entry does not fit the state.
         """
         timer = self.next_timer()
         is_quiet = timer is None or timer > run[-1][0]
@@ -454,8 +454,8 @@ class ReplayBuffer:
         answer: object = _HANDLERS[type(input)](self, input, now=now)
         return answer
 
-    def snapshot(self) -> dict[str, Any]:
-        """Give everything that outlives the process as plain data; O(everything held)."""
+    def snapshot(self) -> BufferSnapshot:
+        """Give everything that outlives the process; O(everything held)."""
         return snapshot.take(self._state)
 
     def describe(self) -> BufferDescription:

@@ -18,9 +18,9 @@ S4  Equal inputs at equal times to sets of equal seed give equal answers and equ
 """
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Any, cast, overload
+from typing import cast, overload
 
 from breadbox_server.core import inputs, snapshot
 from breadbox_server.core.buffer import ReplayBuffer
@@ -46,12 +46,11 @@ from breadbox_server.core.inputs import (
     Published,
 )
 from breadbox_server.core.samplers import make_sampler
+from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.core.state import BufferState
 from breadbox_server.core.validation import check_buffer_name
 
 DEFAULT_BUFFER = BufferName("default")
-_DAMAGE = (DomainError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-"""What comes of entries or snapshots that are not what they should be."""
 DRAW_SEED_BITS = 63
 """A seed fits a signed 64-bit integer, wherever a journal puts it."""
 
@@ -323,8 +322,8 @@ class BufferSet:
                     continue
                 for now, entry in group:
                     self._replay(entry, now=now)
-        except _DAMAGE as error:
-            raise ReplayError(f"{type(entry).__name__} at {now} does not fit: {error!r}") from error
+        except (DomainError, ReplayError) as error:
+            raise ReplayError(f"{type(entry).__name__} at {now} does not fit: {error}") from error
         finally:
             self._is_recording = is_recording
 
@@ -341,31 +340,30 @@ class BufferSet:
         else:
             buffer.replay(entry, now=now)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Give everything that outlives the process as plain data, fit for JSON.
+    def snapshot(self) -> tuple[BufferSnapshot, ...]:
+        """Give everything that outlives the process, the buffers sorted by name.
 
         O(everything held). Equal states give equal snapshots, and a set restored from one behaves
         as this one does, but for what `breadbox_server.core.snapshot` says is not in it.
         """
-        buffers = [buffer.snapshot() for _, buffer in sorted(self._buffers.items())]
-        return {"format": snapshot.FORMAT, "buffers": buffers}
+        return tuple([buffer.snapshot() for _, buffer in sorted(self._buffers.items())])
 
     @classmethod
     def restore(
         cls,
-        state: Mapping[str, Any] | None,
+        taken: Iterable[BufferSnapshot],
         rng: random.Random,
         buffers_max: int = 64,
         *,
         is_recording: bool = False,
     ) -> "BufferSet":
-        """Build a set from a snapshot; None: a set without any buffer, to replay from the start.
+        """Build a set from a snapshot; an empty one has no buffer, to replay from the start.
 
         Instants in the snapshot are on the clock of the set that gave it, and `now` must go on
         from there: a lease that was alive then expires when its time has come on that clock.
 
         Args:
-            state: What `snapshot` gave, or what is equal to it after JSON.
+            taken: What `snapshot` gave.
             rng: Seeds the draws of buffers created from now on; the others keep their seeds. Must
                 not be as it was for another set of the same state: ids of leases follow from it,
                 and what was granted from books that are lost must not be taken for a grant of now.
@@ -373,22 +371,16 @@ class BufferSet:
             is_recording: As for a new set.
 
         Raises:
-            ReplayError: It is no snapshot, or one of another format.
+            ReplayError: It contradicts itself.
         """
         buffers = cls.__new__(cls)
         buffers._begin(rng, buffers_max, is_recording)
         buffers._lease_salt = rng.getrandbits(LEASE_ID_BITS)
-        if state is None:
-            return buffers
         try:
-            if state["format"] != snapshot.FORMAT:
-                raise ReplayError(
-                    f"the snapshot has format {state['format']!r}, this is {snapshot.FORMAT}"
-                )
-            for plain in state["buffers"]:
-                buffers._add(snapshot.restore(plain, buffers._events))
-        except _DAMAGE as error:
-            raise ReplayError(f"the snapshot cannot be read: {error!r}") from error
+            for each in taken:
+                buffers._add(snapshot.restore(each, buffers._events))
+        except DomainError as error:
+            raise ReplayError(f"the snapshot cannot be: {error}") from error
         return buffers
 
     def check_invariants(self) -> None:

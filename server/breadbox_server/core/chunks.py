@@ -91,6 +91,10 @@ class ChunkTable:
         """What draws from the table; told of every chunk that enters or leaves."""
         return self._sampler
 
+    def __contains__(self, chunk_id: ChunkId) -> bool:
+        """Whether a chunk is held."""
+        return chunk_id in self._chunks
+
     def __getitem__(self, chunk_id: ChunkId) -> Chunk:
         """Give a chunk that is held."""
         return self._chunks[chunk_id]

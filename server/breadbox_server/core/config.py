@@ -94,7 +94,7 @@ class BufferConfig:
 
     def __post_init__(self) -> None:
         self._check_counts()
-        self._check_durations()
+        self._take_durations()
         self._check_limiter()
         if self.fragments_per_chunk > 1024:
             raise InvalidArgumentError("fragments_per_chunk", "must be at most 1024")
@@ -120,9 +120,14 @@ class BufferConfig:
                     name, f"must be a whole number from {minimum} to {largest}, got {value!r}"
                 )
 
-    def _check_durations(self) -> None:
+    def _take_durations(self) -> None:
+        """Check them, and take them to the nanosecond, as they are written down and told."""
         for name in ("lease_s", "open_chunk_s", "retry_delay_s"):
-            check_duration(name, getattr(self, name))
+            span_s = getattr(self, name)
+            check_duration(name, span_s)
+            rounded_s = round(span_s * 1e9) / 1e9
+            check_duration(name, rounded_s)
+            object.__setattr__(self, name, rounded_s)
 
     def _check_limiter(self) -> None:
         limiter = self.limiter

@@ -6,6 +6,8 @@ and every chunk: admitted fragments are open, in a chunk, discarded for a reason
 held, under lease, or evicted for a reason.
 """
 
+from collections.abc import Mapping
+
 from breadbox_server.core.events import DiscardReason, EvictionReason, LeaseEnd
 from breadbox_server.core.inputs import AdmissionOutcome
 
@@ -65,7 +67,7 @@ class Counters:
         """Give those that a journal brings back, by name, sorted."""
         return {name: count for name, count in self._counts.items() if name in DURABLE}
 
-    def restore(self, counts: dict[str, int]) -> None:
+    def restore(self, counts: Mapping[str, int]) -> None:
         """Go on from a snapshot's durable counts; one it does not have begins at 0."""
         for name in DURABLE & counts.keys():
             self._counts[name] = counts[name]

@@ -7,7 +7,9 @@ discarded, and which leases expired. Not written down, because it is gone with t
 callers, and answers that changed nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.ids import BufferName, ChunkId, LeaseId, RequestId
@@ -24,11 +26,15 @@ from breadbox_server.core.inputs import (
     StartSession,
     UndeliveredGrant,
     UpdateBuffer,
+    exhaust,
 )
 
 
 class ReplayError(Exception):
-    """An entry or a snapshot does not fit what came before it: the journal is damaged."""
+    """An entry does not fit what came before it, or a snapshot contradicts itself.
+
+    Whatever else a replay raises is a bug of the core's.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,17 @@ class FragmentTaken:
         _set_buffer(taken, buffer)
         _set_fragment(taken, fragment)
         _set_outcome(taken, outcome)
+        return taken
+
+    @classmethod
+    def restored_many(
+        cls, buffer: BufferName, fragments: Sequence[Fragment], outcome: AdmissionOutcome
+    ) -> "list[FragmentTaken]":
+        """Build one of each fragment, faster than each."""
+        taken = list(map(_new, repeat(cls, len(fragments))))
+        exhaust(map(_set_buffer, taken, repeat(buffer)))
+        exhaust(map(_set_fragment, taken, fragments))
+        exhaust(map(_set_outcome, taken, repeat(outcome)))
         return taken
 
 

@@ -12,7 +12,7 @@ from breadbox_server.core import inputs
 from breadbox_server.core.chunks import ChunkState
 from breadbox_server.core.config import LeaseExpiryPolicy, check_duration
 from breadbox_server.core.counters import LEASES_ENDED
-from breadbox_server.core.entries import Entry, GrantMade
+from breadbox_server.core.entries import Entry, GrantMade, ReplayError
 from breadbox_server.core.errors import (
     DomainError,
     FetchExceedsCapacityError,
@@ -245,11 +245,24 @@ class Fetching:
             return None if deadline is None else deadline[0]
         return lease.expires_at if deadline is None else min(lease.expires_at, deadline[0])
 
-    def carry_out(self, made: GrantMade, *, now: float) -> Grant:
-        """Do what a grant, once drawn, does to the buffer: count uses, begin leases; tell nobody.
+    def replay(self, made: GrantMade, *, now: float) -> Grant:
+        """Make a grant once more, as it was written down.
 
         Raises:
-            KeyError: A chunk is not held; possible only when a damaged journal is replayed.
+            ReplayError: It does not fit the state.
+        """
+        table = self._state.holdings.table
+        unknown = [chunk_id for chunk_id in made.chunk_ids if chunk_id not in table]
+        if unknown:
+            raise ReplayError(f"chunk {unknown[0]} was granted, and is not held")
+        if not made.world_size == len(made.lease_ids) == len(made.leases_s):
+            raise ReplayError(f"a grant for {made.world_size} ranks has not as many leases")
+        return self._carry_out(made, now=now)
+
+    def _carry_out(self, made: GrantMade, *, now: float) -> Grant:
+        """Do what a grant, once drawn, does to the buffer: count uses, begin leases; tell nobody.
+
+        Its chunks are held.
         """
         state = self._state
         version = state.model.version
@@ -355,7 +368,7 @@ class Fetching:
             tuple(lease_ids),
             tuple(leases_s),
         )
-        grant = self.carry_out(made, now=now)
+        grant = self._carry_out(made, now=now)
         self._record(made, now)
         for caller in waiter.callers.values():
             lease = grant.leases[caller.rank]

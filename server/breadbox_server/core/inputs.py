@@ -4,8 +4,11 @@
 changes nothing (B14).
 """
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from enum import Enum
+from itertools import repeat
 
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.ids import (
@@ -111,7 +114,31 @@ class Fragment:
         _set_discontinuity(fragment, discontinuity)
         return fragment
 
+    @classmethod
+    def restored_many(cls, count: int, columns: Mapping[str, Iterable[object]]) -> "list[Fragment]":
+        """Build several, faster than each.
 
+        Args:
+            count: How many.
+            columns: Of every field of fragments and payloads, but for `payload`, the values.
+        """
+        fragments = list(map(_new, repeat(cls, count)))
+        payloads = list(map(_new, repeat(Payload, count)))
+        exhaust(map(_set_payload, fragments, payloads))
+        for name, values in columns.items():
+            if name in _PAYLOAD_FIELDS:
+                exhaust(map(Payload.__dict__[name].__set__, payloads, values))
+            else:
+                exhaust(map(cls.__dict__[name].__set__, fragments, values))
+        return fragments
+
+
+def exhaust(iterator: Iterator[object]) -> None:
+    """Go through an iterator for what it does, without a loop of Python's."""
+    deque(iterator, maxlen=0)
+
+
+_PAYLOAD_FIELDS = frozenset(field.name for field in fields(Payload))
 _new = object.__new__
 # A frozen class refuses its own setters; those of its slots are under them.
 _set_payload_id = Payload.__dict__["payload_id"].__set__

@@ -9,6 +9,7 @@ M3  Fragments of a session have as many steps as the first that was admitted: a 
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from breadbox_server.core.errors import SessionNotCurrentError, VersionRegressedError
 from breadbox_server.core.ids import ModelVersion, PayloadId, SessionId
@@ -111,7 +112,7 @@ class CurrentModel:
         """List the ended sessions remembered, the first to have ended first."""
         return list(self._ended_sessions)
 
-    def restore_ended(self, session_ids: list[SessionId]) -> None:
+    def restore_ended(self, session_ids: Iterable[SessionId]) -> None:
         """Remember ended sessions as a snapshot has them."""
         self._ended_sessions = OrderedDict.fromkeys(session_ids)
 

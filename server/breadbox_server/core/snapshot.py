@@ -1,26 +1,19 @@
-"""The state of one buffer as plain data, and back.
+"""The state of one buffer as values, and back.
 
-Plain data is dicts with string keys, lists, strings, numbers, booleans and None: what JSON can
-carry. Two buffers with equal snapshots behave alike from then on, but for what is not in one:
-waiters, callers, the counters of what changed nothing, and how often a lease was told (a lease of a
-snapshot counts as told once, so it is never undone as undelivered before somebody asks again).
+Two buffers with equal snapshots behave alike from then on, but for what is not in one: waiters,
+callers, the counters of what changed nothing, and how often a lease was told (a lease of a snapshot
+counts as told once, so it is never undone as undelivered before somebody asks again).
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping
-from sys import intern
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from breadbox_server.core.assembly import OpenChunk
 from breadbox_server.core.chunks import Chunk, ChunkState
-from breadbox_server.core.config import (
-    BufferConfig,
-    FullPolicy,
-    LeaseExpiryPolicy,
-    MinimumChunksConfig,
-    SampleToInsertRatioConfig,
-)
+from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import QuarantinedFragment
+from breadbox_server.core.entries import ReplayError
 from breadbox_server.core.events import Event, LeaseEnd
 from breadbox_server.core.ids import (
     BufferName,
@@ -36,116 +29,189 @@ from breadbox_server.core.leases import Grant, GrantedChunk, Lease
 from breadbox_server.core.outcomes import OutcomeWindow
 from breadbox_server.core.state import BufferState
 
-FORMAT: Final = 1
-"""Grows with every change of what a snapshot holds or means."""
 
-_CHUNK_STATES: Final = {state.value: state for state in ChunkState}
-_LIMITERS: Final = {
-    kind.__name__: kind for kind in (MinimumChunksConfig, SampleToInsertRatioConfig)
-}
+class ChunkSnapshot(NamedTuple):
+    """A closed chunk; see `chunks.Chunk`."""
+
+    chunk_id: ChunkId
+    state: ChunkState
+    use_count: int
+    unreadable_count: int
+    fragments: tuple[Fragment, ...]
+    """At least one."""
 
 
-def take(state: BufferState) -> dict[str, Any]:
+class OpenChunkSnapshot(NamedTuple):
+    """A worker's open chunk."""
+
+    touched_at: float
+    """When its latest fragment was admitted."""
+    fragments: tuple[Fragment, ...]
+    """At least one."""
+
+
+class WorkerSnapshot(NamedTuple):
+    """What is remembered of a worker; see `outcomes.OutcomeWindow`."""
+
+    worker_id: WorkerId
+    next_index: int
+    outcome_codes: bytes
+
+
+class GrantedChunkSnapshot(NamedTuple):
+    """A chunk as it was when it was granted."""
+
+    chunk_id: ChunkId
+    staleness: int
+    use_count: int
+
+
+class LeaseSnapshot(NamedTuple):
+    """A rank's lease; see `leases.Lease`."""
+
+    lease_id: LeaseId
+    lease_s: float
+    expires_at: float
+    end: LeaseEnd | None
+
+
+class GrantSnapshot(NamedTuple):
+    """What one request got; see `leases.Grant`."""
+
+    request_id: RequestId
+    fragment_count: int
+    world_size: int
+    session_id: SessionId
+    model_version: ModelVersion
+    chunks: tuple[GrantedChunkSnapshot, ...]
+    leases: tuple[LeaseSnapshot, ...]
+    """By rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSnapshot:
+    """Everything of a buffer that outlives the process."""
+
+    name: BufferName
+    config: BufferConfig
+    draw_seed: int
+    draw_count: int
+    counters: Mapping[str, int]
+    session_id: SessionId
+    """Empty: no session is current."""
+    model_version: ModelVersion | None
+    step_count: int | None
+    ended_sessions: tuple[SessionId, ...]
+    """The first to have ended first."""
+    weights: tuple[tuple[ModelVersion, Payload], ...]
+    """By version."""
+    inserted_count: int
+    delivered_count: int
+    closed_count: int
+    chunks: tuple[ChunkSnapshot, ...]
+    """First those held, in the sampler's order, then those that only a lease knows, by age."""
+    workers: tuple[WorkerSnapshot, ...]
+    """The one heard of last at the end."""
+    open_chunks: tuple[OpenChunkSnapshot, ...]
+    """The longest silent first."""
+    quarantined: tuple[QuarantinedFragment, ...]
+    live_grants: tuple[GrantSnapshot, ...]
+    ended_grants: tuple[GrantSnapshot, ...]
+    """The first to have ended first."""
+
+
+def take(state: BufferState) -> BufferSnapshot:
     """Write down a buffer; O(everything held)."""
     table = state.holdings.table
     held = [table[chunk_id] for chunk_id in table.sampler.order()]
-    return {
-        "name": state.name,
-        "config": _plain_config(state.config),
-        "draw_seed": state.draw_seed,
-        "draw_count": state.draw_count,
-        "counters": state.counters.durable(),
-        "session_id": state.model.session_id,
-        "model_version": state.model.version,
-        "step_count": state.model.step_count,
-        "ended_sessions": state.model.ended_sessions(),
-        "weights": [
-            [version, *_plain_payload(kept)] for version, kept in state.model.kept_weights()
-        ],
-        "inserted_count": state.inserted_count,
-        "delivered_count": state.delivered_count,
-        "closed_count": state.holdings.closed_count,
-        "chunks": [_plain_chunk(chunk) for chunk in [*held, *_granted_only(state)]],
-        "workers": [
-            [worker.worker_id, worker.outcomes.next_index, worker.outcomes.codes().hex()]
-            for worker in state.assembly.workers()
-        ],
-        "open_chunks": [
-            [chunk.worker_id, chunk.touched_at, [_plain_fragment(f) for f in chunk.fragments]]
-            for chunk in state.assembly.open_chunks()
-        ],
-        "unreadable": [
-            [chunk.chunk_id, chunk.unreadable_count]
-            for chunk in [*held, *_granted_only(state)]
-            if chunk.unreadable_count
-        ],
-        "quarantined": [list(fragment) for fragment in state.quarantined],
-        "live_grants": [_plain_grant(grant) for grant in state.leases.live_grants()],
-        "ended_grants": [_plain_grant(grant) for grant in state.leases.ended_grants()],
-    }
+    return BufferSnapshot(
+        name=state.name,
+        config=state.config,
+        draw_seed=state.draw_seed,
+        draw_count=state.draw_count,
+        counters=state.counters.durable(),
+        session_id=state.model.session_id,
+        model_version=state.model.version,
+        step_count=state.model.step_count,
+        ended_sessions=tuple(state.model.ended_sessions()),
+        weights=tuple(state.model.kept_weights()),
+        inserted_count=state.inserted_count,
+        delivered_count=state.delivered_count,
+        closed_count=state.holdings.closed_count,
+        chunks=tuple([_taken_chunk(chunk) for chunk in [*held, *_granted_only(state)]]),
+        workers=tuple(
+            [
+                WorkerSnapshot(
+                    worker.worker_id, worker.outcomes.next_index, worker.outcomes.codes()
+                )
+                for worker in state.assembly.workers()
+            ]
+        ),
+        open_chunks=tuple(
+            [
+                OpenChunkSnapshot(chunk.touched_at, tuple(chunk.fragments))
+                for chunk in state.assembly.open_chunks()
+            ]
+        ),
+        quarantined=tuple(state.quarantined),
+        live_grants=tuple([_taken_grant(grant) for grant in state.leases.live_grants()]),
+        ended_grants=tuple([_taken_grant(grant) for grant in state.leases.ended_grants()]),
+    )
 
 
-def restore(plain: Mapping[str, Any], events: list[Event]) -> BufferState:
+def restore(taken: BufferSnapshot, events: list[Event]) -> BufferState:
     """Build a buffer from what `take` gave.
 
     Raises:
-        KeyError, TypeError, ValueError, DomainError: It is no such thing.
+        ReplayError, DomainError: It contradicts itself.
     """
-    state = BufferState(
-        BufferName(plain["name"]),
-        _config(plain["config"]),
-        draw_seed=plain["draw_seed"],
-        events=events,
-    )
-    state.draw_count = plain["draw_count"]
-    state.counters.restore(plain["counters"])
-    state.model.restore_ended([SessionId(session_id) for session_id in plain["ended_sessions"]])
-    if plain["model_version"] is not None:
-        session_id = SessionId(intern(plain["session_id"]))
-        state.model.start(session_id, ModelVersion(plain["model_version"]))
-        # Snapshots of earlier servers do not say; the next fragment will.
-        state.model.step_count = plain.get("step_count")
-    for version, *weights in plain["weights"]:
-        state.model.restore_weights(ModelVersion(version), _payload(weights))
-    state.inserted_count = plain["inserted_count"]
-    state.delivered_count = plain["delivered_count"]
-    _restore_workers(state, plain)
-    _restore_chunks(state, plain)
+    state = BufferState(taken.name, taken.config, draw_seed=taken.draw_seed, events=events)
+    state.draw_count = taken.draw_count
+    state.counters.restore(taken.counters)
+    state.model.restore_ended(taken.ended_sessions)
+    if taken.model_version is not None:
+        state.model.start(taken.session_id, taken.model_version)
+        state.model.step_count = taken.step_count
+    for version, weights in taken.weights:
+        state.model.restore_weights(version, weights)
+    state.inserted_count = taken.inserted_count
+    state.delivered_count = taken.delivered_count
+    _restore_workers(state, taken)
+    _restore_chunks(state, taken)
     return state
 
 
-def _restore_workers(state: BufferState, plain: Mapping[str, Any]) -> None:
-    for worker_id, next_index, codes in plain["workers"]:
-        window = OutcomeWindow(next_index, bytes.fromhex(codes))
-        state.assembly.restore_worker(WorkerId(intern(worker_id)), window)
-    for _, touched_at, plain_fragments in plain["open_chunks"]:
-        fragments = [_fragment(fragment) for fragment in plain_fragments]
-        state.assembly.restore_open_chunk(OpenChunk(fragments[0].worker_id, fragments, touched_at))
+def _restore_workers(state: BufferState, taken: BufferSnapshot) -> None:
+    for worker_id, next_index, codes in taken.workers:
+        state.assembly.restore_worker(worker_id, OutcomeWindow(next_index, codes))
+    for touched_at, fragments in taken.open_chunks:
+        worker_id = fragments[0].worker_id
+        if state.assembly.find(worker_id) is None:
+            raise ReplayError(f"worker {worker_id!r} has an open chunk, and is not remembered")
+        state.assembly.restore_open_chunk(OpenChunk(worker_id, list(fragments), touched_at))
         for fragment in fragments:
             state.payloads.take(fragment)
 
 
-def _restore_chunks(state: BufferState, plain: Mapping[str, Any]) -> None:
+def _restore_chunks(state: BufferState, taken: BufferSnapshot) -> None:
     """Bring back chunks, then the leases on them, then the table, which counts both."""
     chunks: dict[ChunkId, Chunk] = {}
-    for chunk_id, chunk_state, use_count, fragments in plain["chunks"]:
-        chunk = Chunk(chunk_id, tuple([_fragment(fragment) for fragment in fragments]))
-        chunk.state = _CHUNK_STATES[chunk_state]
+    for chunk_id, chunk_state, use_count, unreadable_count, fragments in taken.chunks:
+        chunk = Chunk(chunk_id, fragments)
+        chunk.state = chunk_state
         chunk.use_count = use_count
+        chunk.unreadable_count = unreadable_count
         chunks[chunk_id] = chunk
-    # Snapshots of earlier servers say nothing of it.
-    for chunk_id, unreadable_count in plain.get("unreadable", ()):
-        chunks[chunk_id].unreadable_count = unreadable_count
-    state.quarantined.extend(QuarantinedFragment(*each) for each in plain.get("quarantined", ()))
-    for plain_grant in plain["live_grants"]:
-        grant = _grant(plain_grant, chunks)
+    state.quarantined.extend(taken.quarantined)
+    for taken_grant in taken.live_grants:
+        grant = _grant(taken_grant, chunks)
         state.leases.restore_live(grant)
         for lease in grant.leases:
             for granted in () if lease.end else lease.share:
                 granted.chunk.lease_count += 1
-    for plain_grant in plain["ended_grants"]:
-        state.leases.restore_ended(_grant(plain_grant, chunks))
-    state.holdings.restore(chunks.values(), plain["closed_count"])
+    for taken_grant in taken.ended_grants:
+        state.leases.restore_ended(_grant(taken_grant, chunks))
+    state.holdings.restore(chunks.values(), taken.closed_count)
 
 
 def _granted_only(state: BufferState) -> Iterable[Chunk]:
@@ -163,101 +229,54 @@ def _granted_only(state: BufferState) -> Iterable[Chunk]:
     return [chunks[chunk_id] for chunk_id in sorted(chunks)]
 
 
-def _plain_chunk(chunk: Chunk) -> list[Any]:
-    fragments = [_plain_fragment(fragment) for fragment in chunk.fragments]
-    return [chunk.chunk_id, chunk.state.value, chunk.use_count, fragments]
-
-
-def _plain_fragment(fragment: Fragment) -> list[Any]:
-    return [
-        fragment.worker_id,
-        fragment.fragment_index,
-        fragment.session_id,
-        fragment.model_version_min,
-        fragment.model_version_max,
-        fragment.step_count,
-        fragment.discontinuity,
-        *_plain_payload(fragment.payload),
-    ]
-
-
-def _fragment(plain: list[Any]) -> Fragment:
-    """Build a fragment; equal ids are one object, so that it costs no copy of them."""
-    worker_id, index, session_id, version_min, version_max, *rest = plain
-    step_count, discontinuity, payload_id, size_bytes, piece_size_bytes = rest
-    return Fragment.restored(
-        WorkerId(intern(worker_id)),
-        index,
-        SessionId(intern(session_id)),
-        version_min,
-        version_min if version_min == version_max else version_max,
-        Payload(payload_id, size_bytes, piece_size_bytes),
-        step_count,
-        discontinuity,
+def _taken_chunk(chunk: Chunk) -> ChunkSnapshot:
+    return ChunkSnapshot(
+        chunk.chunk_id, chunk.state, chunk.use_count, chunk.unreadable_count, chunk.fragments
     )
 
 
-def _plain_payload(payload: Payload) -> list[Any]:
-    return [payload.payload_id, payload.size_bytes, payload.piece_size_bytes]
-
-
-def _payload(plain: list[Any]) -> Payload:
-    payload_id, size_bytes, piece_size_bytes = plain
-    return Payload(payload_id, size_bytes, piece_size_bytes)
-
-
-def _plain_grant(grant: Grant) -> dict[str, Any]:
-    return {
-        "request_id": grant.request_id,
-        "fragment_count": grant.fragment_count,
-        "world_size": grant.world_size,
-        "session_id": grant.session_id,
-        "model_version": grant.model_version,
-        "chunks": [
-            [granted.chunk.chunk_id, granted.staleness, granted.use_count]
-            for granted in grant.chunks
-        ],
-        "leases": [
-            [lease.lease_id, lease.lease_s, lease.expires_at, lease.end and lease.end.value]
-            for lease in grant.leases
-        ],
-    }
-
-
-def _grant(plain: Mapping[str, Any], chunks: Mapping[ChunkId, Chunk]) -> Grant:
-    grant = Grant(
-        RequestId(plain["request_id"]),
-        plain["fragment_count"],
-        plain["world_size"],
-        session_id=SessionId(plain["session_id"]),
-        model_version=ModelVersion(plain["model_version"]),
-        chunks=tuple(
-            GrantedChunk(chunks[ChunkId(chunk_id)], staleness, use_count)
-            for chunk_id, staleness, use_count in plain["chunks"]
+def _taken_grant(grant: Grant) -> GrantSnapshot:
+    return GrantSnapshot(
+        grant.request_id,
+        grant.fragment_count,
+        grant.world_size,
+        grant.session_id,
+        grant.model_version,
+        tuple(
+            [
+                GrantedChunkSnapshot(granted.chunk.chunk_id, granted.staleness, granted.use_count)
+                for granted in grant.chunks
+            ]
+        ),
+        tuple(
+            [
+                LeaseSnapshot(lease.lease_id, lease.lease_s, lease.expires_at, lease.end)
+                for lease in grant.leases
+            ]
         ),
     )
-    for rank, (lease_id, lease_s, expires_at, end) in enumerate(plain["leases"]):
-        lease = Lease(LeaseId(lease_id), grant, rank, lease_s, expires_at)
-        lease.end = None if end is None else LeaseEnd(end)
+
+
+def _grant(taken: GrantSnapshot, chunks: Mapping[ChunkId, Chunk]) -> Grant:
+    unknown = [each.chunk_id for each in taken.chunks if each.chunk_id not in chunks]
+    if unknown:
+        raise ReplayError(f"grant {taken.request_id!r} has a chunk {unknown[0]} that is not known")
+    grant = Grant(
+        taken.request_id,
+        taken.fragment_count,
+        taken.world_size,
+        session_id=taken.session_id,
+        model_version=taken.model_version,
+        chunks=tuple(
+            [
+                GrantedChunk(chunks[chunk_id], staleness, use_count)
+                for chunk_id, staleness, use_count in taken.chunks
+            ]
+        ),
+    )
+    for rank, (lease_id, lease_s, expires_at, end) in enumerate(taken.leases):
+        lease = Lease(lease_id, grant, rank, lease_s, expires_at)
+        lease.end = end
         lease.told_count = 1
         grant.leases.append(lease)
     return grant
-
-
-def _plain_config(config: BufferConfig) -> dict[str, Any]:
-    plain = dataclasses.asdict(config)
-    plain["full_policy"] = config.full_policy.value
-    plain["lease_expiry_policy"] = config.lease_expiry_policy.value
-    plain["limiter"] = [type(config.limiter).__name__, plain["limiter"]]
-    return plain
-
-
-def _config(plain: Mapping[str, Any]) -> BufferConfig:
-    limiter_name, limiter = plain["limiter"]
-    limits = {
-        **plain,
-        "full_policy": FullPolicy(plain["full_policy"]),
-        "lease_expiry_policy": LeaseExpiryPolicy(plain["lease_expiry_policy"]),
-        "limiter": _LIMITERS[limiter_name](**limiter),
-    }
-    return BufferConfig(**limits)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from breadbox_server.core.buffers import BufferSet
+from breadbox_server.errors import BugError
 from breadbox_server.journal.codec import Snapshot, encode_snapshot
 from breadbox_server.journal.frames import frame_snapshot
 from breadbox_server.journal.place import JournalPlace
@@ -27,6 +28,8 @@ DAMAGED: Final = 3
 """Exit code: the journal cannot be read back."""
 UNAVAILABLE: Final = 4
 """Exit code: the journal cannot be reached, or has no room; later it may."""
+BUG: Final = 5
+"""Exit code: what the journal says could not be carried out, which is not the journal's fault."""
 
 
 def compact(archive: JournalArchive, is_wanted: Callable[[], bool] = lambda: True) -> Recovered:
@@ -37,7 +40,7 @@ def compact(archive: JournalArchive, is_wanted: Callable[[], bool] = lambda: Tru
         is_wanted: Asked before the snapshot is written; a server that was killed wants none.
     """
     # Nothing is drawn here, so any generator will do.
-    found = recover(archive, lambda state: BufferSet.restore(state, random.Random(0)))
+    found = recover(archive, lambda taken: BufferSet.restore(taken, random.Random(0)))
     if found.turn_count and is_wanted():
         snapshot = Snapshot(found.sequence, found.now, found.buffers.snapshot())
         record = frame_snapshot(found.sequence, encode_snapshot(snapshot), found.chain)
@@ -57,6 +60,9 @@ def main() -> int:
             found = compact(archive, is_wanted=lambda: os.getppid() == parent)
         finally:
             archive.close()
+    except BugError as error:
+        sys.stderr.write(f"{error}\n")
+        return BUG
     except JournalError as error:
         sys.stderr.write(f"{error}\n")
         return DAMAGED if isinstance(error, JournalDamagedError) else UNAVAILABLE

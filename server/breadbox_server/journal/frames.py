@@ -13,13 +13,22 @@ from typing import Final
 
 import xxhash
 
-from breadbox_server.journal.codec import JournalFormatError
-
 TURN_MAGIC: Final = b"BBt1"
 SNAPSHOT_MAGIC: Final = b"BBs1"
 _TURN: Final = struct.Struct("<4sQ")
 _SNAPSHOT: Final = struct.Struct("<4sQQ")
 _NUMBERS: Final = struct.Struct("<QQ")
+
+
+class JournalFormatError(Exception):
+    """A record cannot be read: it is damaged."""
+
+
+class NewerFormatError(JournalFormatError):
+    """A record says what only a newer server understands."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; start the newer server that wrote it")
 
 
 def frame_turn(before: int, sequence: int, body: bytes) -> tuple[bytes, int]:

@@ -2,29 +2,37 @@
 
 import gc
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import process_time
-from typing import Any, Final
+from typing import Final
 
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.entries import ReplayError
 from breadbox_server.core.events import PayloadsDisposable
 from breadbox_server.core.ids import PayloadId
+from breadbox_server.core.snapshot import BufferSnapshot
+from breadbox_server.errors import BugError
 from breadbox_server.journal.codec import (
-    JournalFormatError,
     Snapshot,
     decode_snapshot,
     decode_turn,
     encode_snapshot,
 )
-from breadbox_server.journal.frames import frame_snapshot, open_snapshot, open_turn
+from breadbox_server.journal.frames import (
+    JournalFormatError,
+    NewerFormatError,
+    frame_snapshot,
+    open_snapshot,
+    open_turn,
+)
 from breadbox_server.journal.storage import (
     BEGINNING,
     JournalArchive,
     JournalDamagedError,
     JournalError,
+    JournalNewerError,
 )
 
 LOOKS_MAX: Final = 3
@@ -77,15 +85,13 @@ def look(archive: JournalArchive) -> Recovered:
         JournalUnavailableError: The journal cannot be reached.
     """
     for _ in range(LOOKS_MAX - 1):
-        try:
+        with suppress(JournalError):
             return recover(archive, _restore)
-        except JournalError:
-            continue
     return recover(archive, _restore)
 
 
-def _restore(state: Any) -> BufferSet:
-    return BufferSet.restore(state, random.Random(0))
+def _restore(taken: Iterable[BufferSnapshot]) -> BufferSet:
+    return BufferSet.restore(taken, random.Random(0))
 
 
 @contextmanager
@@ -101,16 +107,20 @@ def _without_collections() -> Iterator[None]:
 
 
 @_without_collections()
-def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Recovered:
+def recover(
+    archive: JournalArchive, restore: Callable[[Iterable[BufferSnapshot]], BufferSet]
+) -> Recovered:
     """Build the core that the journal tells of.
 
     Args:
         archive: One that is begun.
-        restore: Builds a core from a snapshot's state.
+        restore: Builds a core from a snapshot's buffers.
 
     Raises:
         JournalDamagedError: It cannot be read; says why and what to do. Nothing was changed.
+        JournalNewerError: A newer server wrote it.
         JournalUnavailableError: It cannot be reached.
+        BugError: What it says could not be carried out for a reason that is not in it.
     """
     snapshot_sequence, snapshot_record = archive.read_snapshot()
     sequence = snapshot_sequence
@@ -119,7 +129,7 @@ def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Rec
     try:
         data, chain = open_snapshot(snapshot_sequence, snapshot_record)
         snapshot = decode_snapshot(data)
-        buffers, now = restore(snapshot.state), snapshot.now
+        buffers, now = restore(snapshot.buffers), snapshot.now
         began_at = process_time()
         for next_sequence, record in archive.read_turns(snapshot_sequence):
             sequence = next_sequence
@@ -134,9 +144,20 @@ def recover(archive: JournalArchive, restore: Callable[[Any], BufferSet]) -> Rec
             for event in buffers.take_events():
                 if type(event) is PayloadsDisposable:
                     let_go.update([each.payload_id for each in event.payloads])
+    except NewerFormatError as error:
+        raise JournalNewerError(
+            f"the journal at {archive.shown} cannot be read at turn {sequence}: {error}"
+        ) from error
     except (JournalFormatError, ReplayError) as error:
         raise JournalDamagedError(
             f"the journal at {archive.shown} cannot be read at turn {sequence}: {error}; {_REMEDY}"
+        ) from error
+    except (JournalError, MemoryError):
+        raise
+    except Exception as error:
+        raise BugError(
+            f"reading turn {sequence} of the journal at {archive.shown} back failed with {error!r}",
+            "the journal is as it was; the release that wrote it may still read it",
         ) from error
     turn_count = sequence - snapshot_sequence
     replay_s = process_time() - began_at

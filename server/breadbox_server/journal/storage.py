@@ -55,6 +55,10 @@ class JournalDamagedError(JournalError):
     """The journal has a gap, or cannot be read; says what to do."""
 
 
+class JournalNewerError(JournalError):
+    """A newer server wrote the journal, which this one cannot read."""
+
+
 class JournalArchive(Protocol):
     """A journal as whoever reads it back sees it. Blocking; for one thread.
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from breadbox.stores.base import Custody
+from breadbox_server.core.entries import Entry
+from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.codec import Snapshot, encode_snapshot, encode_turn
 from breadbox_server.journal.frames import frame_snapshot, frame_turn, open_snapshot
 from breadbox_server.journal.storage import JournalWriter
@@ -105,7 +107,7 @@ class TurnJournal:
             "restart would take longer than 2 s; the next snapshot ends this"
         )
 
-    async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
+    async def append(self, entries: Sequence[tuple[float, Entry]]) -> None:
         """Return once the entries of one turn are durable; see `Journal.append`."""
         data, chain = frame_turn(self._chain, self.sequence + 1, encode_turn(entries))
         await self._writer.append(self.sequence + 1, data)
@@ -118,10 +120,10 @@ class TurnJournal:
         """Show a sign of life, and see whether the journal is still ours and whole."""
         await self._writer.renew(self.sequence)
 
-    async def begin_again(self, state: Any, now: float) -> None:
+    async def begin_again(self, buffers: tuple[BufferSnapshot, ...], now: float) -> None:
         """Begin a journal that was lost; see `Journal.begin_again`."""
         sequence = self.sequence + 1
-        data = frame_snapshot(sequence, encode_snapshot(Snapshot(sequence, now, state)))
+        data = frame_snapshot(sequence, encode_snapshot(Snapshot(sequence, now, buffers)))
         await self._writer.begin_again(sequence, data)
         self.sequence = sequence
         _, self._chain = open_snapshot(sequence, data)

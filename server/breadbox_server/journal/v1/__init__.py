@@ -1,0 +1,1 @@
+"""Stubs of what a journal holds; see protos/."""

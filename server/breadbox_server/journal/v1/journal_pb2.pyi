@@ -1,0 +1,364 @@
+from breadbox.v1 import buffer_pb2 as _buffer_pb2
+from breadbox.v1 import fragment_pb2 as _fragment_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class LeaseEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEASE_END_UNSPECIFIED: _ClassVar[LeaseEnd]
+    LEASE_END_CONSUMED: _ClassVar[LeaseEnd]
+    LEASE_END_RETURNED: _ClassVar[LeaseEnd]
+    LEASE_END_EXPIRED: _ClassVar[LeaseEnd]
+
+class ChunkState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHUNK_STATE_UNSPECIFIED: _ClassVar[ChunkState]
+    CHUNK_STATE_HELD: _ClassVar[ChunkState]
+    CHUNK_STATE_USED_UP: _ClassVar[ChunkState]
+    CHUNK_STATE_GONE: _ClassVar[ChunkState]
+LEASE_END_UNSPECIFIED: LeaseEnd
+LEASE_END_CONSUMED: LeaseEnd
+LEASE_END_RETURNED: LeaseEnd
+LEASE_END_EXPIRED: LeaseEnd
+CHUNK_STATE_UNSPECIFIED: ChunkState
+CHUNK_STATE_HELD: ChunkState
+CHUNK_STATE_USED_UP: ChunkState
+CHUNK_STATE_GONE: ChunkState
+
+class Turn(_message.Message):
+    __slots__ = ("version", "entries")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    entries: _containers.RepeatedCompositeFieldContainer[Entry]
+    def __init__(self, version: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
+
+class Entry(_message.Message):
+    __slots__ = ("now", "buffer", "buffer_created", "fragment_admitted", "fragment_stale", "fragments_admitted", "grant_made", "session_started", "session_ended", "model_published", "lease_renewed", "lease_released", "grant_undone", "payloads_dropped", "unreadable_reported", "buffer_updated", "buffer_deleted")
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_CREATED_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_STALE_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    GRANT_MADE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_STARTED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ENDED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_RENEWED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_RELEASED_FIELD_NUMBER: _ClassVar[int]
+    GRANT_UNDONE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_REPORTED_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_UPDATED_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_DELETED_FIELD_NUMBER: _ClassVar[int]
+    now: float
+    buffer: str
+    buffer_created: BufferCreated
+    fragment_admitted: _fragment_pb2.FragmentMetadata
+    fragment_stale: _fragment_pb2.FragmentMetadata
+    fragments_admitted: FragmentRun
+    grant_made: GrantMade
+    session_started: SessionStarted
+    session_ended: SessionEnded
+    model_published: ModelPublished
+    lease_renewed: LeaseRenewed
+    lease_released: LeaseReleased
+    grant_undone: GrantUndone
+    payloads_dropped: PayloadsDropped
+    unreadable_reported: UnreadableReported
+    buffer_updated: BufferUpdated
+    buffer_deleted: BufferDeleted
+    def __init__(self, now: _Optional[float] = ..., buffer: _Optional[str] = ..., buffer_created: _Optional[_Union[BufferCreated, _Mapping]] = ..., fragment_admitted: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragment_stale: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragments_admitted: _Optional[_Union[FragmentRun, _Mapping]] = ..., grant_made: _Optional[_Union[GrantMade, _Mapping]] = ..., session_started: _Optional[_Union[SessionStarted, _Mapping]] = ..., session_ended: _Optional[_Union[SessionEnded, _Mapping]] = ..., model_published: _Optional[_Union[ModelPublished, _Mapping]] = ..., lease_renewed: _Optional[_Union[LeaseRenewed, _Mapping]] = ..., lease_released: _Optional[_Union[LeaseReleased, _Mapping]] = ..., grant_undone: _Optional[_Union[GrantUndone, _Mapping]] = ..., payloads_dropped: _Optional[_Union[PayloadsDropped, _Mapping]] = ..., unreadable_reported: _Optional[_Union[UnreadableReported, _Mapping]] = ..., buffer_updated: _Optional[_Union[BufferUpdated, _Mapping]] = ..., buffer_deleted: _Optional[_Union[BufferDeleted, _Mapping]] = ...) -> None: ...
+
+class BufferCreated(_message.Message):
+    __slots__ = ("limits", "draw_seed")
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    DRAW_SEED_FIELD_NUMBER: _ClassVar[int]
+    limits: BufferLimits
+    draw_seed: int
+    def __init__(self, limits: _Optional[_Union[BufferLimits, _Mapping]] = ..., draw_seed: _Optional[int] = ...) -> None: ...
+
+class FragmentRun(_message.Message):
+    __slots__ = ("nows", "fragments")
+    NOWS_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    nows: _containers.RepeatedScalarFieldContainer[float]
+    fragments: FragmentColumns
+    def __init__(self, nows: _Optional[_Iterable[float]] = ..., fragments: _Optional[_Union[FragmentColumns, _Mapping]] = ...) -> None: ...
+
+class GrantMade(_message.Message):
+    __slots__ = ("request_id", "fragment_count", "world_size", "chunk_ids", "lease_ids", "lease_seconds")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    fragment_count: int
+    world_size: int
+    chunk_ids: _containers.RepeatedScalarFieldContainer[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    lease_seconds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, request_id: _Optional[str] = ..., fragment_count: _Optional[int] = ..., world_size: _Optional[int] = ..., chunk_ids: _Optional[_Iterable[int]] = ..., lease_ids: _Optional[_Iterable[str]] = ..., lease_seconds: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class SessionStarted(_message.Message):
+    __slots__ = ("session_id", "model_version")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    model_version: int
+    def __init__(self, session_id: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+
+class SessionEnded(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class ModelPublished(_message.Message):
+    __slots__ = ("session_id", "model_version", "weights")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    model_version: int
+    weights: _fragment_pb2.PayloadReference
+    def __init__(self, session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., weights: _Optional[_Union[_fragment_pb2.PayloadReference, _Mapping]] = ...) -> None: ...
+
+class LeaseRenewed(_message.Message):
+    __slots__ = ("lease_id", "lease_seconds")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    lease_seconds: float
+    def __init__(self, lease_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+
+class LeaseReleased(_message.Message):
+    __slots__ = ("lease_id", "end")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    end: LeaseEnd
+    def __init__(self, lease_id: _Optional[str] = ..., end: _Optional[_Union[LeaseEnd, str]] = ...) -> None: ...
+
+class GrantUndone(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+
+class PayloadsDropped(_message.Message):
+    __slots__ = ("payload_ids",)
+    PAYLOAD_IDS_FIELD_NUMBER: _ClassVar[int]
+    payload_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, payload_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UnreadableReported(_message.Message):
+    __slots__ = ("lease_id", "payload_ids", "reports_max")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_IDS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    payload_ids: _containers.RepeatedScalarFieldContainer[str]
+    reports_max: int
+    def __init__(self, lease_id: _Optional[str] = ..., payload_ids: _Optional[_Iterable[str]] = ..., reports_max: _Optional[int] = ...) -> None: ...
+
+class BufferUpdated(_message.Message):
+    __slots__ = ("limits",)
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    limits: BufferLimits
+    def __init__(self, limits: _Optional[_Union[BufferLimits, _Mapping]] = ...) -> None: ...
+
+class BufferDeleted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class BufferLimits(_message.Message):
+    __slots__ = ("config", "outcomes_per_worker_max", "requests_remembered_max", "retry_delay_seconds")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_PER_WORKER_MAX_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_REMEMBERED_MAX_FIELD_NUMBER: _ClassVar[int]
+    RETRY_DELAY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    config: _buffer_pb2.BufferConfig
+    outcomes_per_worker_max: int
+    requests_remembered_max: int
+    retry_delay_seconds: float
+    def __init__(self, config: _Optional[_Union[_buffer_pb2.BufferConfig, _Mapping]] = ..., outcomes_per_worker_max: _Optional[int] = ..., requests_remembered_max: _Optional[int] = ..., retry_delay_seconds: _Optional[float] = ...) -> None: ...
+
+class FragmentColumns(_message.Message):
+    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "step_count", "payload_id", "size_bytes", "piece_size_bytes")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_MIN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_MAX_FIELD_NUMBER: _ClassVar[int]
+    DISCONTINUITY_FIELD_NUMBER: _ClassVar[int]
+    STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PIECE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: StringColumn
+    fragment_index: _containers.RepeatedScalarFieldContainer[int]
+    session_id: StringColumn
+    model_version_min: _containers.RepeatedScalarFieldContainer[int]
+    model_version_max: _containers.RepeatedScalarFieldContainer[int]
+    discontinuity: _containers.RepeatedScalarFieldContainer[bool]
+    step_count: _containers.RepeatedScalarFieldContainer[int]
+    payload_id: _containers.RepeatedScalarFieldContainer[str]
+    size_bytes: _containers.RepeatedScalarFieldContainer[int]
+    piece_size_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[_Union[StringColumn, _Mapping]] = ..., fragment_index: _Optional[_Iterable[int]] = ..., session_id: _Optional[_Union[StringColumn, _Mapping]] = ..., model_version_min: _Optional[_Iterable[int]] = ..., model_version_max: _Optional[_Iterable[int]] = ..., discontinuity: _Optional[_Iterable[bool]] = ..., step_count: _Optional[_Iterable[int]] = ..., payload_id: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., piece_size_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StringColumn(_message.Message):
+    __slots__ = ("strings", "places")
+    STRINGS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    strings: _containers.RepeatedScalarFieldContainer[str]
+    places: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, strings: _Optional[_Iterable[str]] = ..., places: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("version", "sequence", "now", "buffers")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    sequence: int
+    now: float
+    buffers: _containers.RepeatedCompositeFieldContainer[BufferSnapshot]
+    def __init__(self, version: _Optional[int] = ..., sequence: _Optional[int] = ..., now: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferSnapshot, _Mapping]]] = ...) -> None: ...
+
+class BufferSnapshot(_message.Message):
+    __slots__ = ("name", "limits", "draw_seed", "draw_count", "counters", "session_id", "model_version", "step_count", "ended_session_ids", "weights", "inserted_count", "delivered_count", "closed_count", "chunks", "workers", "open_chunks", "quarantined", "live_grants", "ended_grants")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    DRAW_SEED_FIELD_NUMBER: _ClassVar[int]
+    DRAW_COUNT_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    INSERTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    LIVE_GRANTS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_GRANTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    limits: BufferLimits
+    draw_seed: int
+    draw_count: int
+    counters: _containers.ScalarMap[str, int]
+    session_id: str
+    model_version: int
+    step_count: int
+    ended_session_ids: _containers.RepeatedScalarFieldContainer[str]
+    weights: _containers.RepeatedCompositeFieldContainer[Weights]
+    inserted_count: int
+    delivered_count: int
+    closed_count: int
+    chunks: ChunkColumns
+    workers: _containers.RepeatedCompositeFieldContainer[Worker]
+    open_chunks: OpenChunkColumns
+    quarantined: _containers.RepeatedCompositeFieldContainer[_buffer_pb2.QuarantinedFragment]
+    live_grants: _containers.RepeatedCompositeFieldContainer[Grant]
+    ended_grants: _containers.RepeatedCompositeFieldContainer[Grant]
+    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[BufferLimits, _Mapping]] = ..., draw_seed: _Optional[int] = ..., draw_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., step_count: _Optional[int] = ..., ended_session_ids: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[_Union[Weights, _Mapping]]] = ..., inserted_count: _Optional[int] = ..., delivered_count: _Optional[int] = ..., closed_count: _Optional[int] = ..., chunks: _Optional[_Union[ChunkColumns, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., open_chunks: _Optional[_Union[OpenChunkColumns, _Mapping]] = ..., quarantined: _Optional[_Iterable[_Union[_buffer_pb2.QuarantinedFragment, _Mapping]]] = ..., live_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., ended_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ...) -> None: ...
+
+class Weights(_message.Message):
+    __slots__ = ("model_version", "payload")
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    model_version: int
+    payload: _fragment_pb2.PayloadReference
+    def __init__(self, model_version: _Optional[int] = ..., payload: _Optional[_Union[_fragment_pb2.PayloadReference, _Mapping]] = ...) -> None: ...
+
+class ChunkColumns(_message.Message):
+    __slots__ = ("chunk_ids", "states", "use_counts", "unreadable_counts", "fragment_counts", "fragments")
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    USE_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    chunk_ids: _containers.RepeatedScalarFieldContainer[int]
+    states: _containers.RepeatedScalarFieldContainer[ChunkState]
+    use_counts: _containers.RepeatedScalarFieldContainer[int]
+    unreadable_counts: _containers.RepeatedScalarFieldContainer[int]
+    fragment_counts: _containers.RepeatedScalarFieldContainer[int]
+    fragments: FragmentColumns
+    def __init__(self, chunk_ids: _Optional[_Iterable[int]] = ..., states: _Optional[_Iterable[_Union[ChunkState, str]]] = ..., use_counts: _Optional[_Iterable[int]] = ..., unreadable_counts: _Optional[_Iterable[int]] = ..., fragment_counts: _Optional[_Iterable[int]] = ..., fragments: _Optional[_Union[FragmentColumns, _Mapping]] = ...) -> None: ...
+
+class OpenChunkColumns(_message.Message):
+    __slots__ = ("touched_ats", "fragment_counts", "fragments")
+    TOUCHED_ATS_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    touched_ats: _containers.RepeatedScalarFieldContainer[float]
+    fragment_counts: _containers.RepeatedScalarFieldContainer[int]
+    fragments: FragmentColumns
+    def __init__(self, touched_ats: _Optional[_Iterable[float]] = ..., fragment_counts: _Optional[_Iterable[int]] = ..., fragments: _Optional[_Union[FragmentColumns, _Mapping]] = ...) -> None: ...
+
+class Worker(_message.Message):
+    __slots__ = ("worker_id", "next_index", "outcome_codes")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NEXT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_CODES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    next_index: int
+    outcome_codes: bytes
+    def __init__(self, worker_id: _Optional[str] = ..., next_index: _Optional[int] = ..., outcome_codes: _Optional[bytes] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("request_id", "fragment_count", "world_size", "session_id", "model_version", "chunk_ids", "stalenesses", "use_counts", "leases")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    STALENESSES_FIELD_NUMBER: _ClassVar[int]
+    USE_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    fragment_count: int
+    world_size: int
+    session_id: str
+    model_version: int
+    chunk_ids: _containers.RepeatedScalarFieldContainer[int]
+    stalenesses: _containers.RepeatedScalarFieldContainer[int]
+    use_counts: _containers.RepeatedScalarFieldContainer[int]
+    leases: _containers.RepeatedCompositeFieldContainer[Lease]
+    def __init__(self, request_id: _Optional[str] = ..., fragment_count: _Optional[int] = ..., world_size: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., chunk_ids: _Optional[_Iterable[int]] = ..., stalenesses: _Optional[_Iterable[int]] = ..., use_counts: _Optional[_Iterable[int]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("lease_id", "lease_seconds", "expires_at", "end")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    lease_seconds: float
+    expires_at: float
+    end: LeaseEnd
+    def __init__(self, lease_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., expires_at: _Optional[float] = ..., end: _Optional[_Union[LeaseEnd, str]] = ...) -> None: ...

@@ -1,0 +1,170 @@
+"""A history with every kind of entry, after which every part of a buffer is in use."""
+
+from typing import Any
+
+from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.config import (
+    BufferConfig,
+    FullPolicy,
+    LeaseExpiryPolicy,
+    SampleToInsertRatioConfig,
+)
+from breadbox_server.core.events import FetchGranted
+from breadbox_server.core.ids import BufferName
+from breadbox_server.core.inputs import (
+    AdmissionOutcome,
+    AppendFragment,
+    CreateBuffer,
+    DeleteBuffer,
+    DropPayloads,
+    EndSession,
+    Fetch,
+    Fragment,
+    Input,
+    Payload,
+    PublishModel,
+    ReleaseLease,
+    ReleaseMode,
+    RenewLease,
+    ReportUnreadable,
+    StartSession,
+    UndeliveredGrant,
+    UpdateBuffer,
+)
+
+STARTED_AT = 1_700_000_000.25
+LIMITS = BufferConfig(
+    capacity_chunks=200,
+    uses_max=2,
+    full_policy=FullPolicy.BLOCK,
+    lease_expiry_policy=LeaseExpiryPolicy.CONSUME,
+    lease_s=45.5,
+    sampler="freshest_first",
+    limiter=SampleToInsertRatioConfig(ratio=1.5, error_chunks=1000.0, minimum_chunk_count=2),
+)
+CHUNKS = BufferName("chunks")
+GONE = BufferName("gone")
+RUN = 20
+"""Fragments decided at a time, enough to be written down as columns."""
+
+
+def play(buffers: BufferSet, act: int = 0) -> float:
+    """Carry one act of the history out; gives the instant at which it has ended.
+
+    Args:
+        buffers: Those that the act before has left, or new ones.
+        act: 0, 1, and so on: each in sessions of its own, and at a later time.
+    """
+    return _Act(buffers, act).play()
+
+
+class _Act:
+    def __init__(self, buffers: BufferSet, act: int) -> None:
+        self._buffers = buffers
+        self._act = act
+        self._now = STARTED_AT + 1000.0 * act
+        self._payload_count = 1000 * act
+
+    def play(self) -> float:
+        self._do(CreateBuffer(CHUNKS, BufferConfig(fragments_per_chunk=3, uses_max=3)))
+        self._do(CreateBuffer(GONE, LIMITS))
+        self._do(DeleteBuffer(GONE))
+        self._in_default()
+        self._in_chunks()
+        return self._now
+
+    def _in_default(self) -> None:
+        """A session that ends, one that goes on, and chunks of one fragment."""
+        first, session = f"first-{self._act}", f"second-{self._act}"
+        self._do(StartSession(DEFAULT_BUFFER, first))
+        self._append(DEFAULT_BUFFER, first, "w0", 0)
+        self._do(EndSession(DEFAULT_BUFFER, first))
+        self._do(StartSession(DEFAULT_BUFFER, session, 3))
+        self._do(PublishModel(DEFAULT_BUFFER, session, 4, self._payload(4096)))
+        self._do(PublishModel(DEFAULT_BUFFER, session, 5, self._payload(4096)))
+        self._do(PublishModel(DEFAULT_BUFFER, session, 9))
+        for index in range(RUN):
+            self._append(DEFAULT_BUFFER, session, f"wörker {index % 3}", index, version=9)
+        stale = self._append(DEFAULT_BUFFER, session, "late", 0, version=3)
+        assert stale is AdmissionOutcome.STALE
+        released = self._fetch(DEFAULT_BUFFER, "released", 2)
+        returned = self._fetch(DEFAULT_BUFFER, "returned", 2)
+        undelivered = self._fetch(DEFAULT_BUFFER, "undelivered", 1)
+        renewed = self._fetch(DEFAULT_BUFFER, "renewed", 4, lease_s=7.25)
+        self._do(ReleaseLease(DEFAULT_BUFFER, released.lease_id, ReleaseMode.CONSUMED))
+        self._do(ReleaseLease(DEFAULT_BUFFER, returned.lease_id, ReleaseMode.RETURNED))
+        self._do(UndeliveredGrant(DEFAULT_BUFFER, undelivered.lease_id))
+        self._do(RenewLease(DEFAULT_BUFFER, renewed.lease_id))
+        self._do(RenewLease(DEFAULT_BUFFER, renewed.lease_id, 300.125))
+        lost = renewed.fragments[0].fragment.payload.payload_id
+        self._do(DropPayloads(DEFAULT_BUFFER, (lost, "f" * 32)))
+        self._do(UpdateBuffer(DEFAULT_BUFFER, LIMITS))
+
+    def _in_chunks(self) -> None:
+        """Chunks of several fragments, of which one cannot be read, one is used up, one is open."""
+        session = f"third-{self._act}"
+        self._do(StartSession(CHUNKS, session))
+        for index in range(14):
+            self._append(CHUNKS, session, "w0", index, discontinuity=index == 0)
+        self._append(CHUNKS, session, "w1", 5, pieces=True)
+        unreadable = self._fetch(CHUNKS, "unreadable", 6)
+        for each, reports_max in (unreadable.fragments[1], 1), (unreadable.fragments[3], 2):
+            told = (each.fragment.payload.payload_id,)
+            self._do(ReportUnreadable(CHUNKS, unreadable.lease_id, told, reports_max))
+        self._fetch(CHUNKS, "of two ranks", 6, world_size=2)
+        other = self._fetch(CHUNKS, "of two ranks", 6, world_size=2, rank=1)
+        self._do(ReleaseLease(CHUNKS, other.lease_id, ReleaseMode.CONSUMED))
+        self._fetch(CHUNKS, "uses them up", 9)
+        expired = self._fetch(CHUNKS, "expired", 3, lease_s=1.5)
+        assert expired.fragments
+        self._now += 2.0
+        self._buffers.handle_timer(now=self._now)
+
+    def _do(self, command: Input) -> Any:
+        self._now += 0.125
+        return self._buffers.apply(command, now=self._now)  # type: ignore[call-overload]
+
+    def _payload(self, size_bytes: int, piece_size_bytes: int = 0) -> Payload:
+        self._payload_count += 1
+        return Payload(f"{self._payload_count:032x}", size_bytes, piece_size_bytes)
+
+    def _append(
+        self,
+        buffer: BufferName,
+        session: str,
+        worker: str,
+        index: int,
+        *,
+        version: int = 0,
+        discontinuity: bool = False,
+        pieces: bool = False,
+    ) -> AdmissionOutcome:
+        fragment = Fragment(
+            worker_id=worker,
+            fragment_index=index,
+            session_id=session,
+            model_version_min=version - version % 2,
+            model_version_max=version,
+            payload=self._payload(100 + index, 65_536 if pieces else 0),
+            step_count=16,
+            discontinuity=discontinuity,
+        )
+        outcome: AdmissionOutcome = self._do(AppendFragment(buffer, fragment)).outcome
+        return outcome
+
+    def _fetch(
+        self, buffer: BufferName, request_id: str, fragment_count: int, **more: Any
+    ) -> FetchGranted:
+        self._buffers.take_events()
+        self._do(
+            Fetch(
+                buffer=buffer,
+                request_id=f"{request_id} {self._act}",
+                fragment_count=fragment_count,
+                deadline_at=self._now + 1.0,
+                **more,
+            )
+        )
+        granted = [each for each in self._buffers.take_events() if isinstance(each, FetchGranted)]
+        assert granted, f"{request_id}: nothing was granted"
+        return granted[0]
