@@ -2,9 +2,11 @@
 
 import json
 import random
+import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import get_args
@@ -13,6 +15,7 @@ import pytest
 import zstandard
 
 from breadbox_server.core import entries as core_entries
+from breadbox_server.core.buffer import _HANDLERS
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import (
     BufferConfig,
@@ -35,6 +38,7 @@ from breadbox_server.core.inputs import (
     UndeliveredGrant,
     UpdateBuffer,
 )
+from breadbox_server.errors import BugError
 from breadbox_server.journal import codec
 from breadbox_server.journal.codec import (
     Snapshot,
@@ -56,7 +60,12 @@ from breadbox_server.journal.limits import limits_of_text, limits_to_text
 from breadbox_server.journal.place import JournalPlace
 from breadbox_server.journal.recovery import begin, look, recover
 from breadbox_server.journal.snapshots import put_buffer
-from breadbox_server.journal.storage import BEGINNING, JournalDamagedError
+from breadbox_server.journal.storage import (
+    BEGINNING,
+    JournalArchive,
+    JournalDamagedError,
+    JournalNewerError,
+)
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.journal.v1 import journal_pb2 as pb
 from golden.history import play
@@ -401,17 +410,86 @@ def test_the_compactor_process_takes_the_place_from_its_input(tmp_path):
     archive.close()
 
 
-def test_an_entry_that_does_not_fit_is_a_damaged_journal(tmp_path):
-    place = JournalPlace("sqlite", str(tmp_path))
-    archive = place.open_archive()
-    begun = begin(archive, BufferSet(random.Random(3), BufferConfig()), 0.0)
+@pytest.fixture
+def broken(tmp_path) -> Iterator[Callable[[bytes], JournalArchive]]:
+    """Makes a journal whose first turn says something; gives its archive."""
+    with closing(JournalPlace("sqlite", str(tmp_path)).open_archive()) as archive:
+
+        def make(turn: bytes) -> JournalArchive:
+            begun = begin(archive, BufferSet(random.Random(3), BufferConfig()), 0.0)
+            record, _ = frame_turn(begun.chain, BEGINNING + 1, turn)
+            with archive._connection as connection:
+                connection.execute("INSERT INTO turns VALUES (?, ?, 0)", (BEGINNING + 1, record))
+            return archive
+
+        yield make
+
+
+def _recover(archive: JournalArchive) -> BufferSet:
+    return recover(archive, lambda taken: BufferSet.restore(taken, random.Random(0))).buffers
+
+
+def test_an_entry_that_does_not_fit_is_a_damaged_journal(broken):
     entries = [(1.0, ReleaseLease("nowhere", "l", ReleaseMode.CONSUMED))]
-    bad, _ = frame_turn(begun.chain, BEGINNING + 1, encode_turn(entries))
-    with archive._connection as connection:
-        connection.execute("INSERT INTO turns VALUES (?, ?, 0)", (BEGINNING + 1, bad))
     with pytest.raises(JournalDamagedError, match=r"turn 2.*start empty"):
-        recover(archive, lambda state: BufferSet.restore(state, random.Random(0)))
-    archive.close()
+        _recover(broken(encode_turn(entries)))
+
+
+def test_a_turn_of_a_newer_server_is_no_damage_and_names_the_remedy(broken):
+    turn = pb.Turn(version=codec.VERSION + 1).SerializeToString()
+    with pytest.raises(JournalNewerError, match=r"turn 2.*start the newer server") as caught:
+        _recover(broken(turn))
+    assert "damaged" not in str(caught.value)
+    assert "start empty" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [AssertionError, AttributeError, KeyError, TypeError, ValueError])
+def test_a_bug_of_the_core_is_no_damage_of_the_journal(broken, monkeypatch, kind):
+    archive = broken(encode_turn([(1.0, StartSession("default", "run"))]))
+
+    def start_session(*arguments, **keywords):
+        raise kind("of ours")
+
+    monkeypatch.setitem(_HANDLERS, StartSession, start_session)
+    before = archive.read_snapshot(), list(archive.read_turns(BEGINNING))
+    for read in (_recover, look):
+        with pytest.raises(BugError, match=r"this is a bug of Breadbox .*turn 2.*report") as caught:
+            read(archive)
+        assert "of ours" in str(caught.value)
+        assert "damaged" not in str(caught.value)
+    assert before == (archive.read_snapshot(), list(archive.read_turns(BEGINNING)))
+
+
+_SERVER_WITH_A_BUG = """
+from breadbox_server.core.buffers import BufferSet
+from breadbox_server.main import serve
+
+def restore(*arguments, **keywords):
+    raise AttributeError("of ours")
+
+BufferSet.restore = restore
+serve()
+"""
+
+
+def test_a_server_that_finds_a_bug_at_its_start_says_so_and_keeps_the_journal(broken, tmp_path):
+    broken(encode_turn([(1.0, StartSession("default", "run"))])).close()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", _SERVER_WITH_A_BUG, "--listen", "127.0.0.1:0"),
+            *("--store", f"file://{tmp_path}/store", "--journal", f"file://{tmp_path}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert 70 == done.returncode, done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"Error: this is a bug of Breadbox .*turn 1.*of ours.*report.*", line)
+    assert "Traceback" in done.stderr
+    with closing(JournalPlace("sqlite", str(tmp_path)).open_archive()) as archive:
+        assert [BEGINNING + 1] == [sequence for sequence, _ in archive.read_turns(BEGINNING)]
 
 
 def _write_history(place: SqliteJournal, live: BufferSet) -> None:
