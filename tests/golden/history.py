@@ -1,5 +1,6 @@
 """A history with every kind of entry, after which every part of a buffer is in use."""
 
+from dataclasses import replace
 from typing import Any
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
@@ -67,7 +68,7 @@ class _Act:
 
     def play(self) -> float:
         self._do(CreateBuffer(CHUNKS, BufferConfig(fragments_per_chunk=3, uses_max=3)))
-        self._do(CreateBuffer(GONE, LIMITS))
+        self._do(CreateBuffer(GONE, replace(LIMITS, sampler="oldest_first")))
         self._do(DeleteBuffer(GONE))
         self._in_default()
         self._in_chunks()
