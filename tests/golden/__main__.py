@@ -14,8 +14,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import redis
-
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.journal.claims import Holder
@@ -54,7 +52,7 @@ async def write_history(place: JournalPlace) -> None:
     archive.close()
 
 
-def dump(client: "redis.Redis[bytes]") -> dict[str, Any]:
+def dump(client: Any) -> dict[str, Any]:
     """Every key with its value; bytes in base64."""
     dumped: dict[str, Any] = {}
     for key in sorted(client.scan_iter()):

@@ -11,7 +11,15 @@ from breadbox_server.core.config import (
     SampleToInsertRatioConfig,
 )
 from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import BufferName
+from breadbox_server.core.ids import (
+    BufferName,
+    FragmentIndex,
+    ModelVersion,
+    PayloadId,
+    RequestId,
+    SessionId,
+    WorkerId,
+)
 from breadbox_server.core.inputs import (
     AdmissionOutcome,
     AppendFragment,
@@ -76,14 +84,13 @@ class _Act:
 
     def _in_default(self) -> None:
         """A session that ends, one that goes on, and chunks of one fragment."""
-        first, session = f"first-{self._act}", f"second-{self._act}"
+        first, session = SessionId(f"first-{self._act}"), SessionId(f"second-{self._act}")
         self._do(StartSession(DEFAULT_BUFFER, first))
         self._append(DEFAULT_BUFFER, first, "w0", 0)
         self._do(EndSession(DEFAULT_BUFFER, first))
-        self._do(StartSession(DEFAULT_BUFFER, session, 3))
-        self._do(PublishModel(DEFAULT_BUFFER, session, 4, self._payload(4096)))
-        self._do(PublishModel(DEFAULT_BUFFER, session, 5, self._payload(4096)))
-        self._do(PublishModel(DEFAULT_BUFFER, session, 9))
+        self._do(StartSession(DEFAULT_BUFFER, session, ModelVersion(3)))
+        for version, weights in (4, self._payload(4096)), (5, self._payload(4096)), (9, None):
+            self._do(PublishModel(DEFAULT_BUFFER, session, ModelVersion(version), weights))
         for index in range(RUN):
             self._append(DEFAULT_BUFFER, session, f"wörker {index % 3}", index, version=9)
         stale = self._append(DEFAULT_BUFFER, session, "late", 0, version=3)
@@ -98,12 +105,12 @@ class _Act:
         self._do(RenewLease(DEFAULT_BUFFER, renewed.lease_id))
         self._do(RenewLease(DEFAULT_BUFFER, renewed.lease_id, 300.125))
         lost = renewed.fragments[0].fragment.payload.payload_id
-        self._do(DropPayloads(DEFAULT_BUFFER, (lost, "f" * 32)))
+        self._do(DropPayloads(DEFAULT_BUFFER, (lost, PayloadId("f" * 32))))
         self._do(UpdateBuffer(DEFAULT_BUFFER, LIMITS))
 
     def _in_chunks(self) -> None:
         """Chunks of several fragments, of which one cannot be read, one is used up, one is open."""
-        session = f"third-{self._act}"
+        session = SessionId(f"third-{self._act}")
         self._do(StartSession(CHUNKS, session))
         for index in range(14):
             self._append(CHUNKS, session, "w0", index, discontinuity=index == 0)
@@ -123,16 +130,16 @@ class _Act:
 
     def _do(self, command: Input) -> Any:
         self._now += 0.125
-        return self._buffers.apply(command, now=self._now)  # type: ignore[call-overload]
+        return self._buffers.apply(command, now=self._now)
 
     def _payload(self, size_bytes: int, piece_size_bytes: int = 0) -> Payload:
         self._payload_count += 1
-        return Payload(f"{self._payload_count:032x}", size_bytes, piece_size_bytes)
+        return Payload(PayloadId(f"{self._payload_count:032x}"), size_bytes, piece_size_bytes)
 
     def _append(
         self,
         buffer: BufferName,
-        session: str,
+        session: SessionId,
         worker: str,
         index: int,
         *,
@@ -141,11 +148,11 @@ class _Act:
         pieces: bool = False,
     ) -> AdmissionOutcome:
         fragment = Fragment(
-            worker_id=worker,
-            fragment_index=index,
+            worker_id=WorkerId(worker),
+            fragment_index=FragmentIndex(index),
             session_id=session,
-            model_version_min=version - version % 2,
-            model_version_max=version,
+            model_version_min=ModelVersion(version - version % 2),
+            model_version_max=ModelVersion(version),
             payload=self._payload(100 + index, 65_536 if pieces else 0),
             step_count=16,
             discontinuity=discontinuity,
@@ -160,7 +167,7 @@ class _Act:
         self._do(
             Fetch(
                 buffer=buffer,
-                request_id=f"{request_id} {self._act}",
+                request_id=RequestId(f"{request_id} {self._act}"),
                 fragment_count=fragment_count,
                 deadline_at=self._now + 1.0,
                 **more,

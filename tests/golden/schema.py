@@ -1,28 +1,26 @@
 """What records of a journal are made of: the messages of their schema, and of what these hold."""
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 
 from breadbox_server.journal.v1 import journal_pb2 as pb
-
-_TYPES = {
-    getattr(FieldDescriptor, name): name.removeprefix("TYPE_").lower()
-    for name in dir(FieldDescriptor)
-    if name.startswith("TYPE_")
-}
 
 
 def schema() -> dict[str, dict[str, str]]:
     """By message and enum: its fields with number and type, or its values."""
     found: dict[str, dict[str, str]] = {}
-    for record in (pb.Turn, pb.Snapshot):
-        _add(record.DESCRIPTOR, found)
+    _add(pb.Turn.DESCRIPTOR, found)
+    _add(pb.Snapshot.DESCRIPTOR, found)
     return dict(sorted(found.items()))
 
 
-def _add(message: Descriptor, found: dict[str, dict[str, str]]) -> None:
+def _add(message: Any, found: dict[str, dict[str, str]]) -> None:
     if message.full_name in found:
         return
-    found[message.full_name] = {field.name: _field(field) for field in message.fields}
+    written = DescriptorProto()
+    message.CopyToProto(written)
+    found[message.full_name] = {field.name: _field(field) for field in written.field}
     for field in message.fields:
         if field.message_type is not None:
             _add(field.message_type, found)
@@ -32,7 +30,7 @@ def _add(message: Descriptor, found: dict[str, dict[str, str]]) -> None:
             }
 
 
-def _field(field: FieldDescriptor) -> str:
-    label = "repeated " if field.label == FieldDescriptor.LABEL_REPEATED else ""
-    kind = field.message_type or field.enum_type
-    return f"{field.number} {label}{kind.full_name if kind else _TYPES[field.type]}"
+def _field(field: FieldDescriptorProto) -> str:
+    is_repeated = field.label == FieldDescriptorProto.LABEL_REPEATED
+    kind = FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+    return f"{field.number} {'repeated ' * is_repeated}{field.type_name.lstrip('.') or kind}"

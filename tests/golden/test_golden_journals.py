@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import zstandard
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from breadbox_server.core.buffers import BufferSet
@@ -31,10 +30,13 @@ FOLDER = Path(__file__).parent
 VERSIONS = sorted(int(path.name) for path in FOLDER.iterdir() if path.name.isdigit())
 
 
+Left = tuple[Path, JournalArchive]
+
+
 @pytest.fixture(
     params=[f"{version} in {kind}" for version in VERSIONS for kind in ("sqlite", "redis")]
 )
-def left(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, JournalArchive]]:
+def left(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Left]:
     """A folder, and an archive of a copy of the journal in it."""
     version, kind = request.param.split(" in ")
     folder = FOLDER / version
@@ -76,7 +78,7 @@ def read(archive: JournalArchive) -> Recovered:
     return recover(archive, lambda taken: BufferSet.restore(taken, random.Random(0)))
 
 
-def test_a_journal_of_each_version_is_read_back_as_it_was_left(left) -> None:
+def test_a_journal_of_each_version_is_read_back_as_it_was_left(left: Left) -> None:
     folder, archive = left
     assert archive.is_begun()
     found = read(archive)
@@ -85,7 +87,7 @@ def test_a_journal_of_each_version_is_read_back_as_it_was_left(left) -> None:
     assert expected == readable(found.buffers.snapshot())
 
 
-def test_a_journal_of_each_version_is_compacted_into_what_it_was(left) -> None:
+def test_a_journal_of_each_version_is_compacted_into_what_it_was(left: Left) -> None:
     _, archive = left
     claim_of(archive)
     before = compact(archive)
@@ -127,7 +129,6 @@ def fields_of(message: Message) -> set[str]:
         if field.message_type.GetOptions().map_entry:
             used |= {f"{field.message_type.full_name}.{part}" for part in ("key", "value")}
             continue
-        is_many = field.label == FieldDescriptor.LABEL_REPEATED
-        for each in value if is_many else [value]:
+        for each in [value] if isinstance(value, Message) else value:
             used |= fields_of(each)
     return used
