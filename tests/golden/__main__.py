@@ -1,4 +1,4 @@
-"""`python tests/golden`: write the golden journals of this version of the format, for good.
+"""`python tests/golden`: write golden journals of this version of the format, for good.
 
 What is there is never written over: it is what servers of that version have left behind.
 """
@@ -27,7 +27,7 @@ from golden.readable import readable
 from golden.schema import schema
 from support.redis_server import RedisServer
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "journals"
 
 
 async def write_history(place: JournalPlace) -> None:
@@ -77,7 +77,7 @@ def _text(value: Any) -> str:
 
 def main() -> int:
     """Write the folder of this version."""
-    folder = FOLDER / str(VERSION)
+    folder = FOLDER / f"v{VERSION}"
     if folder.exists():
         sys.stderr.write(f"{folder} is there already: what was kept does not change\n")
         return 1

@@ -26,8 +26,8 @@ from golden.schema import schema
 from support.journals import claim_of
 from support.redis_server import RedisServer
 
-FOLDER = Path(__file__).parent
-VERSIONS = sorted(int(path.name) for path in FOLDER.iterdir() if path.name.isdigit())
+FOLDER = Path(__file__).parent / "journals"
+VERSIONS = sorted(int(path.name.removeprefix("v")) for path in FOLDER.iterdir())
 
 
 Left = tuple[Path, JournalArchive]
@@ -39,7 +39,7 @@ Left = tuple[Path, JournalArchive]
 def left(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Left]:
     """A folder, and an archive of a copy of the journal in it."""
     version, kind = request.param.split(" in ")
-    folder = FOLDER / version
+    folder = FOLDER / f"v{version}"
     if kind == "sqlite":
         with closing(open_copy(folder, tmp_path / "journal")) as archive:
             yield folder, archive
@@ -103,12 +103,12 @@ def test_there_is_a_golden_journal_of_every_version() -> None:
 
 def test_every_change_of_what_a_journal_holds_grows_the_version() -> None:
     """If this fails: grow `codec.VERSION`, and have `python tests/golden` write its folder."""
-    pinned = json.loads((FOLDER / str(VERSION) / "schema.json").read_text())
+    pinned = json.loads((FOLDER / f"v{VERSION}" / "schema.json").read_text())
     assert pinned == schema()
 
 
 def test_the_golden_journal_of_now_has_everything_in_it(tmp_path: Path) -> None:
-    with closing(open_copy(FOLDER / str(VERSION), tmp_path / "journal")) as archive:
+    with closing(open_copy(FOLDER / f"v{VERSION}", tmp_path / "journal")) as archive:
         sequence, record = archive.read_snapshot()
         body, chain = open_snapshot(sequence, record)
         used = fields_of(pb.Snapshot.FromString(zstandard.decompress(body)))
