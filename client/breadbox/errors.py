@@ -168,8 +168,10 @@ class StoreUrlError(StoreError):
 class StoreUnavailableError(StoreError):
     """The payload store cannot be reached, or does not answer."""
 
-    was_silent = False
-    """Whether it was waited for in vain, rather than found to be away."""
+    def __init__(self, what: str, *, was_silent: bool = False) -> None:
+        super().__init__(what)
+        self.was_silent = was_silent
+        """Whether it was waited for in vain, rather than found to be away."""
 
 
 class StoreFullError(StoreError):

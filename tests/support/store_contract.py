@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from breadbox.errors import ClosedError, PayloadCorruptError, PayloadMissingError
+from breadbox.stores.abstract import AbstractParts
 from breadbox.stores.base import (
     PRELUDE_BYTES,
     Confirmation,
     Custody,
+    Part,
     PayloadCustodian,
     PayloadStore,
     Segment,
@@ -214,6 +216,9 @@ class StoreContract:
     ) -> None:
         with pytest.raises(PayloadCorruptError):
             faces.store.read_many([reference], RangeReceiver([], wants_whole=True))
+        if isinstance(faces.store, AbstractParts):
+            with pytest.raises(PayloadCorruptError):
+                faces.store.read_parts([Part(reference, 0, [memoryview(bytearray(1))])])
         assert [Confirmation.MISSING] == await faces.custodian.confirm([reference])
         assert [False] == await faces.custodian.present([reference])
         assert [reference] == await faces.custodian.missing([reference])

@@ -58,9 +58,7 @@ async def _in_thread(threads: Executor, function: Callable[[Deadline], T], deadl
     try:
         await asyncio.wait((running,), timeout=max(0.0, deadline.left_s()))
         if not running.done() and claim.acquire(blocking=False):
-            late = StoreUnavailableError("no thread was free for the store in time")
-            late.was_silent = True
-            raise late
+            raise StoreUnavailableError("no thread was free for the store in time", was_silent=True)
         return cast(T, await running)
     except asyncio.CancelledError:
         running.cancel()

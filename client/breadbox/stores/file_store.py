@@ -13,24 +13,24 @@ Files are readable by their owner only, and links are not followed: see
 
 import asyncio
 import errno
+import math
 import mmap
 import os
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import repeat
 from pathlib import Path
 from typing import Final, Self
 
 from breadbox.errors import (
-    ClosedError,
     PayloadCorruptError,
     PayloadMissingError,
     StoreFullError,
     StoreUnavailableError,
     StoreUrlError,
 )
+from breadbox.stores.abstract import AbstractParts, check_sound
 from breadbox.stores.base import (
     PRELUDE_BYTES,
     Confirmation,
@@ -45,6 +45,7 @@ from breadbox.stores.deadline import Deadline
 from breadbox.stores.disk_room import DiskRoom
 from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
 from breadbox.stores.private_files import check_private_directory, make_private_directory, opener
+from breadbox.stores.reading import drop, head_bytes_of
 from breadbox.types import PayloadReference
 
 _DIRECTORIES: Final = 256
@@ -126,8 +127,7 @@ class PayloadDirectory:
             PayloadMissingError: It is in neither place.
             PayloadCorruptError: It is no file, or of another size than the reference says.
         """
-        if not is_sound(reference):
-            raise PayloadCorruptError(f"a payload reference is out of bounds: {reference}")
+        check_sound((reference,))
         payload_id = reference.payload_id
         # The first place twice: the payload may be confirmed between the first two looks.
         confirmed = self.confirmed_path(payload_id)
@@ -155,28 +155,16 @@ class PayloadDirectory:
         raise PayloadMissingError(payload_id)
 
 
-class FileStore:
+class FileStore(AbstractParts):
     """A `PayloadStore` in a directory. See `breadbox.stores.base` for the contract."""
 
     def __init__(self, directory: str, *, must_exist: bool = False) -> None:
+        super().__init__(math.inf)
         self._directory = PayloadDirectory(directory)
         if must_exist:
             self._directory.check()
         else:
             self._directory.make()
-        self._is_closed = False
-
-    def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
-        """See PayloadStore. On failure nothing of the call is left behind."""
-        self._check_open()
-        references = [self.new_reference(sum(map(len, buffers))) for buffers in payloads]
-        parts = zip(references, repeat(0), payloads, strict=False)
-        try:
-            self.write_parts([Part(*each) for each in parts])
-        except BaseException:
-            self.delete_many(references)
-            raise
-        return references
 
     def new_reference(self, size_bytes: int) -> PayloadReference:
         """See PayloadParts."""
@@ -184,7 +172,7 @@ class FileStore:
 
     def write_parts(self, parts: Sequence[Part]) -> None:
         """See PayloadParts."""
-        self._check_open()
+        self._begin()
         self._check_room(parts)
         for part in parts:
             with _translated_errors():
@@ -200,14 +188,14 @@ class FileStore:
 
     def read_parts(self, parts: Sequence[Part]) -> None:
         """See PayloadParts."""
-        self._check_open()
+        self._begin()
         for reference, offset_bytes, buffers in parts:
             with _opened(self._directory, reference) as descriptor:
                 _read_fully(descriptor, buffers, offset_bytes, reference)
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         """See PayloadStore."""
-        self._check_open()
+        self._begin()
         for position, reference in enumerate(references):
             with _opened(self._directory, reference) as descriptor:
                 _read(descriptor, position, reference, receiver)
@@ -215,7 +203,7 @@ class FileStore:
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
         """See PayloadStore."""
-        self._check_open()
+        self._begin()
         mapped = []
         for reference in references:
             with _opened(self._directory, reference) as descriptor, _translated_errors():
@@ -226,21 +214,13 @@ class FileStore:
 
     def delete_many(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadStore."""
-        self._check_open()
+        self._begin()
         _delete(self._directory, [reference.payload_id for reference in references])
 
     def within(self, deadline: Deadline) -> Self:
         """See PayloadStore. The kernel answers, sooner or later."""
         del deadline
         return self
-
-    def close(self) -> None:
-        """See PayloadStore."""
-        self._is_closed = True
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("the payload store is closed")
 
     def _check_room(self, parts: Sequence[Part]) -> None:
         """Refuse what would take the room that the journal needs to let payloads go again."""
@@ -517,7 +497,7 @@ def _read(
     """
     guess = memoryview(bytearray(min(_HEAD_GUESS_BYTES, reference.size_bytes)))
     _read_fully(descriptor, [guess], 0, reference)
-    head_bytes = _head_bytes(guess, position, reference, receiver)
+    head_bytes = head_bytes_of(position, reference, guess[:PRELUDE_BYTES], receiver)
     head = guess[:head_bytes]
     if head_bytes > len(guess):
         head = memoryview(bytearray(head_bytes))
@@ -546,20 +526,6 @@ def _read(
     _read_fully(descriptor, run, run_start, reference)
 
 
-def _head_bytes(
-    start: memoryview, position: int, reference: PayloadReference, receiver: PayloadReceiver
-) -> int:
-    if len(start) < PRELUDE_BYTES:
-        raise PayloadCorruptError(f"payload {reference.payload_id} is shorter than its prelude")
-    head_bytes = receiver.head_bytes(position, start[:PRELUDE_BYTES])
-    if not PRELUDE_BYTES <= head_bytes <= reference.size_bytes:
-        raise PayloadCorruptError(
-            f"payload {reference.payload_id} of {reference.size_bytes} bytes claims a head of "
-            f"{head_bytes} bytes"
-        )
-    return head_bytes
-
-
 def _read_fully(
     descriptor: int, destinations: Sequence[memoryview], offset: int, reference: PayloadReference
 ) -> None:
@@ -571,25 +537,14 @@ def _read_fully(
             if not count:
                 raise PayloadCorruptError(f"payload {reference.payload_id} ends at byte {offset}")
             offset += count
-            _drop(rest, count)
-
-
-def _drop(buffers: list[memoryview], count: int) -> None:
-    """Drop the first `count` bytes of a list of buffers, in place."""
-    done = 0
-    while done < len(buffers) and count >= len(buffers[done]):
-        count -= len(buffers[done])
-        done += 1
-    del buffers[:done]
-    if count:
-        buffers[0] = buffers[0][count:]
+            drop(rest, count)
 
 
 def _write_vector(descriptor: int, buffers: Sequence[memoryview]) -> None:
     for first in range(0, len(buffers), _BUFFERS_PER_CALL):
         rest = list(buffers[first : first + _BUFFERS_PER_CALL])
         while rest:
-            _drop(rest, os.writev(descriptor, rest))
+            drop(rest, os.writev(descriptor, rest))
 
 
 def _is_file(path: str, size_bytes: int) -> bool:

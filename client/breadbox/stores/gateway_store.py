@@ -4,13 +4,12 @@ Its own connection to the server, so that no call waits behind a payload. Beyond
 itself, bytes are copied once: into a message, or out of one to where they are wanted.
 """
 
-import copy
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import grpc
 
@@ -26,10 +25,11 @@ from breadbox.errors import (
 )
 from breadbox.options import ClientOptions, open_channel
 from breadbox.status import from_rpc_error
+from breadbox.stores.abstract import AbstractStore, check_sound
 from breadbox.stores.base import PayloadReceiver
 from breadbox.stores.deadline import LOOK_S, Deadline
 from breadbox.stores.frames import pack, unpack_read
-from breadbox.stores.keys import cut, is_sound
+from breadbox.stores.keys import cut
 from breadbox.stores.reading import Range, read
 from breadbox.types import PayloadReference
 from breadbox.v1 import fragment_pb2
@@ -45,7 +45,7 @@ _RANGES_MAX: Final = 512
 """Ranges of one call that reads: the server takes no more."""
 
 
-class GatewayStore:
+class GatewayStore(AbstractStore):
     """A `PayloadStore` behind the server. See `breadbox.stores.base` for the contract.
 
     What it writes can be read by this token until it is announced, then by whoever may read the
@@ -59,6 +59,7 @@ class GatewayStore:
             address: Of the server.
             options: The client's.
         """
+        super().__init__(options.deadline_s)
         self._address = address
         self._options = options
         self._metadata = options.metadata()
@@ -75,20 +76,11 @@ class GatewayStore:
             request_serializer=pb.ReadPayloadsRequest.SerializeToString,
             response_deserializer=unpack_read,
         )
-        self._deadline: Deadline | None = None
         self._watch = _Watch()
-        self._closed = threading.Event()
-
-    def within(self, deadline: Deadline) -> Self:
-        """See PayloadStore."""
-        view = copy.copy(self)
-        view._deadline = deadline
-        return view
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
         """See PayloadStore. On failure the server deletes what it has, or it expires."""
-        self._check_open()
-        deadline = self._deadline_of_call()
+        deadline = self._begin()
         references: list[PayloadReference] = []
         for first in range(0, len(payloads), _PAYLOADS_MAX):
             references += self._write(payloads[first : first + _PAYLOADS_MAX], deadline)
@@ -96,11 +88,8 @@ class GatewayStore:
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         """See PayloadStore."""
-        self._check_open()
-        for reference in references:
-            if not is_sound(reference):
-                raise PayloadCorruptError(f"a payload reference is out of bounds: {reference}")
-        deadline = self._deadline_of_call()
+        deadline = self._begin()
+        check_sound(references)
         with self._translated(), ExitStack() as opened:
 
             def ask(ranges: Sequence[Range]) -> Iterator[Any]:
@@ -109,34 +98,18 @@ class GatewayStore:
 
             read(partial(_Answers, ask), list(enumerate(references)), receiver)
 
-    def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
-        """Return None: the store is not on this host, as far as is known."""
-        del references
-        return None
-
     def delete_many(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadStore; those that this token did not write, or has announced, stay."""
-        self._check_open()
-        deadline = self._deadline_of_call()
+        deadline = self._begin()
         ids = [reference.payload_id for reference in references]
         for first in range(0, len(ids), _PAYLOADS_MAX):
             request = pb.DiscardPayloadsRequest(payload_ids=ids[first : first + _PAYLOADS_MAX])
             with self._translated():
                 self._discard_payloads(request, timeout=deadline.left_s(), metadata=self._metadata)
 
-    def close(self) -> None:
-        """See PayloadStore."""
-        if not self._closed.is_set():
-            self._closed.set()
-            self._channel.close()
-            self._watch.close()
-
-    def _deadline_of_call(self) -> Deadline:
-        return self._deadline or Deadline(self._options.deadline_s)
-
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            raise ClosedError("the payload store is closed")
+    def _close(self) -> None:
+        self._channel.close()
+        self._watch.close()
 
     def _write(
         self, payloads: Sequence[Sequence[memoryview]], deadline: Deadline
@@ -243,7 +216,9 @@ class _Watch:
                 yield answer
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.CANCELLED and deadline.left_s() <= 0:
-                raise _silent() from error
+                raise StoreUnavailableError(
+                    "the server moved no bytes of payloads in time", was_silent=True
+                ) from error
             raise
         finally:
             with self._changed:
@@ -298,18 +273,12 @@ def _messages(payloads: Sequence[Sequence[memoryview]], deadline: Deadline) -> I
         sizes = b""
 
 
-def _silent() -> StoreUnavailableError:
-    error = StoreUnavailableError("the server moved no bytes of payloads in time")
-    error.was_silent = True
-    return error
-
-
 def _as_of_store(error: ReplayBufferError) -> ReplayBufferError:
     """What a store would have raised."""
     if isinstance(error, BackpressureError):
         return StoreFullError(error.what, error.retry_delay_s)
     if isinstance(error, UnavailableError | DeadlineExceededError):
-        away = StoreUnavailableError(str(error))
-        away.was_silent = isinstance(error, DeadlineExceededError)
-        return away
+        return StoreUnavailableError(
+            str(error), was_silent=isinstance(error, DeadlineExceededError)
+        )
     return error

@@ -5,7 +5,7 @@ that: a connection to Redis, and a gateway.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from breadbox.errors import PayloadCorruptError
 from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, Segment
@@ -80,24 +80,43 @@ def _read_whole(
 def _receive_head(
     stream: ByteStream, position: int, reference: PayloadReference, receiver: PayloadReceiver
 ) -> memoryview:
-    if reference.size_bytes < PRELUDE_BYTES:
-        raise PayloadCorruptError(f"payload {reference.payload_id} is shorter than its prelude")
-    prelude = memoryview(bytearray(PRELUDE_BYTES))
+    prelude = memoryview(bytearray(min(PRELUDE_BYTES, reference.size_bytes)))
     stream.receive_into(prelude)
-    head_bytes = receiver.head_bytes(position, prelude)
-    _check_head_bytes(reference, head_bytes)
+    head_bytes = head_bytes_of(position, reference, prelude, receiver)
     head = memoryview(bytearray(head_bytes))
     head[:PRELUDE_BYTES] = prelude
     stream.receive_into(head[PRELUDE_BYTES:])
     return head
 
 
-def _check_head_bytes(reference: PayloadReference, head_bytes: int) -> None:
+def head_bytes_of(
+    position: int, reference: PayloadReference, prelude: memoryview, receiver: PayloadReceiver
+) -> int:
+    """Length of a payload's head, as its prelude has it.
+
+    Raises:
+        PayloadCorruptError: No payload can be so.
+    """
+    if len(prelude) < PRELUDE_BYTES:
+        raise PayloadCorruptError(f"payload {reference.payload_id} is shorter than its prelude")
+    head_bytes = receiver.head_bytes(position, prelude)
     if not PRELUDE_BYTES <= head_bytes <= reference.size_bytes:
         raise PayloadCorruptError(
             f"payload {reference.payload_id} of {reference.size_bytes} bytes claims a head of "
             f"{head_bytes} bytes"
         )
+    return head_bytes
+
+
+def drop(buffers: list[Any], count: int) -> None:
+    """Drop the first `count` bytes of a list of buffers, in place."""
+    done = 0
+    while done < len(buffers) and count >= len(buffers[done]):
+        count -= len(buffers[done])
+        done += 1
+    del buffers[:done]
+    if count:
+        buffers[0] = memoryview(buffers[0])[count:]
 
 
 def _read_ranges(
@@ -141,8 +160,7 @@ def _read_heads(
     for (position, reference), guess in zip(part, guesses, strict=True):
         guessed = memoryview(bytearray(guess))
         first.receive_into(guessed)
-        head_bytes = receiver.head_bytes(position, guessed[:PRELUDE_BYTES])
-        _check_head_bytes(reference, head_bytes)
+        head_bytes = head_bytes_of(position, reference, guessed[:PRELUDE_BYTES], receiver)
         head = guessed[:head_bytes]
         if head_bytes > guess:
             head = memoryview(bytearray(head_bytes))

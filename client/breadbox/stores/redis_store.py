@@ -1,28 +1,25 @@
 """Payloads in Redis, as clients see them: cut into pieces, each with an expiry until confirmed."""
 
-import copy
 import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import repeat
 from operator import attrgetter
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import redis
 
 from breadbox.errors import (
-    ClosedError,
     PayloadCorruptError,
     PayloadMissingError,
     StoreUnavailableError,
 )
+from breadbox.stores.abstract import AbstractParts, check_sound
 from breadbox.stores.base import Part, PayloadReceiver
 from breadbox.stores.deadline import Deadline, in_force
 from breadbox.stores.keys import (
     cut,
-    is_sound,
     new_payload_id,
     piece_key,
     piece_keys,
@@ -66,7 +63,7 @@ Router = Callable[[str], redis.ConnectionPool]
 """The pool of the node that has a payload's pieces, by payload id."""
 
 
-class RedisStore:
+class RedisStore(AbstractParts):
     """A `PayloadStore` in Redis. See `breadbox.stores.base` for the contract."""
 
     def __init__(
@@ -90,36 +87,15 @@ class RedisStore:
             silence_s: Seconds of silence that end a call, where `within` does not say otherwise.
             refresh: Finds out anew which node has which keys, before another try.
         """
+        super().__init__(silence_s)
         self._client = client
         self._router = router
         self._refresh = refresh
         self._expiry_ms = max(1, round(unannounced_s * 1000))
         self._piece_size_bytes = piece_size_bytes
-        self._silence_s = silence_s
-        self._deadline: Deadline | None = None
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        self._closed = threading.Event()
         self._doubted = threading.Event()
         """Set where a node was silent: another one may have its keys when it is asked again."""
-
-    def within(self, deadline: Deadline) -> Self:
-        """See PayloadStore."""
-        view = copy.copy(self)
-        view._deadline = deadline
-        return view
-
-    def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
-        """See PayloadStore. On failure nothing of the call is left behind, or it expires."""
-        self._check_open()
-        deadline = self._deadline_of_call()
-        references = [self.new_reference(sum(map(len, buffers))) for buffers in payloads]
-        parts = [Part(*each) for each in zip(references, repeat(0), payloads, strict=False)]
-        try:
-            self._per_node(parts, attrgetter("reference"), self._write, deadline)
-        except BaseException:
-            self._discard(references, deadline)
-            raise
-        return references
 
     def new_reference(self, size_bytes: int) -> PayloadReference:
         """See PayloadParts."""
@@ -128,9 +104,7 @@ class RedisStore:
 
     def write_parts(self, parts: Sequence[Part]) -> None:
         """See PayloadParts."""
-        self._check_open()
-        deadline = self._deadline_of_call()
-        self._per_node(parts, attrgetter("reference"), self._write, deadline)
+        self._per_node(parts, attrgetter("reference"), self._write, self._begin())
 
     def discard_parts(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadParts."""
@@ -138,36 +112,26 @@ class RedisStore:
 
     def read_parts(self, parts: Sequence[Part]) -> None:
         """See PayloadParts."""
-        self._check_open()
-        deadline = self._deadline_of_call()
+        deadline = self._begin()
+        check_sound(part.reference for part in parts)
         self._per_node(parts, attrgetter("reference"), _read_parts, deadline)
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         """See PayloadStore."""
-        self._check_open()
-        for reference in references:
-            if not is_sound(reference):
-                raise PayloadCorruptError(f"a payload reference is out of bounds: {reference}")
+        deadline = self._begin()
+        check_sound(references)
         work = list(enumerate(references))
         turns = InTurns(receiver)
         self._per_node(
             work,
             lambda item: item[1],
             lambda wire, part: read(partial(_Stream, wire), part, turns),
-            self._deadline_of_call(),
+            deadline,
         )
-
-    def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
-        """Return None: Redis' memory cannot be mapped."""
-        del references
-        return None
 
     def delete_many(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadStore."""
-        self._check_open()
-        self._delete(references, self._deadline_of_call())
-
-    def _delete(self, references: Sequence[PayloadReference], deadline: Deadline) -> None:
+        deadline = self._begin()
         keys = [key for reference in references for key in piece_keys(reference)]
         with translated_errors(), slot_taken(self._slots, deadline), in_force(deadline):
             pipeline = self._client.pipeline(transaction=False)
@@ -175,18 +139,8 @@ class RedisStore:
                 pipeline.unlink(key)
             pipeline.execute()
 
-    def close(self) -> None:
-        """See PayloadStore."""
-        if not self._closed.is_set():
-            self._closed.set()
-            self._client.close()
-
-    def _deadline_of_call(self) -> Deadline:
-        return self._deadline or Deadline(self._silence_s)
-
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            raise ClosedError("the payload store is closed")
+    def _close(self) -> None:
+        self._client.close()
 
     def _per_node(
         self,
@@ -255,13 +209,6 @@ class RedisStore:
         head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, length)
         tail = b"\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(expiry), expiry)
         return [head, *cut, tail]
-
-    def _discard(self, references: Sequence[PayloadReference], deadline: Deadline) -> None:
-        """Delete what a failed write left, if Redis still listens; else it expires by itself."""
-        try:
-            self._delete(references, deadline)
-        except (StoreUnavailableError, MovedError) as error:
-            _log.debug("a failed write is left to its expiry: %s", error)
 
 
 def _exchange(wire: Wire, commands: Sequence[memoryview | bytes], count: int) -> bytes | None:

@@ -29,6 +29,7 @@ from breadbox.errors import (
     StoreUnavailableError,
 )
 from breadbox.stores.deadline import LOOK_S, Deadline, in_force
+from breadbox.stores.reading import drop
 from breadbox.stores.redis_connections import NoTlsError
 
 REDIS_ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
@@ -122,9 +123,13 @@ def translated_errors() -> Iterator[None]:
     except redis.exceptions.OutOfMemoryError as error:
         raise StoreFullError("the Redis payload store is at its maxmemory") from error
     except NoTlsError as error:
-        raise _silent(f"the Redis payload store gives {error}") from error
+        raise StoreUnavailableError(
+            f"the Redis payload store gives {error}", was_silent=True
+        ) from error
     except (redis.exceptions.TimeoutError, TimeoutError) as error:
-        raise _silent("the Redis payload store did not answer in time") from error
+        raise StoreUnavailableError(
+            "the Redis payload store did not answer in time", was_silent=True
+        ) from error
     except REDIS_ERRORS as error:
         if any(isinstance(each, redis.AuthenticationError) for each in (error, error.__cause__)):
             # Without the text: some servers repeat the user name.
@@ -132,12 +137,6 @@ def translated_errors() -> Iterator[None]:
                 "the Redis payload store refuses our credentials"
             ) from error
         raise StoreUnavailableError(f"the Redis payload store failed: {describe(error)}") from error
-
-
-def _silent(text: str) -> StoreUnavailableError:
-    error = StoreUnavailableError(text)
-    error.was_silent = True
-    return error
 
 
 def describe(error: BaseException) -> str:
@@ -322,13 +321,7 @@ class Wire:
                 self._look()
                 continue
             self._has_moved = True
-            done = 0
-            while done < len(rest) and sent >= len(rest[done]):
-                sent -= len(rest[done])
-                done += 1
-            del rest[:done]
-            if sent:
-                rest[0] = memoryview(rest[0])[sent:]
+            drop(rest, sent)
 
     def _send_encrypted(self, buffer: memoryview | bytes) -> None:
         rest = memoryview(buffer).cast("B")
