@@ -109,7 +109,34 @@ def diagnose(
             or _limiter(seen)
         )
     cause, headline, advice = judgement or _nothing_wrong(seen)
+    if is_idle(before, after):
+        advice = [*advice, idle_text(after)]
     return Diagnosis(cause, headline, (*advice, *_quarantined(seen)), seen.rates, watched_s)
+
+
+def is_idle(before: BufferDescription, after: BufferDescription) -> bool:
+    """Whether a session is current that nobody fetched from or published in between two looks.
+
+    A learner at work waits, holds a lease, or has just published; so its learner may be gone.
+    """
+    seen, count = after.state, "uses"
+    return bool(
+        after.session_id
+        and (before.session_id, before.model_version) == (after.session_id, after.model_version)
+        and not (before.state.waiter_count or seen.waiter_count)
+        and not (before.state.lease_count or seen.lease_count)
+        and before.state.counters.get(count, 0) == seen.counters.get(count, 0)
+    )
+
+
+def idle_text(description: BufferDescription) -> str:
+    """What to say of a session that is idle, and what to do about it."""
+    name = description.name
+    return (
+        f"Session {description.session_id!r} of buffer {name!r} is current, and nobody fetches, "
+        "holds a lease or publishes in it: if its learner is gone, `breadbox buffers end-session "
+        f"{name}` ends it."
+    )
 
 
 def _quarantined(seen: _Seen) -> list[str]:

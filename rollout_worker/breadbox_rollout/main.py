@@ -317,7 +317,7 @@ def run_worker(
 
     Raises:
         EnvironmentStartError: No environment starts or ever answers a step, or none is left.
-        WeightsMismatchError: A learner's policy is another one.
+        InvalidRequestError: A learner's policy is another one.
     """
     chains = [
         _Chain(client, entry, settings, device)

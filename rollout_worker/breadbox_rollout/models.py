@@ -8,7 +8,7 @@ version whose weights did not choose its action (D21).
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -36,6 +36,11 @@ class Model:
     """None: keep the weights there are."""
     staleness_max: int | None
     """Versions that a step may be behind before its fragment is refused; None: unknown."""
+    buffer: str = ""
+    """Name of the buffer."""
+    is_older: bool = False
+    """Whether the session was current before this was followed, so that it may be of another run
+    whose learner is gone."""
 
     @property
     def in_session(self) -> bool:
@@ -63,6 +68,8 @@ class ModelWatcher:
         self._error: Exception | None = None
         """What ended the thread, which is a bug."""
         self._trouble = "no answer yet"
+        self._first_session_id: str | None = None
+        """Current when the service answered for the first time; None: it has not yet."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="model-watcher", daemon=True)
 
@@ -125,6 +132,8 @@ class ModelWatcher:
                 wait_s = 0.0 if known is None else WATCH_S
                 state = self._service.watch_model(known, max_wait_s=wait_s)
                 self._say_trouble("")
+                if self._first_session_id is None:
+                    self._first_session_id = "" if state is None else state.session_id
                 if state is None:
                     if known is None:
                         known = NO_STATE
@@ -158,20 +167,23 @@ class ModelWatcher:
             return NO_MODEL
         weights = None if state.weights is None else self._service.load_weights(state.weights)
         # The limit can change while running, and a version comes seldom: ask each time.
-        staleness_max = self._service.get_buffer().config.staleness_max
-        return Model(state.session_id, state.model_version or 0, weights, staleness_max)
+        buffer = self._service.get_buffer()
+        return Model(
+            state.session_id,
+            state.model_version or 0,
+            weights,
+            buffer.config.staleness_max,
+            buffer.name,
+            is_older=state.session_id == self._first_session_id,
+        )
 
     def _offer(self, model: Model) -> None:
         with self._lock:
             if model == NO_MODEL and self._latest == NO_MODEL:
                 return
-            if model.weights is None and not self._taken:
+            is_same = model.session_id == self._latest.session_id
+            if model.weights is None and not self._taken and is_same:
                 # Not to lose the weights of a triple that nobody took before this one came.
-                model = Model(
-                    model.session_id,
-                    model.model_version,
-                    self._latest.weights,
-                    model.staleness_max,
-                )
+                model = replace(model, weights=self._latest.weights)
             self._latest, self._taken = model, False
             self._changed.notify_all()

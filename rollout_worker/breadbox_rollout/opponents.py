@@ -15,7 +15,7 @@ from breadbox.trees import row as tree_row
 from breadbox_policies import PolicyModule, State, set_policy_weights
 from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.inference import Inference
-from breadbox_rollout.models import ModelWatcher
+from breadbox_rollout.models import Model, ModelWatcher
 from breadbox_rollout.player import Seated
 from breadbox_rollout.pool import Part
 from breadbox_rollout.turns import joined, write_actions
@@ -98,12 +98,14 @@ class Opponents(Seated):
 
     def take_model(self) -> None:
         """See `Seated.take_model`."""
-        model = self.watcher.take()
-        if model is None:
+        taken = self.watcher.take()
+        if taken is None:
             return
-        if model.session_id != self.model.session_id:
+        if taken.session_id != self.model.session_id:
             self._kept.clear()  # Another run: its policies are not ours to play against.
-        self.model = model
+        self.model = self._joined(taken, lambda: self._keep(taken))
+
+    def _keep(self, model: Model) -> None:
         if model.in_session and (model.weights is not None or not self._kept):
             self._kept.append(self._made(model.model_version, model.weights))
 

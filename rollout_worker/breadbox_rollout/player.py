@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from breadbox.errors import InvalidRequestError
 from breadbox.fragment import Fragment
 from breadbox.trees import row as tree_row
 from breadbox.types import EpisodeReport
-from breadbox_policies import PolicyModule, State, set_policy_weights
+from breadbox_policies import PolicyModule, State, WeightsMismatchError, set_policy_weights
 from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.episodes import EpisodeReporter, EpisodeTracker
 from breadbox_rollout.fragmenter import Fragmenter, Step
@@ -50,6 +51,18 @@ class Seated(ABC):
         self.watcher = watcher
         self.model: Model = NO_MODEL
         """What it acts with; adopted between two turns."""
+        self._shunned_id = ""
+        """Session of another policy that was current before this worker, and is waited out."""
+
+    @property
+    def waits_for(self) -> str:
+        """What keeps it from acting, as far as a learner is to mend it; empty: nothing does."""
+        latest = self.watcher.latest
+        if not latest.in_session:
+            return "a learner to start a session"
+        if latest.session_id == self._shunned_id:
+            return f"another session than {latest.session_id!r} of buffer {latest.buffer!r}"
+        return ""
 
     @property
     @abstractmethod
@@ -88,10 +101,47 @@ class Seated(ABC):
     def take_model(self) -> None:
         """Make session, version and weights current in one step, if there are new ones.
 
+        A session of another policy's weights is not entered if it was current before this worker
+        came: it may be left over from another run, or the next one may be this worker's. That is
+        said once, and waited out.
+
         Raises:
-            WeightsMismatchError: They are not those of this policy.
+            InvalidRequestError: A session that began meanwhile is of another policy.
             Exception: What ended the watcher's thread, which is a bug.
         """
+
+    def _joined(self, model: Model, adopt: Callable[[], None]) -> Model:
+        """Have weights adopted; return the model, or none where its session is waited out.
+
+        Raises:
+            InvalidRequestError: See `take_model`.
+        """
+        is_shunned = model.in_session and model.session_id == self._shunned_id
+        if is_shunned and model.weights is None:
+            return NO_MODEL
+        try:
+            adopt()
+        except WeightsMismatchError as error:
+            where = f"session {model.session_id!r} of buffer {model.buffer!r}"
+            remedy = "a worker needs --policy, --policy-options and --env of its learner"
+            if not model.is_older:
+                raise InvalidRequestError(
+                    "policy", f"is not that of {where}: {error}; {remedy}"
+                ) from error
+            if not is_shunned:
+                logger.warning(
+                    "waiting for another session: %s, which was there before this worker, is of "
+                    "another policy (%s). Is it left over from another run, `breadbox buffers "
+                    "end-session %s` ends it; else %s",
+                    where,
+                    error,
+                    model.buffer,
+                    remedy,
+                )
+            self._shunned_id = model.session_id
+            return NO_MODEL
+        self._shunned_id = ""
+        return model
 
     @abstractmethod
     def read(self, group: int, arrays: GroupArrays) -> list[float]:
@@ -217,20 +267,11 @@ class Player(Seated):
         )
 
     def take_model(self) -> None:
-        """Make session, version and weights current in one step, if there are new ones.
-
-        Raises:
-            WeightsMismatchError: They are not those of this policy.
-            Exception: What ended the watcher's thread, which is a bug.
-        """
-        model = self.watcher.take()
-        if model is None:
+        """See `Seated.take_model`."""
+        taken = self.watcher.take()
+        if taken is None:
             return
-        assert self._inference is not None
-        if model.weights is not None:
-            set_policy_weights(
-                self._inference.policy, model.weights, strict=self._options.strict_weights
-            )
+        model = self._joined(taken, lambda: self._adopt(taken))
         if model.session_id != self.model.session_id:
             what = f"session {model.session_id!r}" if model.in_session else "no session"
             logger.info("now in %s at model version %d", what, model.model_version)
@@ -238,6 +279,13 @@ class Player(Seated):
         for slots in self._slots:
             for slot in slots:
                 slot.fragmenter.staleness_max = model.staleness_max
+
+    def _adopt(self, model: Model) -> None:
+        assert self._inference is not None
+        if model.weights is not None:
+            set_policy_weights(
+                self._inference.policy, model.weights, strict=self._options.strict_weights
+            )
 
     # What environments say ----------------------------------------------------------------------
 

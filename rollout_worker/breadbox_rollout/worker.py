@@ -137,7 +137,7 @@ class RolloutWorker:
 
         Raises:
             EnvironmentStartError: No environment starts or ever answers a step, or none is left.
-            WeightsMismatchError: Published weights are not those of this policy.
+            InvalidRequestError: A session that began meanwhile is of another policy.
             PolicyOutputError: They have diverged.
             Exception: What ended the thread of the watcher, the sender or the reporter: a bug, told
                 here so that it leaves no environments that wait, or report, in vain.
@@ -192,13 +192,13 @@ class RolloutWorker:
 
     def _wait_for_session(self, say_at: float) -> float:
         """Let time pass until a learner is there; says so now and then. Produces nothing."""
-        waiting = [player for player in self._players if not player.watcher.latest.in_session]
+        waiting = [player for player in self._players if player.waits_for]
         if self._clock() >= say_at:
             troubles = [player.watcher.trouble for player in self._players]
             if any(troubles):
                 logger.info("waiting for the server: %s", next(filter(None, troubles)))
             elif waiting:
-                logger.info("waiting for a learner to start a session")
+                logger.info("waiting for %s", waiting[0].waits_for)
             elif not self._are_seated:
                 logger.info("waiting for the first environment to start")
             say_at = self._clock() + _SAY_WAITING_S

@@ -432,6 +432,22 @@ def test_a_buffer_is_deleted_only_when_confirmed(address: str, fake: FakeService
     assert ["b"] == [request.name for request in fake.requests("DeleteBuffer")]
 
 
+def test_a_session_is_ended_by_hand_only_when_confirmed(address: str, fake: FakeService) -> None:
+    unused = pb.GetBufferResponse(buffer=buffer_pb2.Buffer(name="b"))
+    fake.will("GetBuffer", GOT, GOT, unused)
+    arguments = ["buffers", "end-session", "b", "--server", address]
+    refused = CliRunner().invoke(cli, arguments, input="n\n")
+    assert 0 != refused.exit_code
+    assert "End session 'run-1' of buffer 'b' with its 0 fragments?" in refused.output
+    assert [] == fake.requests("EndSession")
+    assert "ended run-1" in run("buffers", "end-session", "b", "--yes", server=address).stdout
+    (request,) = fake.requests("EndSession")
+    assert ("b", "run-1") == (request.buffer, request.session_id)
+    assert "without a session" in one_line(
+        run("buffers", "end-session", "b", "--yes", server=address)
+    )
+
+
 def test_explain_gives_a_sentence_with_numbers(address: str, fake: FakeService) -> None:
     fake.will("GetBuffer", GOT, GOT)
     result = run("explain", "--seconds", "0.1", "--fragment-count", "40", server=address)
@@ -554,6 +570,22 @@ def test_a_doctor_with_a_token_for_some_buffers_tries_what_it_may_in_those(
     assert findings["permissions"]["detail"].endswith(", in team-a-1")
     assert "team-a-1" == fake.requests("FetchFragments")[0].buffer
     assert "team-a-1/" == fake.requests("DeleteBuffer")[0].name
+
+
+@pytest.mark.parametrize("lease_count", [0, 1])
+def test_a_doctor_finds_a_session_that_nobody_learns_from(
+    address: str, fake: FakeService, tmp_path: Path, lease_count: int
+) -> None:
+    fake.will("GetStoreConfig", *[config_response(tmp_path)] * 3)
+    left = pb.ListBuffersResponse.FromString(LISTED.SerializeToString())
+    left.buffers[0].state.lease_count = lease_count
+    fake.will("ListBuffers", *[left] * 60)
+    _, findings = examined(address)
+    assert (lease_count == 0) == ("session" in findings)
+    if not lease_count:
+        told = findings["session"]
+        assert ("warning", "'run-1'" in told["detail"]) == (told["verdict"], True)
+        assert "buffers end-session default" in told["remedy"]
 
 
 def test_a_doctor_finds_a_clock_that_is_off(

@@ -1,10 +1,11 @@
 """Why a learner waits: one case per cause."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from breadbox.diagnosis import diagnose, rates_of
+from breadbox.diagnosis import diagnose, is_idle, rates_of
 from breadbox.types import BufferConfig, BufferDescription, BufferState, FullPolicy
 
 WATCHED_S = 10.0
@@ -100,7 +101,7 @@ CASES: list[tuple[str, BufferDescription, list[str]]] = [
     ),
     (
         "NONE",
-        buffer(chunk_count=50, counters={"fragments_admitted": 40}),
+        buffer(chunk_count=50, lease_count=1, counters={"fragments_admitted": 40}),
         ["200 fragments", "50 chunks", "4 per second"],
     ),
 ]
@@ -130,3 +131,26 @@ def test_a_server_that_restarted_meanwhile_gives_no_negative_rate() -> None:
     before = buffer(counters={"fragments_admitted": 100})
     after = buffer(counters={"fragments_admitted": 5})
     assert 0.0 == rates_of(before, after, 1.0)["fragments admitted"]
+
+
+@pytest.mark.parametrize(
+    ("state", "is_told"),
+    [
+        ({}, True),
+        ({"waiter_count": 1}, False),
+        ({"lease_count": 1}, False),
+        ({"counters": {"uses": 3}}, False),
+    ],
+)
+def test_a_session_that_nobody_learns_from_is_told_with_what_ends_it(
+    state: dict[str, Any], is_told: bool
+) -> None:
+    remedy = "`breadbox buffers end-session default`"
+    assert is_told == any(remedy in advice for advice in judge(buffer(**state)).advice)
+    assert not any(remedy in advice for advice in judge(buffer(session_id="", **state)).advice)
+
+
+def test_a_session_in_which_a_version_comes_is_not_idle() -> None:
+    after = replace(buffer(), model_version=6)
+    assert not is_idle(buffer(), after)
+    assert is_idle(after, after)

@@ -215,8 +215,8 @@ def leaning_weights(choice: int) -> dict[str, Any]:
 class Table:
     """Opponents at rows that a test moves."""
 
-    def __init__(self, row_count: int, **options: Any) -> None:
-        self.service = FakeService()
+    def __init__(self, row_count: int, service: FakeService | None = None, **options: Any) -> None:
+        self.service = service or FakeService()
         self.watcher = ModelWatcher(self.service)
         self.opponents = Opponents(
             lambda observations, actions: make_policy("mlp", observations, actions),
@@ -261,6 +261,22 @@ def test_an_opponent_is_one_version_for_an_episode_and_all_that_are_kept_are_dra
         eventually_sync(lambda: table.watcher.latest.session_id == "another", within_s=30.0)
         table.opponents.take_model()
         assert [PINNED_VERSION, 0] == table.opponents.versions
+    finally:
+        table.close()
+
+
+def test_opponents_wait_out_a_session_of_another_policy_that_was_there_before_them() -> None:
+    service = FakeService()
+    service.publish("left", 0, {"head.weight": np.zeros(1, np.float32)})
+    table = Table(2, service, kept_max=2)
+    try:
+        eventually_sync(lambda: table.watcher.latest.session_id == "left", within_s=30.0)
+        table.opponents.take_model()
+        assert (False, []) == (table.opponents.in_session, table.opponents.versions)
+        assert "another session than 'left' of buffer 'default'" == table.opponents.waits_for
+        table.publish(1, leaning_weights(1))
+        assert (True, [1]) == (table.opponents.in_session, table.opponents.versions)
+        assert "" == table.opponents.waits_for
     finally:
         table.close()
 

@@ -1,6 +1,7 @@
 """The whole worker: real environment processes and threads, a fake service."""
 
 import json
+import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +13,11 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from breadbox.errors import ClosedError
+from breadbox.errors import ClosedError, InvalidRequestError
 from breadbox.fragment import Fragment
 from breadbox.heartbeat import Heartbeat
 from breadbox.types import AdmissionOutcome, AppendResult, EpisodeEnd
-from breadbox_policies import WeightsMismatchError, make_policy, policy_weights
+from breadbox_policies import make_policy, policy_weights
 from breadbox_rollout.environments import EnvSpec
 from breadbox_rollout.inference import PolicyOutputError
 from breadbox_rollout.metrics import WorkerCollector
@@ -352,13 +353,39 @@ def test_weights_that_diverged_end_the_worker_with_their_reason() -> None:
         rollout.wait_for_error()
 
 
-def test_weights_of_another_policy_end_the_worker_by_name() -> None:
-    """D31: the ancestor labelled them as the new version."""
+OTHER_WEIGHTS = {"head.weight": np.zeros(1, np.float32)}
+
+
+def test_a_new_session_of_another_policy_ends_the_worker_by_name() -> None:
+    """D31: the ancestor labelled its weights as the new version."""
     service = FakeService()
-    service.publish("s", 0, {"head.weight": np.zeros(1, np.float32)})
-    with running_worker(service, ".") as rollout, pytest.raises(WeightsMismatchError) as caught:
-        rollout.wait_for_error()
-    assert ["head.weight"] == caught.value.unexpected
+    with running_worker(service, ".") as rollout:
+        service.wait_until(lambda: service.watch_count > 0)
+        service.publish("s", 0, OTHER_WEIGHTS)
+        with pytest.raises(InvalidRequestError) as caught:
+            rollout.wait_for_error()
+    for words in ("session 's' of buffer 'default'", "unexpected: head.weight", "--policy"):
+        assert words in str(caught.value)
+
+
+def test_a_session_left_over_from_another_policy_is_waited_out_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    service = FakeService()
+    service.publish("left", 7, OTHER_WEIGHTS)
+    with running_worker(service, LONG_SCRIPT) as rollout:
+        eventually_sync(lambda: "buffers end-session default" in caplog.text, within_s=60)
+        service.publish("left", 8)  # Without weights: still that session.
+        service.publish("left", 9, OTHER_WEIGHTS)
+        eventually_sync(lambda: "another session than 'left'" in caplog.text, within_s=60)
+        assert [] == service.fragments
+        service.publish("new", 0, fresh_weights(1))
+        rollout.wait_for_fragments(4)
+    assert {"new"} == {fragment.session_id for fragment in service.fragments}
+    (told,) = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    for words in ("session 'left' of buffer 'default'", "unexpected: head.weight", "--policy"):
+        assert words in told
 
 
 def test_what_was_answered_before_a_shared_process_died_is_kept() -> None:

@@ -31,6 +31,7 @@ class FakeService:
         self.answer: Callable[[Sequence[Fragment]], list[AppendResult]] | None = None
         self.errors: deque[ReplayBufferError] = deque()
         """Raised by the next appends, one each."""
+        self.watch_count = 0
         self.closed = False
         self._state = ModelState("", None, None)
         self._weights: dict[str, Mapping[str, Any]] = {}
@@ -62,6 +63,8 @@ class FakeService:
         self, known: ModelState | None = None, *, max_wait_s: float = 0.0
     ) -> ModelState | None:
         with self._changed:
+            self.watch_count += 1
+            self._changed.notify_all()
             changed = self._changed.wait_for(
                 lambda: self.closed or self._state != (known or ModelState("", None, None)),
                 max_wait_s,

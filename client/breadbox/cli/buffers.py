@@ -1,4 +1,4 @@
-"""`breadbox buffers`: list, create, change and delete buffers."""
+"""`breadbox buffers`: list, create, change and delete buffers, end their sessions."""
 
 from dataclasses import dataclass, fields
 
@@ -22,7 +22,7 @@ from breadbox.types import (
 
 @click.group(cls=Group)
 def buffers() -> None:
-    """List, create, change and delete buffers."""
+    """List, create, change and delete buffers, end their sessions."""
 
 
 @buffers.add
@@ -160,26 +160,51 @@ def update(settings: UpdateSettings) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeleteSettings(Target):
-    """Which buffer goes."""
+class EndingSettings(Target):
+    """Which buffer loses what it holds."""
 
     name: str = of_one_call(positional=True)
     yes: bool = of_one_call(False)
     """Do not ask."""
 
+    def confirm(self, what: str, description: BufferDescription) -> None:
+        """Ask whether it may go with what the buffer holds, unless told not to."""
+        if not self.yes:
+            held = frame.counted(description.state.fragment_count, "fragment")
+            click.confirm(f"{what} with its {held}?", abort=True)
+
+    def tell(self, verb: str, what: str) -> None:
+        """Say what is gone."""
+        if self.as_json:
+            frame.print_json({verb: what})
+        else:
+            click.echo(f"{verb} {what}")
+
 
 @buffers.add
-@command(DeleteSettings)
-def delete(settings: DeleteSettings) -> None:
+@command(EndingSettings)
+def delete(settings: EndingSettings) -> None:
     """Delete a buffer with everything in it."""
     name = settings.name
     with settings.connect() as client:
-        description = client.get_buffer(name)
-        if not settings.yes:
-            held = frame.counted(description.state.fragment_count, "fragment")
-            click.confirm(f"Delete buffer {name!r} with its {held}?", abort=True)
+        settings.confirm(f"Delete buffer {name!r}", client.get_buffer(name))
         client.delete_buffer(name)
-    if settings.as_json:
-        frame.print_json({"deleted": name})
-    else:
-        click.echo(f"deleted {name}")
+    settings.tell("deleted", name)
+
+
+@buffers.add
+@command(EndingSettings, "end-session", short_help="End the session of a buffer.")
+def end_session(settings: EndingSettings) -> None:
+    """End the session that a learner which died has left, with what the buffer holds of it.
+
+    A learner that lives begins its session anew.
+    """
+    name = settings.name
+    with settings.connect() as client:
+        description = client.get_buffer(name)
+        session_id = description.session_id
+        if not session_id:
+            raise InvalidRequestError("name", f"{name!r} is a buffer without a session")
+        settings.confirm(f"End session {session_id!r} of buffer {name!r}", description)
+        client.end_session(session_id, buffer=name)
+    settings.tell("ended", session_id)

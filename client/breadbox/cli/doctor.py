@@ -17,11 +17,18 @@ from breadbox.batches import load_batch
 from breadbox.cli import frame
 from breadbox.cli.command import command
 from breadbox.cli.connection import Target
+from breadbox.diagnosis import idle_text, is_idle
 from breadbox.fragment import Fragment
 from breadbox.payload import write_fragments
 from breadbox.stores import redact
 from breadbox.stores.base import PayloadStore
-from breadbox.types import EpisodeReport, FragmentMetadata, FragmentReference, StoreConfig
+from breadbox.types import (
+    BufferDescription,
+    EpisodeReport,
+    FragmentMetadata,
+    FragmentReference,
+    StoreConfig,
+)
 
 PROBE_BYTES = 16 * 2**20
 """Payload that is written and read to measure the store; deleted again at once."""
@@ -106,6 +113,7 @@ def examine(client: breadbox.Client, store_url: str | None) -> Iterator[Finding]
         yield outage
         return
     yield _checked("permissions", lambda: _permissions(client))
+    before = _buffers(client)
     config: StoreConfig | None = None
     try:
         config = client.get_store_config()
@@ -117,6 +125,18 @@ def examine(client: breadbox.Client, store_url: str | None) -> Iterator[Finding]
     yield _clock(client)
     yield _checked("store", lambda: _store(client, store_url or config.store_url))
     yield _checked("calls", lambda: _calls(client))
+    for name, after in _buffers(client).items():
+        if name in before and is_idle(before[name], after):
+            detail, _, remedy = idle_text(after).partition(": ")
+            yield Finding("session", Verdict.WARNING, detail, f"{remedy[0].upper()}{remedy[1:]}")
+
+
+def _buffers(client: breadbox.Client) -> dict[str, BufferDescription]:
+    """What there is, by name; nothing where nobody answers, which other checks tell."""
+    try:
+        return {each.name: each for each in client.list_buffers()}
+    except errors.ReplayBufferError:
+        return {}
 
 
 def _checked(check: str, examine_it: Callable[[], Finding]) -> Finding:
