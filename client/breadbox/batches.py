@@ -57,44 +57,49 @@ class Batch(Generic[LeafT]):
 
     Leaves are numpy arrays (bfloat16: torch tensors) where no device was asked for, else torch
     tensors on the device. Fields that were not read, or that no fragment has, are None.
+
+    Attributes:
+        references: In order of the rows; worker, fragment index, session and versions are in their
+            metadata.
+        obs: Leaves [B, T, ...].
+        action: Leaves [B, T, ...].
+        reward: float32[B, T].
+        terminated: bool[B, T].
+        truncated: bool[B, T].
+        first: bool[B, T].
+        episode_id: int64[B, T].
+        next_obs: Leaves [B, ...].
+        in_state: Leaves [B, ...]; None for a policy without state.
+        log_prob: float32[B, T].
+        value: float32[B, T].
+        model_version: int64[B, T]; filled in where a fragment has one version only.
+        extras: Leaves [B, T, ...].
+        final_obs_row: int64[N]; ascending rows of the N known final observations in the batch; None
+            when N is 0.
+        final_obs_step: int64[N]; the step, within its row, that each of them ended.
+        final_obs: Leaves [N, ...]: what those steps really led to, for bootstrapping at time
+            limits.
+        stacked: The host memory behind the batch, for `load_batch(into=...)`.
     """
 
     references: tuple[FragmentReference, ...]
-    """In order of the rows; worker, fragment index, session and versions are in their metadata."""
     obs: Tree
-    """Leaves [B, T, ...]."""
     action: Tree
-    """Leaves [B, T, ...]."""
     reward: LeafT
-    """float32[B, T]."""
     terminated: LeafT
-    """bool[B, T]."""
     truncated: LeafT
-    """bool[B, T]."""
     first: LeafT
-    """bool[B, T]."""
     episode_id: LeafT
-    """int64[B, T]."""
     next_obs: Tree
-    """Leaves [B, ...]."""
     in_state: Tree = None
-    """Leaves [B, ...]; None for a policy without state."""
     log_prob: LeafT | None = None
-    """float32[B, T]."""
     value: LeafT | None = None
-    """float32[B, T]."""
     model_version: LeafT | None = None
-    """int64[B, T]; filled in where a fragment has one version only."""
     extras: Tree = field(default_factory=dict)
-    """Leaves [B, T, ...]."""
     final_obs_row: LeafT | None = None
-    """int64[N]; ascending rows of the N known final observations in the batch; None when N is 0."""
     final_obs_step: LeafT | None = None
-    """int64[N]; the step, within its row, that each of them ended."""
     final_obs: Tree = None
-    """Leaves [N, ...]: what those steps really led to, for bootstrapping at time limits."""
     stacked: "Stack | None" = field(default=None, repr=False)
-    """The host memory behind the batch, for `load_batch(into=...)`."""
 
     def __len__(self) -> int:
         """Return B."""

@@ -31,56 +31,61 @@ def tree_size_bytes(tree: Tree) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Fragment:
-    """T steps of one worker. Leaves of trees are `[T, ...]` unless said otherwise."""
+    """T steps of one worker. Leaves of trees are `[T, ...]` unless said otherwise.
+
+    Attributes:
+        worker_id: Who played it.
+        fragment_index: Position in the worker's sequence within the session, contiguous from 0.
+        session_id: The session it was played for.
+        model_version_min: Version that produced the oldest step.
+        model_version_max: Version that produced the newest step.
+        obs: What the policy saw; any dtypes, [T, ...].
+        action: What it did; any dtypes, [T, ...].
+        reward: float32[T], undiscounted.
+        terminated: bool[T]; the episode ended in a terminal state with this step.
+        truncated: bool[T]; the episode was cut off after this step (time limit, aborted
+            environment).
+        first: bool[T]; this step starts an episode; first[t] == ended[t-1] within a fragment.
+        episode_id: int64[T]; the same number for all steps of an episode.
+        next_obs: What follows the last step, leaves [...]; of the next episode if that step ended
+            one.
+        in_state: Recurrent state before step 0, leaves [...] without a batch axis; None: there is
+            none. Where step 0 starts an episode, rollout workers put in the policy's initial state.
+        final_obs_step: int32[K]; ascending steps at which an episode ended whose true final
+            observation is known.
+        final_obs: Final observations of those K episodes, leaves [K, ...]; None when K is 0.
+        log_prob: float32[T]; log-probability of `action` under the policy that acted.
+        value: float32[T]; value estimate of the policy that acted, in reward units.
+        model_version: int64[T]; version that produced each step; None when min equals max.
+        extras: Anything else, leaves [T, ...]. Rollout workers put in `episode_return`, float32[T],
+            and `episode_length`, int64[T]: return and steps of the episode that ended with this
+            step, counted from its start even where earlier fragments were dropped; NaN and 0 where
+            no episode ended, or one was aborted.
+        discontinuity: Step 0 does not follow the last step of the previous fragment: some between
+            were dropped.
+    """
 
     worker_id: str
     fragment_index: int
-    """Position in the worker's sequence within the session, contiguous from 0."""
     session_id: str
     model_version_min: int
-    """Version that produced the oldest step."""
     model_version_max: int
-    """Version that produced the newest step."""
     obs: Tree
-    """What the policy saw; any dtypes, [T, ...]."""
     action: Tree
-    """What it did; any dtypes, [T, ...]."""
     reward: NDArray[np.float32]
-    """float32[T], undiscounted."""
     terminated: NDArray[np.bool_]
-    """bool[T]; the episode ended in a terminal state with this step."""
     truncated: NDArray[np.bool_]
-    """bool[T]; the episode was cut off after this step (time limit, aborted environment)."""
     first: NDArray[np.bool_]
-    """bool[T]; this step starts an episode; first[t] == ended[t-1] within a fragment."""
     episode_id: NDArray[np.int64]
-    """int64[T]; the same number for all steps of an episode."""
     next_obs: Tree
-    """What follows the last step, leaves [...]; of the next episode if that step ended one."""
     in_state: Tree = None
-    """Recurrent state before step 0, leaves [...] without a batch axis; None: there is none.
-
-    Where step 0 starts an episode, rollout workers put in the policy's initial state.
-    """
     final_obs_step: NDArray[np.int32] | None = None
-    """int32[K]; ascending steps at which an episode ended whose true final observation is known."""
     final_obs: Tree = None
-    """Final observations of those K episodes, leaves [K, ...]; None when K is 0."""
     log_prob: NDArray[np.float32] | None = None
-    """float32[T]; log-probability of `action` under the policy that acted."""
     value: NDArray[np.float32] | None = None
-    """float32[T]; value estimate of the policy that acted, in reward units."""
     model_version: NDArray[np.int64] | None = None
-    """int64[T]; version that produced each step; None when min equals max."""
     extras: dict[str, Tree] = field(default_factory=dict)
-    """Anything else, leaves [T, ...].
-
-    Rollout workers put in `episode_return`, float32[T], and `episode_length`, int64[T]: return and
-    steps of the episode that ended with this step, counted from its start even where earlier
-    fragments were dropped; NaN and 0 where no episode ended, or one was aborted.
-    """
     discontinuity: bool = False
-    """Step 0 does not follow the last step of the previous fragment: some between were dropped."""
 
     def __repr__(self) -> str:
         """Say whose it is, and name the leaves with their dtypes and shapes, in one line."""

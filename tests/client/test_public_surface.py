@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from types import ModuleType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -110,6 +111,12 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_what_is_listed_is_the_api_and_nothing_else() -> None:
     breadbox.connect  # noqa: B018 - names that were used are kept, and must not add others
     assert PUBLIC == dir(breadbox)
+
+
+@pytest.mark.parametrize("kind", [breadbox.Batch, breadbox.Fragment])
+def test_help_tells_each_field_of_what_holds_data(kind: Any) -> None:
+    told = inspect.getdoc(kind).partition("Attributes:")[2]
+    assert [] == [each.name for each in fields(kind) if f"\n    {each.name}: " not in told]
 
 
 def test_everything_that_a_public_signature_mentions_is_exported() -> None:
