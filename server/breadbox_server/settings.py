@@ -31,11 +31,15 @@ _OPTIONS: Final = {"limiter.chunk_count": "minimum_chunks"}
 """Names of limits on the command line, where they are not the limits' own."""
 
 
-def default_store_url() -> str:
-    """A directory of this user in shared memory; where there is none, in the temporary folder."""
+def default_store_url(*, is_ephemeral: bool) -> str:
+    """A directory of this user in shared memory; where there is none, in the temporary folder.
+
+    One that is ephemeral is this process's own.
+    """
     shared_memory = Path("/dev/shm")
     parent = shared_memory if os.access(shared_memory, os.W_OK) else Path(tempfile.gettempdir())
-    return f"file://{parent / f'breadbox-{os.getuid()}'}"
+    name = f"breadbox-{os.getuid()}"
+    return f"file://{parent / (f'{name}-{os.getpid()}' if is_ephemeral else name)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,7 @@ class Settings(LogSettings):
     listen: str = setting("127.0.0.1:50051", metavar="HOST:PORT")
     """Where to answer calls: HOST:PORT, [IPV6]:PORT or unix:PATH; port 0 takes a free one."""
     store: str = setting(
-        default_factory=default_store_url,
+        "",
         secret=True,
         metavar="URL",
         shown="a directory in /dev/shm",
@@ -150,7 +154,8 @@ class Settings(LogSettings):
     snapshot_entries: int = setting(30_000, ge=100)
     """Entries in the journal after which it is made shorter."""
     is_ephemeral: bool = setting(False, option="ephemeral")
-    """Delete the directory of a file:// store when the server has stopped."""
+    """Delete the directory of a file:// store when the server has stopped. Without --store, one is
+    made for this server alone."""
     ready_file: Path | None = None
     """File that gets the bound address once the server answers; deleted when it ends."""
     seed: int | None = None
@@ -158,6 +163,9 @@ class Settings(LogSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.store:
+            url = default_store_url(is_ephemeral=self.is_ephemeral)
+            object.__setattr__(self, "store", url)
         # What these are made of may contradict each other.
         _ = self.default_config, self.tls
 

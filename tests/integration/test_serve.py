@@ -344,6 +344,19 @@ def test_an_ephemeral_server_leaves_no_file_behind(tmp_path: Path):
     assert not store.exists()
 
 
+def test_an_ephemeral_server_without_a_store_begins_with_nothing_beside_one_with(tmp_path: Path):
+    ephemeral = ServerProcess("--ephemeral", log=tmp_path / "ephemeral.log")
+    other = ServerProcess("--ephemeral", log=tmp_path / "other.log")
+    with ephemeral, other, stub_of(ephemeral) as stub, stub_of(other) as other_stub:
+        stores = [
+            each.GetStoreConfig(pb.GetStoreConfigRequest(), timeout=CALL_S).store_url
+            for each in (stub, other_stub)
+        ]
+        assert [ephemeral.stop(), other.stop()] == [0, 0]
+    assert 2 == len(set(stores))
+    assert [] == [url for url in stores if Path(url.removeprefix("file://")).exists()]
+
+
 def test_ephemeral_deletes_nothing_that_was_there_before(tmp_path: Path):
     (tmp_path / "precious").write_text("mine")
     done = failing("--listen", "127.0.0.1:0", "--store", f"file://{tmp_path}", "--ephemeral")
