@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
+# Most of the time of the tests is spent in waiting for real deadlines; a file's tests stay together.
+SIDE_BY_SIDE ?= -n 3 --dist loadfile
 IMAGES ?= breadbox/server:local breadbox/rollout-worker:local breadbox/learner:local
 # The plugin of Docker where it is installed, else the older program of its own.
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: attacks docs verify-reference reference help setup demo test test-core test-service test-integration test-containers test-peers test-dist \
+.PHONY: attacks docs verify-reference reference help setup demo test test-quick test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
   verify-spelling verify-blocking blocking verify-limits limits protos released-protos simulate fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
 
@@ -24,7 +26,11 @@ demo: $(VENV)/.ready  ## Watch an agent learn CartPole through the service (ARGS
 	$(BIN)/breadbox demo $(ARGS)
 
 test: $(VENV)/.ready  ## All tests but those that need containers, other projects' packages or a wheel
-	$(BIN)/python -m pytest -m "not containers and not peers and not dist" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not containers and not peers and not dist" $(ARGS)
+
+test-quick: $(VENV)/.ready  ## For the inner loop, within 90 seconds: core, server, client and payloads
+	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not integration and not slow" tests/core tests/oracles \
+	  tests/service tests/client tests/payload tests/protos $(ARGS)
 
 test-core: $(VENV)/.ready  ## The pure core alone
 	$(BIN)/python -m pytest tests/core $(ARGS)

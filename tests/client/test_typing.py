@@ -74,6 +74,9 @@ def check(client: breadbox.Client, lease: breadbox.Lease, fragment: breadbox.Fra
 """
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module", params=["mypy", "pyright"])
 def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What a checker says of both; one run, since it reads all of torch's annotations."""

@@ -23,6 +23,7 @@ SETTINGS = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
+pytestmark = pytest.mark.slow
 WALK_COUNT = 24
 WALK_LENGTH = 1000
 
