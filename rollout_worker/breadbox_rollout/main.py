@@ -2,10 +2,9 @@
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,9 +12,8 @@ import torch
 
 import breadbox
 from breadbox import heartbeat
-from breadbox.cli import logs
+from breadbox.cli.command import command
 from breadbox.cli.modules import import_from_here
-from breadbox.cli.settings import JsonObject, SizeBytes
 from breadbox.cli.signals import stop_on_signals
 from breadbox.errors import (
     InvalidRequestError,
@@ -30,13 +28,7 @@ from breadbox.payload.codecs import parse_codec
 from breadbox.types import FragmentMetadata, PayloadReference
 from breadbox_policies import PolicyModule
 from breadbox_rollout.agents import AgentsEntry, agents_entries
-from breadbox_rollout.command import (
-    OneLineCommand,
-    config_option,
-    option,
-)
 from breadbox_rollout.environments import (
-    VECTORIZE_MODES,
     EnvSpec,
     check_environment,
     check_frames,
@@ -47,14 +39,12 @@ from breadbox_rollout.episodes import EpisodeReporter
 from breadbox_rollout.generate import generate
 from breadbox_rollout.inference import Inference, check_device
 from breadbox_rollout.manifest import Recordings
-from breadbox_rollout.media import MEDIA
 from breadbox_rollout.metrics import WorkerCollector
 from breadbox_rollout.models import ModelWatcher
 from breadbox_rollout.opponents import Opponents
 from breadbox_rollout.player import Player, PlayerOptions, Seated
 from breadbox_rollout.policy_options import (
     check_policy_name,
-    environment_options,
     policy_factory,
     read_weights,
 )
@@ -64,7 +54,6 @@ from breadbox_rollout.sender import Sender
 from breadbox_rollout.settings import (
     RolloutSettings,
     check_worker_name,
-    default_worker_name,
     mixed_seed,
 )
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
@@ -79,92 +68,13 @@ _APPEND_WAIT_S = 5.0
 _SWITCH_INTERVAL_S = 0.0005
 
 
-def _worker_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Declare what is said of the service and of this worker's part in it."""
-    positive = click.IntRange(min=1)
-    for decorate in reversed(
-        (
-            option("--server", default="127.0.0.1:50051", help="HOST:PORT, or unix:PATH."),
-            option("--buffer", default="default", help="Buffer to fill."),
-            option("--token", help="Bearer token, or @FILE that holds it."),
-            option("--tls-ca", type=click.Path(path_type=Path), help="PEM; turns TLS on."),
-            option("--tls-cert", type=click.Path(path_type=Path), help="PEM, of this worker."),
-            option("--tls-key", type=click.Path(path_type=Path), help="PEM, of this worker."),
-            option("--store-url",
-                   help="Where payloads are, seen from here; default: where the server says."),
-            option("--codec", default="raw",
-                   help="How arrays are encoded: raw, lz4, zstd, zstd:LEVEL, h264, auto."),
-            option("--metrics-listen", default="",
-                   help="HOST:PORT of metrics for Prometheus; nothing serves none."),
-            option("--num-envs", type=positive, default=8, help="Environments."),
-            option("--envs-per-process", type=positive,
-                   help="Default: 1, more for Gymnasium's own tiny environments, all of them for "
-                        "a vector environment."),
-            option("--vectorize", type=click.Choice(VECTORIZE_MODES),
-                   help="Make vector environments of a Gymnasium id, as gymnasium.make_vec does."),
-            option("--fragment-steps", type=positive, default=32, help="Steps of a fragment."),
-            option("--batch-envs", type=positive,
-                   help="Environments of a full inference batch. Default: half or all of them, "
-                        "whichever turns out to be faster."),
-            option("--batch-wait-s", type=click.FloatRange(min=0.0), default=0.02,
-                   help="Longest a ready environment waits for others to join its batch."),
-            option("--weights", type=click.Choice(["strict", "matching"]), default="strict",
-                   help="Published weights must fit exactly, or where they match by name."),
-            option("--agents", type=JsonObject(), default="{}",
-                   help="Policies of an environment's agents, by pattern of their names: "
-                        '{"red_*": {"buffer": "red", "policy": "mlp"}, "*": {"learn": false}}. '
-                        "Default: all share one."),
-            option("--weights-kept", type=positive, default=10,
-                   help='Versions that opponents ("learn": false) are drawn from.'),
-            option("--task", default="default", help="Label of episodes that name none."),
-            option("--discount", type=click.FloatRange(0.0, 1.0), default=0.99,
-                   help="Of the discounted returns that are reported."),
-            option("--worker-name", default=default_worker_name,
-                   help="Begins worker ids; unique per start. Default: host and a random number."),
-            option("--queue-fragments", type=positive,
-                   help="Fragments that may wait to be sent; beyond, environments wait. More of "
-                        "them are staler. Default: two for each environment."),
-            option("--queue-bytes", type=SizeBytes(), default="512MiB", help="Bytes of them."),
-            option("--rebuild-interval-s", type=click.FloatRange(min=0.0), default=0.0,
-                   help="Make environments anew after this long, between episodes; 0: never."),
-            option("--restarts-max", type=click.IntRange(min=0),
-                   help="Restarts of one environment process. Default: any number."),
-            option("--episode-steps-max", type=positive, help="Truncate longer episodes."),
-            option("--record-dir", type=click.Path(path_type=Path, file_okay=False),
-                   help="Write chosen episodes to files in this folder."),
-            option("--record-every", type=positive, default=100,
-                   help="Which: every so many-th of an environment, the first included."),
-            option("--record-envs", type=positive, default=1, help="Of so many environments."),
-            option("--record-media", type=click.Choice(MEDIA), default="h264", help="Frames."),
-            option("--record-crf", type=click.IntRange(0, 51), default=23,
-                   help="Quality of H.264; 0: lossless, 51: worst."),
-            option("--steps-max", type=positive, help="End after so many steps."),
-            option("--log-interval-s", type=click.FloatRange(min=0.1), default=10.0,
-                   help="Seconds between lines that say how fast it goes."),
-            option("--drain-s", type=click.FloatRange(min=0.0), default=10.0,
-                   help="Time to deliver what is finished when told to end."),
-        )
-    ):  # fmt: skip
-        command = decorate(command)
-    return command
-
-
-@click.command(cls=OneLineCommand)
-@_worker_options
-@environment_options
-@config_option()
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Check everything but the server, print what would be used, end.",
-)
-def rollout(dry_run: bool, log_level: str, log_format: str, **values: Any) -> None:
+@command(RolloutSettings, reads_variable=True)
+def rollout(settings: RolloutSettings) -> None:
     """Run a rollout worker: step environments with the current model and send fragments.
 
     It may be started before server and learner: it waits for both and says so. SIGTERM and Ctrl-C
     deliver what is finished, then end; a second signal ends at once.
     """
-    settings = RolloutSettings(**values)
     import_from_here()
     spec = EnvSpec(name=settings.env, options=settings.env_options, vectorize=settings.vectorize)
     check_environment(spec)
@@ -181,12 +91,12 @@ def rollout(dry_run: bool, log_level: str, log_format: str, **values: Any) -> No
     check_worker_name(settings.worker_name)
     parse_codec(settings.codec)
     clients = [_connect(settings, entry.buffer) for entry in entries]
-    if dry_run:
+    if settings.dry_run:
         for client in clients:
             client.close()
         click.echo(settings.as_yaml(), nl=False)
         return
-    logs.configure(log_level, log_format)
+    settings.configure_logs()
     for buffer in {entry.buffer: None for entry in entries}:
         check_service(settings, buffer)
     torch.set_num_threads(settings.torch_threads)
@@ -228,18 +138,8 @@ def _nothing_of(worker_id: str) -> FragmentMetadata:
 
 
 def _connect(settings: RolloutSettings, buffer: str, **options: Any) -> "breadbox.Client":
-    tls = None
-    if settings.tls_ca or settings.tls_cert or settings.tls_key:
-        tls = breadbox.Tls(settings.tls_ca, settings.tls_cert, settings.tls_key)
-    return breadbox.connect(
-        settings.server,
-        buffer=buffer,
-        tls=tls,
-        token=settings.token,
-        append_wait_s=_APPEND_WAIT_S,
-        store_url=settings.store_url,
-        codecs=settings.codec,
-        **options,
+    return settings.connect(
+        buffer=buffer, append_wait_s=_APPEND_WAIT_S, codecs=settings.codec, **options
     )
 
 

@@ -1,54 +1,17 @@
-"""What `rollout` and `generate` are told of environments and policy."""
+"""The policy that a command was told of, and weights for it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import click
 import gymnasium
 import safetensors
 import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 
-from breadbox.cli.logs import log_options
-from breadbox.cli.settings import JsonObject, SizeBytes
 from breadbox.errors import InvalidRequestError
 from breadbox_policies import PolicyModule, make_policy, policy_names, set_policy_weights
-from breadbox_rollout.command import option
-from breadbox_rollout.settings import random_seed
-
-
-def environment_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Declare what is said of environments and policy, for both commands."""
-    for decorate in reversed(
-        (
-            option("--env", required=True, help="Gymnasium id, module:id, or module:factory."),
-            option("--env-options", type=JsonObject(), default="{}", help="Its arguments."),
-            option("--policy", default="auto",
-                   help=f"{', '.join(policy_names())}, or module:factory. auto: conv_lstm for "
-                        "images, else mlp."),
-            option("--policy-options", type=JsonObject(), default="{}", help="Its arguments."),
-            option("--device", default="cpu", help="Where the policy runs: cpu, cuda, cuda:1."),
-            option("--bfloat16/--no-bfloat16", default=False, help="Compute in bfloat16."),
-            option("--seed", type=int, default=random_seed,
-                   help="Of environments, actions, fresh weights. A worker mixes its name in. "
-                        "Default: a random one, which is logged."),
-            option("--build-s", type=click.FloatRange(min=0.1), default=300.0,
-                   help="Time limit of starting an environment."),
-            option("--reset-s", type=click.FloatRange(min=0.1), default=120.0,
-                   help="Time limit of one reset."),
-            option("--step-s", type=click.FloatRange(min=0.1), default=30.0,
-                   help="Time limit of one step."),
-            option("--memory-limit", type=SizeBytes(), default="0",
-                   help="Resident size at which an environment process is replaced; 0: none."),
-            option("--torch-threads", type=click.IntRange(min=1), default=1,
-                   help="Threads of the policy on the CPU."),
-            log_options,
-        )
-    ):  # fmt: skip
-        command = decorate(command)
-    return command
 
 
 def check_policy_name(name: str) -> None:

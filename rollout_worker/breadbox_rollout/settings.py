@@ -1,96 +1,21 @@
-"""Options of the worker: from file, environment and flags, checked."""
+"""What `breadbox rollout` and `breadbox generate` are told."""
 
 import hashlib
 import os
 import re
 import secrets
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from breadbox.cli.connection import Connection
+from breadbox.cli.logs import LogSettings
+from breadbox.cli.settings import Bytes, of_one_call, setting
 from breadbox.errors import InvalidRequestError
+from breadbox_rollout.environments import VECTORIZE_MODES
+from breadbox_rollout.media import MEDIA
 
-_SECRET_FIELDS = frozenset({"token", "store_url"})
-_HIDDEN = "(hidden)"
 _QUEUE_FRAGMENTS_PER_ENV = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutSettings:
-    """Everything that `breadbox rollout` was told. Field names are those of the options."""
-
-    server: str
-    buffer: str
-    token: str | None
-    tls_ca: Path | None
-    tls_cert: Path | None
-    tls_key: Path | None
-    store_url: str | None
-    codec: str
-    metrics_listen: str
-    env: str
-    env_options: dict[str, Any]
-    num_envs: int
-    envs_per_process: int | None
-    vectorize: str | None
-    fragment_steps: int
-    policy: str
-    policy_options: dict[str, Any]
-    agents: dict[str, Any]
-    weights_kept: int
-    device: str
-    bfloat16: bool
-    batch_envs: int | None
-    batch_wait_s: float
-    weights: str
-    seed: int
-    task: str
-    discount: float
-    worker_name: str
-    queue_fragments: int | None
-    queue_bytes: int
-    build_s: float
-    reset_s: float
-    step_s: float
-    rebuild_interval_s: float
-    restarts_max: int | None
-    memory_limit: int
-    episode_steps_max: int | None
-    record_dir: Path | None
-    record_every: int
-    record_envs: int
-    record_media: str
-    record_crf: int
-    torch_threads: int
-    steps_max: int | None
-    log_interval_s: float
-    drain_s: float
-
-    @property
-    def queue_fragments_max(self) -> int:
-        """Fragments that may wait to be sent: what was given, or two for each environment.
-
-        Each one that waits is older by the time in which the queue ahead of it is sent, so the
-        default only bridges the gap until the service answers.
-        """
-        return self.queue_fragments or _QUEUE_FRAGMENTS_PER_ENV * self.num_envs
-
-    @property
-    def worker_seed(self) -> int:
-        """Seed of this worker's environments and actions."""
-        return mixed_seed(self.seed, self.worker_name)
-
-    def as_yaml(self) -> str:
-        """Return the effective configuration, readable by `--config`, without secrets."""
-        plain = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _SECRET_FIELDS:
-                value = None if value is None else _HIDDEN
-            plain[field.name] = str(value) if isinstance(value, Path) else value
-        return yaml.safe_dump(plain, sort_keys=False)
 
 
 def check_worker_name(name: str) -> None:
@@ -130,28 +55,152 @@ def mixed_seed(seed: int, worker_name: str) -> int:
     return int.from_bytes(digest) >> 1
 
 
-def read_config(path: Path, known: set[str]) -> dict[str, Any]:
-    """Read a YAML file of option names and values; dashes and underscores are alike.
+@dataclass(frozen=True, kw_only=True)
+class PlaySettings(LogSettings):
+    """What workers and recordings are told of environments and policy."""
 
-    A secret that a dry run has hidden counts as not given.
+    env: str
+    """Gymnasium id, module:id, or module:factory."""
+    env_options: dict[str, Any] = setting(default_factory=dict)
+    """Its arguments."""
+    policy: str = "auto"
+    """auto, mlp, lstm, conv_lstm, random, or module:factory. auto: conv_lstm for images, else
+    mlp."""
+    policy_options: dict[str, Any] = setting(default_factory=dict)
+    """Its arguments."""
+    device: str = "cpu"
+    """Where the policy runs: cpu, cuda, cuda:1."""
+    bfloat16: bool = False
+    """Compute in bfloat16."""
+    seed: int = setting(default_factory=random_seed)
+    """Of environments, actions, fresh weights. A worker mixes its name in. Default: a random one,
+    which is logged."""
+    build_s: float = setting(300.0, ge=0.1)
+    """Time limit of starting an environment."""
+    reset_s: float = setting(120.0, ge=0.1)
+    """Time limit of one reset."""
+    step_s: float = setting(30.0, ge=0.1)
+    """Time limit of one step."""
+    memory_limit: Bytes = setting(0, ge=0)
+    """Resident size at which an environment process is replaced; 0: none."""
+    torch_threads: int = setting(1, ge=1)
+    """Threads of the policy on the CPU."""
 
-    Raises:
-        InvalidRequestError: It cannot be read, is no mapping, or names an unknown option.
-    """
-    try:
-        data = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())
-        raise InvalidRequestError("config", f"{path} cannot be read: {problem}") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise InvalidRequestError("config", f"{path} holds no mapping of options to values")
-    values = {str(key).replace("-", "_"): value for key, value in data.items()}
-    unknown = sorted(set(values) - known)
-    for secret in _SECRET_FIELDS:
-        if values.get(secret) == _HIDDEN:
-            del values[secret]  # Written by a dry run; the secret itself is in the environment.
-    if unknown:
-        raise InvalidRequestError("config", f"{path} names unknown options: {', '.join(unknown)}")
-    return values
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSettings(PlaySettings, Connection):
+    """Everything that `breadbox rollout` is told."""
+
+    buffer: str = "default"
+    """Buffer to fill."""
+    codec: str = "raw"
+    """How arrays are encoded: raw, lz4, zstd, zstd:LEVEL, h264, auto."""
+    metrics_listen: str = setting("", metavar="HOST:PORT")
+    """HOST:PORT of metrics for Prometheus; nothing serves none."""
+    num_envs: int = setting(8, ge=1)
+    """Environments."""
+    envs_per_process: int | None = setting(None, ge=1)
+    """Default: 1, more for Gymnasium's own tiny environments, all of them for a vector
+    environment."""
+    vectorize: str | None = setting(None, choices=VECTORIZE_MODES)
+    """Make vector environments of a Gymnasium id, as gymnasium.make_vec does."""
+    fragment_steps: int = setting(32, ge=1)
+    """Steps of a fragment."""
+    batch_envs: int | None = setting(None, ge=1)
+    """Environments of a full inference batch. Default: half or all of them, whichever turns out to
+    be faster."""
+    batch_wait_s: float = setting(0.02, ge=0)
+    """Longest a ready environment waits for others to join its batch."""
+    weights: str = setting("strict", choices=("strict", "matching"))
+    """Published weights must fit exactly, or where they match by name."""
+    agents: dict[str, Any] = setting(default_factory=dict)
+    """Policies of an environment's agents, by pattern of their names:
+    {"red_*": {"buffer": "red", "policy": "mlp"}, "*": {"learn": false}}. Default: all share one."""
+    weights_kept: int = setting(10, ge=1)
+    """Versions that opponents ("learn": false) are drawn from."""
+    task: str = "default"
+    """Label of episodes that name none."""
+    discount: float = setting(0.99, ge=0, le=1)
+    """Of the discounted returns that are reported."""
+    worker_name: str = setting(default_factory=default_worker_name)
+    """Begins worker ids; unique per start. Default: host and a random number."""
+    queue_fragments: int | None = setting(None, ge=1)
+    """Fragments that may wait to be sent; beyond, environments wait. More of them are staler.
+    Default: two for each environment."""
+    queue_bytes: Bytes = setting(512 * 2**20, ge=0)
+    """Bytes of them."""
+    rebuild_interval_s: float = setting(0.0, ge=0)
+    """Make environments anew after this long, between episodes; 0: never."""
+    restarts_max: int | None = setting(None, ge=0)
+    """Restarts of one environment process. Default: any number."""
+    episode_steps_max: int | None = setting(None, ge=1)
+    """Truncate longer episodes."""
+    record_dir: Path | None = setting(None, folder=True)
+    """Write chosen episodes to files in this folder."""
+    record_every: int = setting(100, ge=1)
+    """Which: every so many-th of an environment, the first included."""
+    record_envs: int = setting(1, ge=1)
+    """Of so many environments."""
+    record_media: str = setting("h264", choices=MEDIA)
+    """Frames."""
+    record_crf: int = setting(23, ge=0, le=51)
+    """Quality of H.264; 0: lossless, 51: worst."""
+    steps_max: int | None = setting(None, ge=1)
+    """End after so many steps."""
+    log_interval_s: float = setting(10.0, ge=0.1)
+    """Seconds between lines that say how fast it goes."""
+    drain_s: float = setting(10.0, ge=0)
+    """Time to deliver what is finished when told to end."""
+    dry_run: bool = of_one_call(False)
+    """Check everything but the server, print what would be used, end."""
+
+    @property
+    def queue_fragments_max(self) -> int:
+        """Fragments that may wait to be sent: what was given, or two for each environment.
+
+        Each one that waits is older by the time in which the queue ahead of it is sent, so the
+        default only bridges the gap until the service answers.
+        """
+        return self.queue_fragments or _QUEUE_FRAGMENTS_PER_ENV * self.num_envs
+
+    @property
+    def worker_seed(self) -> int:
+        """Seed of this worker's environments and actions."""
+        return mixed_seed(self.seed, self.worker_name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateSettings(PlaySettings, Connection):
+    """Everything that `breadbox generate` is told."""
+
+    out: Path = setting(folder=True)
+    """Folder for the files; made if it is not there."""
+    episodes: int = setting(1, ge=1)
+    """Episodes to finish, in all."""
+    workers: int = setting(1, ge=1)
+    """Environments, a process each."""
+    media: str = setting("h264", choices=MEDIA)
+    """Kind of frames."""
+    fps: int = setting(30, ge=1)
+    """Frames per second of the video."""
+    crf: int = setting(0, ge=0, le=51)
+    """Quality of H.264; 0: lossless, 51: worst."""
+    overlay: bool = False
+    """Write the value into frames."""
+    max_steps: int | None = setting(None, ge=1)
+    """Truncate longer episodes."""
+    restarts_max: int = setting(10, ge=0)
+    """Failures of one worker; the one after that ends it."""
+    weights_file: Path | None = None
+    """Safetensors file of the policy, or a learner's checkpoint. Default: fresh weights."""
+    greedy: bool = False
+    """Take the policy's likeliest actions instead of drawing them."""
+    # BREADBOX_SERVER is set for the other commands, and whose weights play must be said.
+    server: str = setting("", environment=False)
+    """Take the current model of this server instead; BREADBOX_SERVER is not looked at."""
+    buffer: str = "default"
+    """Buffer whose model that is."""
+    task: str = "default"
+    """Label in the manifest."""
+    progress: bool = True
+    """Show a progress bar."""

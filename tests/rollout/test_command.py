@@ -14,9 +14,9 @@ import yaml
 from click.testing import CliRunner
 
 import breadbox
+from breadbox.cli.main import cli
 from breadbox.extras import how_to_install
 from breadbox_rollout import environments
-from breadbox_rollout.main import generate, rollout
 from breadbox_rollout.settings import RolloutSettings
 from support.eventually import eventually_sync
 from support.fake_service import FakeService, refuse, serving
@@ -34,7 +34,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
 
 
 def effective(runner: CliRunner, *arguments: str) -> dict[str, object]:
-    result = runner.invoke(rollout, ["--dry-run", *arguments])
+    result = runner.invoke(cli, ["rollout", "--dry-run", *arguments])
     assert 0 == result.exit_code, result.output
     return dict(yaml.safe_load(result.stdout))
 
@@ -43,7 +43,7 @@ def test_a_dry_run_prints_what_would_be_used_and_reads_it_back(
     runner: CliRunner, tmp_path: Path
 ) -> None:
     arguments = ["--env", "CartPole-v1", "--num-envs", "3", "--worker-name", "w"]
-    result = runner.invoke(rollout, ["--dry-run", *arguments])
+    result = runner.invoke(cli, ["rollout", "--dry-run", *arguments])
     config = tmp_path / "config.yaml"
     config.write_text(result.stdout)
     assert yaml.safe_load(result.stdout) == effective(runner, "--config", str(config))
@@ -63,11 +63,11 @@ def test_flags_stand_above_the_environment_which_stands_above_the_file(
 def test_a_codec_that_is_none_and_metrics_that_cannot_be_served_are_refused_at_once(
     runner: CliRunner,
 ) -> None:
-    found = runner.invoke(rollout, ["--dry-run", "--env", "CartPole-v1", "--codec", "gzip"])
+    found = runner.invoke(cli, ["rollout", "--dry-run", "--env", "CartPole-v1", "--codec", "gzip"])
     assert (2, True) == (found.exit_code, "codec" in found.stderr), found.output
     with serving(FakeService()) as address:
         arguments = ["--env", "CartPole-v1", "--server", address, "--metrics-listen", "nowhere"]
-        found = runner.invoke(rollout, arguments)
+        found = runner.invoke(cli, ["rollout", *arguments])
     assert (2, True) == (found.exit_code, "metrics_listen" in found.stderr), found.output
 
 
@@ -84,7 +84,7 @@ def test_a_hidden_secret_that_is_read_back_is_not_taken_for_one(
     arguments = ["--dry-run", "--env", "CartPole-v1"]
     config = tmp_path / "config.yaml"
     secrets = ["--token", "swordfish", "--store-url", "redis://:swordfish@host:1"]
-    config.write_text(runner.invoke(rollout, [*arguments, *secrets]).stdout)
+    config.write_text(runner.invoke(cli, ["rollout", *arguments, *secrets]).stdout)
     assert 2 == config.read_text().count("(hidden)")
     assert "swordfish" not in config.read_text()
     found = effective(runner, "--config", str(config))
@@ -121,7 +121,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     runner: CliRunner, arguments: list[str], problem: str
 ) -> None:
     """D34: the ancestor started, and then waited forever."""
-    result = runner.invoke(rollout, ["--dry-run", *arguments])
+    result = runner.invoke(cli, ["rollout", "--dry-run", *arguments])
     assert (2, "") == (result.exit_code, result.stdout)
     assert 1 == len(result.stderr.splitlines())
     assert problem in result.stderr
@@ -134,8 +134,7 @@ def test_recording_what_nothing_installed_can_draw_is_refused_at_once(
     monkeypatch.setattr(environments, "is_installed", lambda package: package != "pygame")
     out = str(tmp_path / "out")
     arguments = {"rollout": ["--dry-run", "--record-dir", out], "generate": ["--out", out]}
-    commands = {"rollout": rollout, "generate": generate}
-    result = runner.invoke(commands[command], ["--env", "CartPole-v1", *arguments[command]])
+    result = runner.invoke(cli, [command, "--env", "CartPole-v1", *arguments[command]])
     assert 2 == result.exit_code
     assert 1 == len(result.stderr.splitlines())
     assert how_to_install("classic-control") in result.stderr
@@ -150,7 +149,7 @@ def test_arguments_that_an_environment_takes_pass(runner: CliRunner) -> None:
 def test_an_unknown_option_in_the_file_is_named(runner: CliRunner, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("env: CartPole-v1\nnum_env: 2\n")
-    result = runner.invoke(rollout, ["--dry-run", "--config", str(config)])
+    result = runner.invoke(cli, ["rollout", "--dry-run", "--config", str(config)])
     assert 2 == result.exit_code
     assert "names unknown options: num_env" in result.stderr
 
@@ -158,9 +157,9 @@ def test_an_unknown_option_in_the_file_is_named(runner: CliRunner, tmp_path: Pat
 def test_generate_writes_episodes_and_says_where(runner: CliRunner, tmp_path: Path) -> None:
     options = json.dumps({"script": "...t"})
     result = runner.invoke(
-        generate,
-        ["--env", SCRIPTED, "--env-options", options, "--policy", "random", "--episodes", "2",
-         "--out", str(tmp_path), "--media", "jpeg", "--no-progress"],
+        cli,
+        ["generate", "--env", SCRIPTED, "--env-options", options, "--policy", "random",
+         "--episodes", "2", "--out", str(tmp_path), "--media", "jpeg", "--no-progress"],
     )  # fmt: skip
     assert 0 == result.exit_code, result.output
     assert f"2 episodes are in {tmp_path / 'manifest.jsonl'}" in result.stdout
@@ -173,9 +172,11 @@ def test_generate_plays_fresh_weights_beside_the_server_of_other_commands(
     """BREADBOX_SERVER, set for the others, made it demand weights that nobody had published."""
     monkeypatch.setenv("BREADBOX_SERVER", "127.0.0.1:1")
     arguments = ["--env", "CartPole-v1", "--media", "none", "--no-progress"]
-    result = runner.invoke(generate, [*arguments, "--out", str(tmp_path)])
+    result = runner.invoke(cli, ["generate", *arguments, "--out", str(tmp_path)])
     assert 0 == result.exit_code, result.output
-    named = runner.invoke(generate, [*arguments, "--out", str(tmp_path), "--server", "127.0.0.1:1"])
+    named = runner.invoke(
+        cli, ["generate", *arguments, "--out", str(tmp_path), "--server", "127.0.0.1:1"]
+    )
     assert 2 == named.exit_code
 
 
@@ -200,7 +201,7 @@ def test_generate_tells_why_nothing_starts(runner: CliRunner, tmp_path: Path) ->
         str(tmp_path),
         "--no-progress",
     ]
-    result = runner.invoke(generate, arguments)
+    result = runner.invoke(cli, ["generate", *arguments])
     assert 2 == result.exit_code
     assert "no environment starts; build_raised" in result.stderr.splitlines()[-1]
 
@@ -298,7 +299,7 @@ def test_what_waiting_does_not_mend_ends_the_worker_before_it_starts(
     fake = FakeService()
     fake.will(method, refuse(code, reason))
     with serving(fake) as address:
-        result = runner.invoke(rollout, ["--env", "CartPole-v1", "--server", address])
+        result = runner.invoke(cli, ["rollout", "--env", "CartPole-v1", "--server", address])
     assert (2, []) == (result.exit_code, started)
     assert 1 == len(result.stderr.splitlines())
 
@@ -311,7 +312,7 @@ def test_a_worker_whose_name_its_token_is_not_for_ends_before_it_starts(
     options = ("--store", f"file://{tmp_path}/store", "--tokens", str(tmp_path / "tokens"))
     with ServerProcess(*options, log=tmp_path / "log") as server:
         arguments = ["--env", "CartPole-v1", "--server", server.address, "--token", token]
-        result = runner.invoke(rollout, [*arguments, "--worker-name", name])
+        result = runner.invoke(cli, ["rollout", *arguments, "--worker-name", name])
 
     assert ended == (2 == result.exit_code)
     assert ended == ("token 'a' may not use worker 'b-1-0'; it is for a-*" in result.stderr)
@@ -326,7 +327,7 @@ def test_a_buffer_that_is_not_there_yet_is_named_and_waited_for(
     fake.will("GetBuffer", refused)
     arguments = ["--env", "CartPole-v1", "--buffer", "pong"]
     with serving(fake) as address:
-        result = runner.invoke(rollout, [*arguments, "--server", address])
+        result = runner.invoke(cli, ["rollout", *arguments, "--server", address])
     assert (0, [address]) == (result.exit_code, started)
     assert "waiting for the server: no buffer is named 'pong'" in caplog.text
 
@@ -338,7 +339,7 @@ def test_a_server_that_lets_the_worker_append_is_not_spoken_of(
     malformed = refuse(grpc.StatusCode.INVALID_ARGUMENT, "ARGUMENT_INVALID")
     fake.will("AppendFragments", malformed)
     with serving(fake) as address:
-        result = runner.invoke(rollout, ["--env", "CartPole-v1", "--server", address])
+        result = runner.invoke(cli, ["rollout", "--env", "CartPole-v1", "--server", address])
     assert (0, [address]) == (result.exit_code, started)
     assert "waiting" not in caplog.text
 

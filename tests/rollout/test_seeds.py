@@ -17,9 +17,9 @@ import yaml
 from click.testing import CliRunner
 
 import breadbox
+from breadbox.cli.main import cli
 from breadbox.fragment import Fragment
 from breadbox_policies import make_policy, policy_weights
-from breadbox_rollout.main import rollout
 from breadbox_rollout.settings import default_worker_name, mixed_seed
 from support.server_process import ServerProcess, plain_environment
 
@@ -70,7 +70,7 @@ def test_a_given_seed_is_another_for_each_name_and_the_same_for_the_same(tmp_pat
 
 
 def dry_run(*arguments: str) -> dict[str, Any]:
-    found = CliRunner().invoke(rollout, ["--dry-run", "--env", "CartPole-v1", *arguments])
+    found = CliRunner().invoke(cli, ["rollout", "--dry-run", "--env", "CartPole-v1", *arguments])
     assert 0 == found.exit_code, found.output
     return dict(yaml.safe_load(found.stdout))
 
