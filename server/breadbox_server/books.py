@@ -81,7 +81,7 @@ async def books_open(
         # Before the rest is read: another server could add to it meanwhile.
         claim = await _claim(archive, takes_over=settings.takes_over)
         recovered = _recover(archive, settings, rng, claim.epoch)
-        has_new_limits = _apply_new_limits(archive, settings, recovered)
+        _apply_new_limits(archive, settings, recovered)
         writer = place.open_writer(claim, sync=settings.has_journal_sync)
     except JournalError as error:
         archive.close()
@@ -102,11 +102,15 @@ async def books_open(
         size_bytes_max=min(SIZE_BYTES_MAX, place.turns_bytes_max()),
     )
 
+    journal.notes = {
+        _CONFIG_NOTE: limits_to_text(settings.default_config),
+        _STORE_NOTE: settings.store_shown,
+    }
+
     def note_settings() -> None:
-        if has_new_limits:
-            archive.write_note(_CONFIG_NOTE, limits_to_text(settings.default_config))
-        if archive.read_note(_STORE_NOTE) != settings.store_shown:
-            archive.write_note(_STORE_NOTE, settings.store_shown)
+        for name, text in journal.notes.items():
+            if archive.read_note(name) != text:
+                archive.write_note(name, text)
 
     try:
         yield Books(
@@ -225,19 +229,16 @@ def _recover(
     return recovered
 
 
-def _apply_new_limits(archive: JournalArchive, settings: Settings, recovered: Recovered) -> bool:
+def _apply_new_limits(archive: JournalArchive, settings: Settings, recovered: Recovered) -> None:
     """Give the default buffer the limits of the command line, if these are new.
 
     If they are as at the last start, limits that were changed meanwhile by UpdateBuffer stand.
-
-    Returns:
-        Whether they are new.
     """
     wanted = settings.default_config
     noted = archive.read_note(_CONFIG_NOTE)
     # By value: one that this server has and the last start had not is not a change.
     if noted and limits_of_text(noted) == wanted:
-        return False
+        return
     buffers = recovered.buffers
     if DEFAULT_BUFFER in buffers.names():
         try:
@@ -248,7 +249,6 @@ def _apply_new_limits(archive: JournalArchive, settings: Settings, recovered: Re
                 f"{option} {error.problem}; the buffer 'default' exists: start with the value that "
                 "it has, or delete the buffer first"
             ) from error
-    return True
 
 
 def _cannot_start(error: JournalError) -> StartError:

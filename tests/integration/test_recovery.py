@@ -1,16 +1,19 @@
 """A killed server comes back with everything that it acknowledged, and answers as before."""
 
+import json
 import re
+import sqlite3
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import grpc
 import pytest
 
 from breadbox.stores import open_store
+from breadbox.stores.urls import redact
 from breadbox.types import PayloadReference
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -213,6 +216,17 @@ def test_many_crashes_with_snapshots_between_them_lose_nothing(tmp_path: Path):
 
 
 def test_limits_of_new_flags_are_taken_and_limits_changed_meanwhile_stand(tmp_path: Path):
+    """Also where this server has a limit that the one before did not know."""
+
+    def forget_a_limit() -> None:
+        with closing(sqlite3.connect(tmp_path / "store" / "journal.sqlite")) as connection:
+            select = "SELECT text FROM notes WHERE name = 'default_config'"
+            noted = json.loads(connection.execute(select).fetchone()[0])
+            del noted["config"]["workersMax"]
+            with connection:
+                update = "UPDATE notes SET text = ? WHERE name = 'default_config'"
+                assert 1 == connection.execute(update, [json.dumps(noted)]).rowcount
+
     def limits(*arguments: str, update: int | None = None) -> tuple[int, int]:
         with ExitStack() as stack:
             world = World(stack, f"file://{tmp_path}/store", tmp_path / "log", *arguments)
@@ -224,6 +238,8 @@ def test_limits_of_new_flags_are_taken_and_limits_changed_meanwhile_stand(tmp_pa
             return config.uses_max, config.staleness_max
 
     assert (3, 7) == limits("--uses-max", "3", update=7)
+    assert (3, 7) == limits("--uses-max", "3")
+    forget_a_limit()
     assert (3, 7) == limits("--uses-max", "3")
     assert (4, 2) == limits("--uses-max", "4")
 
@@ -267,14 +283,19 @@ def test_an_emptied_redis_costs_its_fragments_and_nothing_else(tmp_path: Path):
         world = World(stack, redis.url, tmp_path / "log")
         world.start_session()
         world.append(world.fragments(10))
+        changed = buffer_pb2.BufferConfig(staleness_max=7)
+        world.call("UpdateBuffer", pb.UpdateBufferRequest(name="default", config=changed))
         with redis.client() as client:
             client.flushall()
         eventually_sync(lambda: world.buffer().state.chunk_count == 0)
         assert [(ADMITTED, 0)] * 5 == world.append(world.fragments(5, first=10))
         before = world.durable_buffer()
         assert 10 == before.state.counters["chunks_evicted_payload_lost"]
+        with redis.client() as client:
+            assert redact(redis.url).encode() == client.hget("breadbox:{journal}:notes", "store")
         world.crash()
         assert before == world.durable_buffer()
+        assert 7 == before.config.staleness_max
         assert 5 == len(world.fetch("r", 5).fragments)
 
 

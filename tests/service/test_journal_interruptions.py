@@ -109,7 +109,7 @@ async def test_a_server_killed_while_it_began_its_journal_again_has_what_it_had(
                 await writer.append(FIRST + 4, b"turn")
             writer._client = Interrupted(writer._client, command_count, crash)
             try:
-                await writer.begin_again(FIRST + 4, STATE)
+                await writer.begin_again(FIRST + 4, STATE, {})
                 is_done = True
             except JournalUnavailableError:
                 assert recovered(archive) >= FIRST + 2, command_count

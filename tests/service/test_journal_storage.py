@@ -41,6 +41,7 @@ from support.journals import SqliteJournal, claim_of
 from support.redis_server import RedisServer
 
 FIRST = BEGINNING + 1
+NOTES = {"one": "of now", "another": "of now, too"}
 
 
 @dataclass
@@ -251,9 +252,21 @@ async def test_a_journal_can_be_begun_again_at_any_sequence(place):
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST, FIRST + 1)
-    await writer.begin_again(FIRST + 1, b"state")
+    await writer.begin_again(FIRST + 1, b"state", NOTES)
     await write(writer, FIRST + 2)
     assert (FIRST + 1, b"state") == place.archive.read_snapshot()
+    await writer.close()
+
+
+async def test_a_journal_that_is_begun_again_has_its_notes_beside_it(place):
+    """Those of the next start: which store it is of, and the limits that it was started with."""
+    place.archive.begin(b"nothing")
+    place.archive.write_note("one", "of an older copy")
+    place.archive.write_note("kept", "as it is")
+    writer = place.open_writer()
+    await writer.begin_again(FIRST, b"state", NOTES)
+    names = [*NOTES, "kept"]
+    assert NOTES | {"kept": "as it is"} == {name: place.archive.read_note(name) for name in names}
     await writer.close()
 
 
@@ -283,7 +296,7 @@ async def test_an_emptied_redis_is_noticed_at_the_next_turn():
         client.flushall()
         with pytest.raises(JournalLostError):
             await write(writer, FIRST + 1)
-        await writer.begin_again(FIRST, b"state")
+        await writer.begin_again(FIRST, b"state", NOTES)
         await write(writer, FIRST + 1)
         assert expected(FIRST + 1) == list(archive.read_turns(FIRST))
         await writer.close()
@@ -313,7 +326,7 @@ async def test_the_server_that_wrote_before_is_refused_when_another_takes_over()
         with pytest.raises(JournalTakenError):
             await write(old, FIRST + 1)
         with pytest.raises(JournalTakenError):
-            await old.begin_again(FIRST, b"state")
+            await old.begin_again(FIRST, b"state", NOTES)
         await write(new, FIRST + 1)
         await old.close()
         await new.close()
@@ -358,7 +371,7 @@ async def test_what_a_killed_writer_left_of_a_snapshot_goes_with_the_next(begins
             killed._client = alive
         left = len(client.keys("breadbox:{journal}:piece:*"))
         if begins_again:
-            await writer.begin_again(FIRST + 2, b"state")
+            await writer.begin_again(FIRST + 2, b"state", NOTES)
         else:
             archive.write_snapshot(FIRST + 2, b"state")
         assert (FIRST + 2, b"state") == archive.read_snapshot()
@@ -401,11 +414,12 @@ async def test_a_deleted_sqlite_journal_is_noticed(tmp_path):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(JournalLostError):
         await write(writer, FIRST + 1)
-    await writer.begin_again(FIRST, b"state")
+    await writer.begin_again(FIRST, b"state", NOTES)
     await write(writer, FIRST + 1)
     await writer.close()
     journal.close()
     archive = SqliteArchive(tmp_path)
+    assert NOTES == {name: archive.read_note(name) for name in NOTES}
     assert (FIRST, b"state") == archive.read_snapshot()
     assert expected(FIRST + 1) == list(archive.read_turns(FIRST))
     archive.close()
@@ -482,7 +496,7 @@ async def test_a_sqlite_journal_is_not_begun_again_under_a_trim(tmp_path):
     async with asyncio.TaskGroup() as group:
         trimming = group.create_task(writer.trim(FIRST))
         await eventually(held.trims.is_set)
-        beginning = group.create_task(writer.begin_again(FIRST + 1, b"state"))
+        beginning = group.create_task(writer.begin_again(FIRST + 1, b"state", NOTES))
         await eventually(lambda: beginning.done() or writer._thread._work_queue.qsize() == 1)
         held.may_trim.set()
     assert trimming.result() is False
@@ -575,14 +589,14 @@ async def test_an_older_epoch_is_lost_and_a_newer_one_is_taken(place, call):
     place.write_owner(earlier)
     with pytest.raises(JournalLostError):
         await use()
-    await writer.begin_again(FIRST + 1, b"state")
+    await writer.begin_again(FIRST + 1, b"state", NOTES)
     assert writer.claim.epoch > earlier.epoch + 1
     await write(writer, FIRST + 2)
     place.write_owner(Claim("journal", writer.claim.epoch + 1, Holder("later")))
     with pytest.raises(JournalTakenError):
         await use()
     with pytest.raises(JournalTakenError):
-        await writer.begin_again(FIRST + 2, b"state")
+        await writer.begin_again(FIRST + 2, b"state", NOTES)
     assert (FIRST + 1, b"state") == place.archive.read_snapshot()
     await writer.close()
 

@@ -148,7 +148,11 @@ class Link:
         """The process was killed: what it does from now on reaches nothing."""
 
     async def ask(self, work: Callable[[], ResultT]) -> ResultT:
-        """Have something done at the other end; gives, or raises, what comes of it there."""
+        """Have something done at the other end; gives, or raises, what comes of it there.
+
+        Who hears nothing for `ANSWER_S` gives up, as the server does, and it may be done all the
+        same, even later than what is asked next.
+        """
         loop = asyncio.get_running_loop()
         if self.is_cut:
             await asyncio.Event().wait()
@@ -156,8 +160,6 @@ class Link:
         arrive = partial(self._arrive, work, answer, self._fates.restarts[self._to])
         delay_s = self._fates.delay_s(self._rng)
         loop.call_later(delay_s, arrive, context=self._outside)
-        if self._fates.plan.world is not World.SILENCE:
-            return await answer
         give_up = partial(_settle, answer, None, self._error(f"the {self._to} is silent"))
         timer = loop.call_later(ANSWER_S, give_up, context=self._outside)
         try:

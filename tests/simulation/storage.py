@@ -7,11 +7,12 @@ and looks first whether whoever calls it still may, as the real ones do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from breadbox.errors import StoreUnavailableError
@@ -373,11 +374,18 @@ class SimulatedJournal:
         held.alive = (claim.holder, self._now() + ALIVE_S)
         self.is_younger = False  # Nothing that its writer knows was lost.
 
-    def begin(self, claim: Claim | None, sequence: int, data: bytes) -> None:
+    def begin(
+        self,
+        claim: Claim | None,
+        sequence: int,
+        data: bytes,
+        notes: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Make a snapshot all there is."""
         self.check_ours(claim)
         self.contents.snapshot = (sequence, data)
         self.contents.turns = {sequence: (b"", 0 if claim is None else claim.epoch)}
+        self.contents.notes.update(notes)
         self.is_younger = False
 
     def write_snapshot(self, claim: Claim | None, sequence: int, data: bytes) -> None:
@@ -595,9 +603,9 @@ class SimulatedWriter:
             found = compact(Archive(self._journal))
             self._journal.trim(self.claim, found.sequence)
 
-    async def begin_again(self, sequence: int, snapshot: bytes) -> None:
+    async def begin_again(self, sequence: int, snapshot: bytes, notes: Mapping[str, str]) -> None:
         self.claim = await self._ask(self._journal.claim_again)
-        await self._ask(self._journal.begin, sequence, snapshot)
+        await self._ask(self._journal.begin, sequence, snapshot, notes)
 
     async def trim(self, up_to: int) -> bool:
         with suppress(JournalLostError, JournalTakenError):

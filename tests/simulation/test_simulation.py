@@ -52,6 +52,12 @@ def test_what_a_store_lost_may_be_granted_while_nobody_can_ask_it(seed: int) -> 
     assert outcome.failure == "", outcome.where
 
 
+def test_a_journal_whose_answers_take_very_long_is_begun_again() -> None:
+    """Who waits for one gives up after a while, and asks again."""
+    outcome = simulate(1370, world=World.YOUNGER)
+    assert outcome.failure == "", outcome.where
+
+
 def test_simulations_do_something() -> None:
     outcomes = [simulate(seed) for seed in range(10)]
     assert sum(outcome.kills for outcome in outcomes) >= 10

@@ -15,9 +15,10 @@ one that also looks whether it is whole: that makes an append that is repeated a
 connection harmless, and finds out about a Redis that came back empty, or with less than it had.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from breadbox.stores.cancellation import kept_cancellation
@@ -154,11 +155,12 @@ _BEGIN: Final = (
 redis.call('HSET', KEYS[4], 'sequence', ARGV[2], 'piece_count', ARGV[3])
 redis.call('DEL', KEYS[5])
 redis.call('XADD', KEYS[5], ARGV[2] .. '-0', 'd', '', 'e', ARGV[4])
+for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[6], ARGV[i], ARGV[i + 1]) end
 return {'OK'}
 """
 )
 """Makes a snapshot all there is, whatever there was: one turn stays, with nothing in it, which the
-next one follows."""
+next one follows. ARGV: claim, sequence, pieces, epoch, then names and texts of notes."""
 _TRIM: Final = (
     _OURS
     + """
@@ -221,7 +223,7 @@ class RedisArchive:
         with _translated_errors():
             for k, piece in enumerate(pieces):
                 self._eval(_anyway("SET", _piece(BEGINNING, k), piece))
-            self._eval(_begin(BEGINNING, len(pieces), self._seen_owner()))
+            self._eval(_begin(BEGINNING, len(pieces), self._seen_owner(), {}))
 
     def read_snapshot(self) -> tuple[int, bytes]:
         """See JournalArchive."""
@@ -336,7 +338,7 @@ class RedisWriter:
         """See JournalWriter."""
         await self._eval(_Call(_RENEW, (TURNS, SNAPSHOT), (sequence, *self._sign_of_life())))
 
-    async def begin_again(self, sequence: int, snapshot: bytes) -> None:
+    async def begin_again(self, sequence: int, snapshot: bytes, notes: Mapping[str, str]) -> None:
         """See JournalWriter."""
         await self._claim_again()
         with kept_cancellation(), _translated_errors():
@@ -347,7 +349,7 @@ class RedisWriter:
         for k, piece in enumerate(pieces):
             await self._eval(_anyway("SET", _piece(sequence, k), piece))
         # Until the snapshot counts, what is left of the old journal is all there is.
-        await self._eval(_begin(sequence, len(pieces), self._claim.to_text()))
+        await self._eval(_begin(sequence, len(pieces), self._claim.to_text(), notes))
         with kept_cancellation(), _translated_errors():
             if useless := _useless(sequence, len(pieces), old, halves):
                 await self._client.unlink(*useless)
@@ -434,10 +436,11 @@ def _head(sequence: int, piece_count: int) -> _Call:
     return _Call(_HEAD, (SNAPSHOT,), (sequence, piece_count))
 
 
-def _begin(sequence: int, piece_count: int, owner: str) -> _Call:
-    """Makes a snapshot all there is."""
+def _begin(sequence: int, piece_count: int, owner: str, notes: Mapping[str, str]) -> _Call:
+    """Makes a snapshot all there is, with notes beside it."""
     epoch = owner.partition(" ")[0]
-    return _Call(_BEGIN, (SNAPSHOT, TURNS), (sequence, piece_count, epoch))
+    words = list(chain.from_iterable(notes.items()))
+    return _Call(_BEGIN, (SNAPSHOT, TURNS, NOTES), (sequence, piece_count, epoch, *words))
 
 
 def _cut(data: bytes) -> list[bytes]:

@@ -18,7 +18,7 @@ import logging
 import os
 import sqlite3
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import cache, partial
@@ -75,6 +75,7 @@ _REMEDY: Final = (
     f"put the directory back from a copy, or delete {FILE_NAME}*, {SNAPSHOT_PREFIX}* and "
     f"{END_NAME} in it to start empty (payloads that they knew are kept until --delete-orphans)"
 )
+_WRITE_NOTE: Final = "INSERT OR REPLACE INTO notes (name, text) VALUES (?, ?)"
 
 
 class SqliteArchive:
@@ -189,8 +190,7 @@ class SqliteArchive:
 
     def write_note(self, name: str, text: str) -> None:
         """See JournalArchive."""
-        sql = "INSERT OR REPLACE INTO notes (name, text) VALUES (?, ?)"
-        self._reserve.with_room(partial(self._execute, sql, name, text))
+        self._reserve.with_room(partial(self._execute, _WRITE_NOTE, name, text))
 
     def close(self) -> None:
         """See JournalArchive. The claim goes with the lock."""
@@ -343,12 +343,12 @@ class SqliteWriter:
                 f"{self._directory / FILE_NAME} lacks its snapshot, or turns right after it"
             )
 
-    async def begin_again(self, sequence: int, snapshot: bytes) -> None:
+    async def begin_again(self, sequence: int, snapshot: bytes, notes: Mapping[str, str]) -> None:
         """See JournalWriter."""
         # In the thread, so that the connection is not closed under a trim.
-        await self._run(self._begin_again, sequence, snapshot)
+        await self._run(self._begin_again, sequence, snapshot, notes)
 
-    def _begin_again(self, sequence: int, snapshot: bytes) -> None:
+    def _begin_again(self, sequence: int, snapshot: bytes, notes: Mapping[str, str]) -> None:
         self._connection.close()
         with _translated_errors():
             make_private_directory(self._directory, has_parents=True)
@@ -368,7 +368,7 @@ class SqliteWriter:
         owner, _ = _read_owner(self._connection)
         epoch, _, _ = owner_from_text(owner)
         claim = self._claim.raised(epoch_after(epoch, self._claim.epoch))
-        self._reserve.with_room(partial(_write_owner, self._connection, claim, is_only=True))
+        self._reserve.with_room(partial(_write_beginning, self._connection, claim, notes))
         self._claim = claim
 
     async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -493,15 +493,27 @@ def _read_owner(connection: sqlite3.Connection) -> tuple[str, Holder]:
     return (row[0], Holder.from_text(row[1])) if row else ("", Holder(""))
 
 
-def _write_owner(connection: sqlite3.Connection, claim: Claim, *, is_only: bool = False) -> None:
-    """Make a claim the one that counts; `is_only`: and all turns go."""
+def _write_owner(connection: sqlite3.Connection, claim: Claim) -> None:
+    """Make a claim the one that counts."""
     with _translated_errors(), connection:
-        connection.execute(
-            "INSERT OR REPLACE INTO owner (row, claim, holder) VALUES (1, ?, ?)",
-            (claim.to_text(), claim.holder.to_text()),
-        )
-        if is_only:
-            connection.execute("DELETE FROM turns")
+        _replace_owner(connection, claim)
+
+
+def _write_beginning(
+    connection: sqlite3.Connection, claim: Claim, notes: Mapping[str, str]
+) -> None:
+    """Make a claim the one that counts; all turns go, and notes are as they are to be."""
+    with _translated_errors(), connection:
+        _replace_owner(connection, claim)
+        connection.execute("DELETE FROM turns")
+        connection.executemany(_WRITE_NOTE, notes.items())
+
+
+def _replace_owner(connection: sqlite3.Connection, claim: Claim) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO owner (row, claim, holder) VALUES (1, ?, ?)",
+        (claim.to_text(), claim.holder.to_text()),
+    )
 
 
 def _make_end(path: Path) -> None:

@@ -7,7 +7,7 @@ Record n is turn n. The archive holds one snapshot and every turn after it, with
 turns may still be there and are of no use.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 from breadbox_server.journal.claims import Claim, Holder
@@ -169,10 +169,11 @@ class JournalWriter(Protocol):
             JournalTakenError: Another server writes this journal.
         """
 
-    async def begin_again(self, sequence: int, snapshot: bytes) -> None:
+    async def begin_again(self, sequence: int, snapshot: bytes, notes: Mapping[str, str]) -> None:
         """Begin a journal that was lost, in a later epoch: a snapshot of `sequence`, and no turns.
 
-        What can still be read of the old one stays until the new one is whole.
+        What can still be read of the old one stays until the new one is whole, which has `notes`
+        beside it: those of the old one may be gone, or be older.
 
         Raises:
             JournalUnavailableError: It cannot be reached; try again.

@@ -64,6 +64,8 @@ class TurnJournal:
         """By this process."""
         self._covered = Extent(-grown_entries)
         """What of it the newest snapshot contains."""
+        self.notes: dict[str, str] = {}
+        """What is to stand beside the journal, should it be begun again."""
         self.beginnings = 0
         """How often the journal was begun again."""
         self.custody = Custody(writer.claim.journal, writer.claim.epoch)
@@ -124,7 +126,7 @@ class TurnJournal:
         """Begin a journal that was lost; see `Journal.begin_again`."""
         sequence = self.sequence + 1
         data = frame_snapshot(sequence, encode_snapshot(Snapshot(sequence, now, buffers)))
-        await self._writer.begin_again(sequence, data)
+        await self._writer.begin_again(sequence, data, self.notes)
         self.sequence = sequence
         _, self._chain = open_snapshot(sequence, data)
         self.custody.epoch = self._writer.claim.epoch
