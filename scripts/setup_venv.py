@@ -74,6 +74,7 @@ class Step:
         self._shows = shows
         self._hidden = deque(maxlen=TAIL_LINES)  # type: deque[bytes]
         self._began_at = time.monotonic()
+        self._received = 0
 
     def run(self, command: "list[str]", environment: "dict[str, str]") -> bool:
         """Run the command to its end; False when it fails, and then all it said last is shown."""
@@ -108,9 +109,14 @@ class Step:
 
     def _pass_on(self, reading: int) -> None:
         rest = b""
+        told_at = time.monotonic()
         while True:
-            if not select.select([reading], [], [], QUIET_S)[0]:
+            # What is not shown is silence, too.
+            if time.monotonic() - told_at >= QUIET_S:
                 self._say_that_it_goes_on()
+                told_at = time.monotonic()
+            left_s = max(0.0, told_at + QUIET_S - time.monotonic())
+            if not select.select([reading], [], [], left_s)[0]:
                 continue
             try:
                 data = os.read(reading, 65536)
@@ -123,6 +129,7 @@ class Step:
             for line in lines:
                 if self._shows is None or self._shows.search(line):
                     _write(line)
+                    told_at = time.monotonic()
                 else:
                     self._hidden.append(line)
             if not data:
@@ -132,7 +139,11 @@ class Step:
         """Tell for how long, and how much is in the temporary folder: that is what was received."""
         spent_s = time.monotonic() - self._began_at
         received = size_bytes(self._scratch)
-        so_far = f", {received / 1e6:.0f} MB received" if received > 1e6 else ""
+        so_far = ""
+        if received > 1e6:
+            is_more = received > self._received
+            so_far = f", {received / 1e6:.0f} MB received" if is_more else ", installing"
+        self._received = received
         say(f"{self._what}: still at it, {spent_s:.0f} s{so_far}")
 
 

@@ -57,7 +57,8 @@ class OutageLog:
             began_at, self._began_at = self._began_at, None
         if began_at is not None:
             away_s = self._now() - began_at
-            self._log.info("%s works again after %.1f s", self._what, away_s)
+            # As loud as the failure: who saw that waits for this.
+            self._log.warning("%s works again after %.1f s", self._what, away_s)
 
 
 class Outages:

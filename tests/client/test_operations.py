@@ -160,7 +160,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 def test_a_server_that_is_away_is_told_of_at_once_twice_a_minute_and_when_it_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("WARNING")
     world = OperationWorld(ClientOptions(reconnect_s=1000.0))
     began_at = world.clock.now
 
@@ -175,7 +175,7 @@ def test_a_server_that_is_away_is_told_of_at_once_twice_a_minute_and_when_it_is_
     assert 20 < len(world.sent)
     lines = told(caplog)
     assert ("WARNING", "calling ListBuffers failed, trying again: away") == lines[0]
-    assert ["WARNING"] * 3 + ["INFO"] == [level for level, _ in lines]
+    assert ["WARNING"] * 3 + ["WARNING"] == [level for level, _ in lines]
     assert [True] * 2 == [
         line.startswith("calling ListBuffers has failed for ") for _, line in lines[1:3]
     ]
@@ -185,7 +185,7 @@ def test_a_server_that_is_away_is_told_of_at_once_twice_a_minute_and_when_it_is_
 def test_an_outage_that_outlasts_a_call_is_told_of_once_by_the_calls_after_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("WARNING")
     world = OperationWorld(ClientOptions(reconnect_s=5.0))
     for _ in range(5):
         world.will("ListBuffers", *[AWAY] * 1000)
@@ -620,13 +620,13 @@ def test_a_store_that_went_away_is_waited_for(store: RecordingStore) -> None:
 def test_a_store_that_is_away_is_told_of_in_two_lines(
     store: RecordingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("WARNING")
     world = OperationWorld(store=store)
     store.failures = [errors.StoreUnavailableError("restarting")] * 9
     world.will("AppendFragments", reply(ADMITTED))
     append(world)
     (first, began), (last, ended) = told(caplog)
-    assert ("WARNING", "INFO") == (first, last)
+    assert ("WARNING", "WARNING") == (first, last)
     assert "moving payloads failed, trying again: restarting" == began
     assert ended.startswith("moving payloads works again after ")
 

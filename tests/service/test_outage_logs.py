@@ -40,7 +40,7 @@ def test_an_outage_is_told_at_once_then_twice_a_minute_and_when_it_is_over(
         (logging.WARNING, "writing failed, trying again: nobody answers"),
         (logging.WARNING, "writing has failed for 30 s: nobody answers"),
         (logging.WARNING, "writing has failed for 60 s: nobody answers"),
-        (logging.INFO, "writing works again after 70.0 s"),
+        (logging.WARNING, "writing works again after 70.0 s"),
     ] == [(record.levelno, record.getMessage()) for record in caplog.records]
     assert 30.0 == OUTAGE_PERIOD_S
 
