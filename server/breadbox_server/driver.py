@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from breadbox.errors import PayloadMissingError, StoreError
 from breadbox.stores.base import Confirmation, PayloadCustodian
@@ -44,6 +44,7 @@ from breadbox_server.core.ids import (
     SessionId,
 )
 from breadbox_server.core.inputs import (
+    Answer,
     Appended,
     AppendFragment,
     CancelFetch,
@@ -64,17 +65,16 @@ from breadbox_server.core.inputs import (
 )
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
-from breadbox_server.errors import OutageError, PayloadSizeError, WatchersFullError
+from breadbox_server.errors import OutageError, PayloadSizeError
+from breadbox_server.housekeeping import Housekeeping
 from breadbox_server.jobs import Jobs
 from breadbox_server.metrics import Metrics
 from breadbox_server.quotas import Quotas
 from breadbox_server.turns import OUTAGE_S, Journal, Turns
-from breadbox_server.waiting import waiting_for
+from breadbox_server.watchers import Watchers
 
 log = logging.getLogger(__name__)
 
-HOUSEKEEPING_PERIOD_S: Final = 1.0
-SWEEP_PERIOD_S: Final = 60.0
 RETURN_CHECK_S: Final = 2.0
 """How long a returned lease waits to hear whether its payloads are there."""
 DROP_BATCH: Final = 1024
@@ -126,18 +126,16 @@ class Driver:
         self._metrics = metrics
         self._limits = limits
         self._callers: dict[CallerId, asyncio.Future[FetchGranted | WaitElapsed]] = {}
-        self._watchers: dict[BufferName, set[asyncio.Future[None]]] = {}
-        self._watcher_count = 0
+        self._watchers = Watchers(clock, limits.watchers_max)
         self._timer: TimerHandle | None = None
         self._timer_at: float | None = None
         self._draining = False
-        self._store_silent_since: float | None = None
-        """Since when the store owes an answer, on the loop's clock; None: it gave the last one."""
         self.suspicion_count = 0
         """Times that somebody may have been unable to read a payload, and was not asked."""
         self._model_changes = 0
         """Changes of models that are not durable yet."""
         self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
+        self.housekeeping = Housekeeping(self, custodian, clock=clock, metrics=metrics)
         self.deletions = DeletionQueue(custodian, metrics=metrics, limit=limits.deletions_max)
         self._unowned = UnownedPayloads(
             self.deletions, keep_s=limits.unowned_s, is_referenced=buffers.refers_to
@@ -155,7 +153,7 @@ class Driver:
 
     # --- what the service calls --------------------------------------------------------------
 
-    async def apply(self, command: Input) -> Any:
+    async def apply(self, command: Input[Answer]) -> Answer:
         """Give the core one input; return its answer once it is durable.
 
         A cancel leaves the input applied: a caller that tries again meets the core's own rules
@@ -183,7 +181,7 @@ class Driver:
             await self.settled()
             raise
 
-    def _apply_now(self, command: Input) -> Any:
+    def _apply_now(self, command: Input[Answer]) -> Answer:
         """Give the core one input and carry out, or queue, what comes of it."""
         try:
             return self._buffers.apply(command, now=self._clock.now())
@@ -206,7 +204,7 @@ class Driver:
             if weights is not None and not await self._confirm_weights(weights):
                 raise PayloadMissingError(weights.payload_id)
             async with self.durable_refusals():
-                published: Published = self._apply_now(command)
+                published = self._apply_now(command)
             taken = published.weights_taken
         finally:
             # Also when the store's answer was lost, or the caller left while it was awaited: the
@@ -242,8 +240,7 @@ class Driver:
         """
         async with self.durable_refusals():
             self._apply_now(command)
-        for watcher in self._watchers.pop(command.buffer, ()):
-            _wake(watcher)
+        self._watchers.wake(command.buffer)
         self._metrics.forget_buffer(command.buffer)
         await self.settled()
 
@@ -356,26 +353,11 @@ class Driver:
         while not differs(state) and (left_s := until - self._clock.now()) > 0:
             if self._draining:
                 raise DrainingError
-            await self._wait_for_change(buffer, left_s)
+            await self._watchers.wait(buffer, left_s)
             async with self.durable_refusals():
                 state = self._buffers.model(buffer)
         await self.settled()
         return differs(state), state
-
-    async def _wait_for_change(self, buffer: BufferName, wait_s: float) -> None:
-        if self._watcher_count >= self._limits.watchers_max:
-            raise WatchersFullError(self._limits.watchers_max)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        watchers = self._watchers.setdefault(buffer, set())
-        watchers.add(future)
-        self._watcher_count += 1
-        timer = self._clock.call_at(self._clock.now() + wait_s, partial(_wake, future))
-        try:
-            await future
-        finally:
-            timer.cancel()
-            watchers.discard(future)
-            self._watcher_count -= 1
 
     def names(self) -> tuple[BufferName, ...]:
         """The buffers, sorted by name."""
@@ -416,6 +398,10 @@ class Driver:
     def payloads(self, buffer: BufferName) -> Iterator[Payload]:
         """Every payload that a buffer refers to; not to be held over an `await`."""
         return self._buffers.payloads(buffer)
+
+    def payload_batches(self, buffer: BufferName, size: int) -> Iterator[list[Payload]]:
+        """The same, many at a time, and to be held; see `BufferSet.payload_batches`."""
+        return self._buffers.payload_batches(buffer, size)
 
     async def release(self, command: ReleaseLease, unreadable: tuple[PayloadId, ...] = ()) -> None:
         """End a lease. What a returned one could not read goes before anybody gets it again.
@@ -522,24 +508,25 @@ class Driver:
         """Whether a buffer refers to a payload."""
         return self._buffers.refers_to(buffer, payload_id)
 
+    def is_known(self, payload_id: PayloadId) -> bool:
+        """Whether any buffer refers to a payload, or it is on its way out."""
+        return self.deletions.is_leaving(payload_id) or any(
+            self._buffers.refers_to(name, payload_id) for name in self._buffers.names()
+        )
+
     def has_weights(self, buffer: BufferName, payload_id: PayloadId) -> bool:
         """Whether a payload is weights of a buffer's model."""
         return self._buffers.has_weights(buffer, payload_id)
 
     def outage(self) -> OutageError | None:
         """What does not answer this server, for whoever has to be told; None: everything does."""
-        away = self._away_s()
+        away = self.away_s()
         places = [place for place, away_s in away.items() if away_s >= OUTAGE_S]
         return OutageError(places, max(away.values())) if places else None
 
-    def _away_s(self) -> dict[str, float]:
+    def away_s(self) -> dict[str, float]:
         """Seconds for which journal and payload store have owed an answer."""
-        silent_since = self._store_silent_since
-        now = asyncio.get_running_loop().time()
-        return {
-            "journal": self.turns.away_s,
-            "payload store": 0.0 if silent_since is None else now - silent_since,
-        }
+        return {"journal": self.turns.away_s, "payload store": self.housekeeping.store_away_s}
 
     def remaining_s(self, expires_at: float) -> float:
         """Seconds from now to an instant of the core, at least 0."""
@@ -553,7 +540,7 @@ class Driver:
     @property
     def watcher_count(self) -> int:
         """Callers that watch a model."""
-        return self._watcher_count
+        return len(self._watchers)
 
     # --- what the append queue calls ---------------------------------------------------------
 
@@ -590,8 +577,8 @@ class Driver:
         async with Jobs(on_failure) as jobs:
             jobs.start(self.appends.run(self))
             jobs.start(self.deletions.run())
-            jobs.start(self._keep_house())
-            jobs.start(self._watch_store())
+            jobs.start(self.housekeeping.keep_house())
+            jobs.start(self.housekeeping.watch_store())
             jobs.start(self.turns.run())
             jobs.start(self.turns.keep_claim())
             await jobs.wait()
@@ -609,11 +596,13 @@ class Driver:
         """Refuse new fetches and fragments, and tell everybody who waits; idempotent."""
         self._draining = True
         self._buffers.drain(now=self._clock.now())
-        for watchers in self._watchers.values():
-            for future in watchers:
-                if not future.done():
-                    future.set_exception(DrainingError())
+        self._watchers.turn_away(DrainingError())
         self.pump()
+
+    def tidy(self) -> None:
+        """Carry out what came due while somebody only looked, and delete what nobody sent again."""
+        self.pump()
+        self._unowned.delete_overdue(self._clock.now())
 
     async def flush(self) -> None:
         """Return once everything decided is durable and every disposable payload is deleted."""
@@ -671,8 +660,7 @@ class Driver:
                     future.set_exception(error)
             case ModelChanged(buffer=buffer):
                 self._model_changes -= 1
-                for watcher in self._watchers.get(buffer, ()):
-                    _wake(watcher)
+                self._watchers.wake(buffer)
 
     def _give_back(self, outcome: FetchGranted | WaitElapsed) -> None:
         """Undo a grant that its caller never received; a wait that elapsed holds nothing."""
@@ -702,74 +690,5 @@ class Driver:
         self._buffers.handle_timer(now=self._clock.now())
         self.pump()
 
-    # --- housekeeping ------------------------------------------------------------------------
-
-    async def _keep_house(self) -> None:
-        """Refresh gauges, and sweep what was written and never announced."""
-        sweep_at = self._clock.now() + SWEEP_PERIOD_S
-        while True:
-            self.refresh_gauges()
-            # What came due while the gauges looked is on its way out.
-            self.pump()
-            self._unowned.delete_overdue(self._clock.now())
-            await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
-            if self._clock.now() >= sweep_at:
-                sweep_at = self._clock.now() + SWEEP_PERIOD_S
-                await self._sweep()
-
-    async def _watch_store(self) -> None:
-        """Ask the store again and again how full it is, and see whether it answers."""
-        while True:
-            await self._refresh_usage()
-            await asyncio.sleep(HOUSEKEEPING_PERIOD_S)
-
-    async def _sweep(self) -> None:
-        try:
-            with self._metrics.store_trip("sweep"):
-                count = await self._custodian.sweep_unannounced()
-        except StoreError as error:
-            log.warning("unannounced payloads could not be swept: %s", type(error).__name__)
-            return
-        if count:
-            log.info("deleted %d payloads that were never announced", count)
-
-    async def _refresh_usage(self) -> None:
-        if self._store_silent_since is None:
-            self._store_silent_since = asyncio.get_running_loop().time()
-        try:
-            with self._metrics.store_trip("usage"):
-                self._metrics.set_store_usage(await self._custodian.usage())
-            self._store_silent_since = None
-        except StoreError:
-            # Counted as a store error; whoever needs the store is told by its own call.
-            log.debug("the store does not say how full it is")
-
-    def refresh_gauges(self) -> None:
-        """Show in the metrics how every buffer stands."""
-        for name in self._buffers.names():
-            seen = self.describe(name)
-            values = {
-                "chunks": seen.chunk_count,
-                "open_chunks": seen.open_chunk_count,
-                "held_fragments": seen.fragment_count,
-                "capacity_chunks": seen.config.capacity_chunks,
-                "capacity_bytes": seen.config.capacity_bytes,
-                "payload_bytes": seen.payload_bytes,
-                "leases": seen.lease_count,
-                "workers": seen.worker_count,
-            }
-            version = seen.model.model_version
-            self._metrics.set_gauges(name, values, -1 if version is None else version)
-            self._metrics.set_waiters(name, seen.waiter_count, waiting_for(seen))
-        self._metrics.watchers.set(self._watcher_count)
-        self._metrics.journal_lag.set(self.turns.lag_s)
-        for place, away_s in self._away_s().items():
-            self._metrics.silence.labels(place.replace(" ", "_")).set(away_s)
-
 
 _EFFECTFUL: Final = frozenset((FetchGranted, WaitElapsed, FetchRefused, ModelChanged))
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -6,11 +6,12 @@ and not yet admitted, or forgotten and not yet deleted. Its sender may still be 
 it, so it is deleted only after a while, if nobody has referred to it by then.
 
 Nothing is given up on the word of a list, which may miss what moves between nodes meanwhile: the
-store is asked for every payload by name.
+store is asked for every payload by name. Of what is compared a batch at a time is in memory.
 """
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import Final
 
@@ -19,7 +20,8 @@ from breadbox.outages import OutageLog
 from breadbox.stores.base import PayloadCustodian
 from breadbox_server.clock import Clock
 from breadbox_server.core.errors import BufferNotFoundError
-from breadbox_server.core.ids import PayloadId
+from breadbox_server.core.ids import BufferName, PayloadId
+from breadbox_server.core.inputs import Payload
 from breadbox_server.driver import Driver
 from breadbox_server.metrics import Metrics
 
@@ -29,9 +31,13 @@ PERIOD_S: Final = 1.0
 """Between two looks at a few payloads of each buffer."""
 LOOK_PAYLOADS: Final = 8
 """Payloads of a buffer looked at: enough to notice a store that was emptied."""
-LOOK_BATCH: Final = 65_536
+LOOK_BATCH: Final = 16_384
 """Payloads asked for at a time: tens of milliseconds of the loop's time. A directory is read once
 for each."""
+CONFIRM_BATCH: Final = 4096
+"""Payloads confirmed again at a time, of which each costs more."""
+ORPHANS_HELD_MAX: Final = 65_536
+"""Orphans that are remembered; once they are deleted, it is looked for more."""
 REST_S: Final = 5.0
 """Between two comparisons for mere suspicion, at least,"""
 REST_FACTOR: Final = 20.0
@@ -80,6 +86,8 @@ class Reconciler:
         self._let_go = let_go
         self._orphans: set[PayloadId] = set()
         self._orphans_due_at = 0.0
+        self._has_more = False
+        """Whether there are more orphans than are remembered."""
         self._is_compared = True
         self._incarnation = ""
         """Of the store, when it was last compared."""
@@ -98,8 +106,7 @@ class Reconciler:
             StoreUnavailableError: The store cannot be reached.
         """
         self._incarnation = await self._custodian.incarnation()
-        for buffer in self._driver.names():
-            await self._driver.drop_missing(buffer, self._driver.payloads(buffer))
+        await self._drop_missing()
         self._is_compared = False
 
     async def reconcile(self) -> None:
@@ -109,18 +116,12 @@ class Reconciler:
             StoreUnavailableError: The store cannot be reached.
         """
         incarnation = await self._custodian.incarnation()
-        await self._drop_missing()
-        with self._metrics.store_trip("list"):
-            kept = {PayloadId(each) async for each in self._custodian.confirmed()}
-        known = {
-            each.payload_id
-            for buffer in self._driver.names()
-            for each in self._driver.payloads(buffer)
-        }
-        await self._keep(known - kept)
-        is_leaving = self._driver.deletions.is_leaving
-        orphans = {each for each in kept - known if not is_leaving(each)}
-        self._orphans = self._believable(orphans, len(kept)) if self._deletes_orphans else set()
+        suspicion_count = self._driver.suspicion_count
+        # A store that came back as it was a while ago may have payloads as they were before they
+        # were confirmed: there, and about to expire.
+        await self._each_batch(CONFIRM_BATCH, self._driver.confirm_again)
+        self._suspicion_count = suspicion_count
+        self._orphans = await self._find_orphans() if self._deletes_orphans else set()
         self._orphans_due_at = self._clock.now() + self._orphan_s
         self._is_compared = True
         # As it was before: what came back meanwhile is compared once more.
@@ -128,32 +129,43 @@ class Reconciler:
         if self._orphans:
             log.info("%d payloads in the store are of no buffer", len(self._orphans))
 
-    async def _keep(self, payload_ids: set[PayloadId]) -> None:
-        """Confirm what the books know and the store does not say that it keeps.
-
-        A store that came back as it was a while ago may have it as it was before it was confirmed:
-        there, and about to expire.
-        """
-        if not payload_ids:
-            return
+    async def _each_batch(
+        self, size: int, look: Callable[[BufferName, list[Payload]], Awaitable[int]]
+    ) -> None:
+        """Have every payload of the books looked at, so many at a time."""
         for buffer in self._driver.names():
-            payloads = [
-                each for each in self._driver.payloads(buffer) if each.payload_id in payload_ids
-            ]
-            for start in range(0, len(payloads), LOOK_BATCH):
-                await self._driver.confirm_again(buffer, payloads[start : start + LOOK_BATCH])
+            for payloads in self._driver.payload_batches(buffer, size):
+                if payloads:
+                    await look(buffer, payloads)
 
-    def _believable(self, orphans: set[PayloadId], kept_count: int) -> set[PayloadId]:
-        """Those to delete: not so many that the books are rather wrong than the store."""
-        doubtful = len(orphans - self._let_go)
-        if self._is_asked or doubtful <= max(ORPHANS_MAX, ORPHANS_SHARE_MAX * kept_count):
+    async def _find_orphans(self) -> set[PayloadId]:
+        """Payloads to delete: not so many that the books are rather wrong than the store.
+
+        At most `ORPHANS_HELD_MAX`, and those that the journal let go of.
+        """
+        orphans: set[PayloadId] = set()
+        kept_count = doubtful_count = 0
+        with self._metrics.store_trip("list"):
+            async for each in self._custodian.confirmed():
+                payload_id = PayloadId(each)
+                kept_count += 1
+                if self._driver.is_known(payload_id):
+                    continue
+                is_doubtful = payload_id not in self._let_go
+                doubtful_count += is_doubtful
+                if not is_doubtful or doubtful_count <= ORPHANS_HELD_MAX:
+                    orphans.add(payload_id)
+        self._has_more = doubtful_count > ORPHANS_HELD_MAX
+        believable_count = max(ORPHANS_MAX, ORPHANS_SHARE_MAX * kept_count)
+        if self._is_asked or doubtful_count <= believable_count:
             return orphans
         log.warning(
             "%d of %d payloads in the store are of no buffer, which is more than a crash leaves: "
             "they are kept; put the journal back that knows them, or start with --delete-orphans",
-            doubtful,
+            doubtful_count,
             kept_count,
         )
+        self._has_more = False
         return orphans & self._let_go
 
     async def run(self) -> None:
@@ -199,10 +211,7 @@ class Reconciler:
         """Ask the store for every payload of the books."""
         started_at = self._clock.now()
         suspicion_count = self._driver.suspicion_count
-        for buffer in self._driver.names():
-            payloads = list(self._driver.payloads(buffer))
-            for start in range(0, len(payloads), LOOK_BATCH):
-                await self._driver.drop_missing(buffer, payloads[start : start + LOOK_BATCH])
+        await self._each_batch(LOOK_BATCH, self._driver.drop_missing)
         self._suspicion_count = suspicion_count
         took_s = self._clock.now() - started_at
         self._rest_until = self._clock.now() + max(REST_S, REST_FACTOR * took_s)
@@ -212,12 +221,9 @@ class Reconciler:
             return
         # What came due while somebody only looked is on its way out, and no orphan.
         self._driver.pump()
-        names = self._driver.names()
         batch = list(islice(self._orphans, DELETE_BATCH))
-        unknown = [
-            payload_id
-            for payload_id in batch
-            if not any(self._driver.refers_to(name, payload_id) for name in names)
-        ]
+        unknown = [payload_id for payload_id in batch if not self._driver.is_known(payload_id)]
         await self._driver.deletions.delete_orphans(unknown)
         self._orphans.difference_update(batch)
+        if self._has_more and not self._orphans:
+            self._is_compared = False

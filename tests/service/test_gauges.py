@@ -71,7 +71,7 @@ async def test_a_waiting_fetch_is_counted() -> None:
             pb.FetchFragmentsRequest(request_id="r", fragment_count=1, max_wait=span(60))
         )
         await eventually(lambda: world.server.driver.waiting_callers == 1)
-        world.server.driver.refresh_gauges()
+        world.server.driver.housekeeping.refresh_gauges()
         waiting = gauge(world, "waiters", buffer="default", reason="workers")
         call.cancel()
 

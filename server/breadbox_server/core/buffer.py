@@ -58,7 +58,7 @@ from breadbox_server.core.inputs import (
 from breadbox_server.core.intake import REMEMBERED, Intake
 from breadbox_server.core.leases import granted_fragments
 from breadbox_server.core.limiters import make_limiter
-from breadbox_server.core.payloads import MODEL_OWNER
+from breadbox_server.core.payloads import MODEL_OWNER, Owner
 from breadbox_server.core.samplers import make_sampler
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.core.state import BufferState
@@ -134,14 +134,28 @@ class ReplayBuffer:
 
     def fragments(self) -> Iterator[Fragment]:
         """Go through every fragment whose payload is referred to; as `payloads`."""
-        state = self._state
-        for payload_id, owner in state.payloads.owners():
-            if owner is MODEL_OWNER:
-                continue
-            fragments = owner.fragments if isinstance(owner, Chunk) else self._opened_by(owner)
-            # All of an owner's payloads when the first of them comes by.
-            if fragments[0].payload.payload_id == payload_id:
-                yield from fragments
+        for payload_id, owner in self._state.payloads.owners():
+            yield from self._fragments_from(payload_id, owner)
+
+    def payload_batches(self, size: int) -> Iterator[list[Payload]]:
+        """Go through every payload referred to now, many at a time; see `BufferSet`."""
+        payloads = self._state.payloads
+        yield [weights for _, weights in self._state.model.kept_weights()]
+        payload_ids = list(payloads.ids())
+        for start in range(0, len(payload_ids), size):
+            yield [
+                fragment.payload
+                for payload_id in payload_ids[start : start + size]
+                if payload_id in payloads
+                for fragment in self._fragments_from(payload_id, payloads.owner(payload_id))
+            ]
+
+    def _fragments_from(self, payload_id: PayloadId, owner: Owner) -> Sequence[Fragment]:
+        """All fragments of a payload's owner, if the payload is the first of these; else none."""
+        if owner is MODEL_OWNER:
+            return ()
+        fragments = owner.fragments if isinstance(owner, Chunk) else self._opened_by(owner)
+        return fragments if fragments[0].payload.payload_id == payload_id else ()
 
     def leased_payloads(self, lease_id: LeaseId) -> tuple[Payload, ...]:
         """The payloads that a lease keeps readable; none of one that is unknown or over."""
@@ -448,7 +462,7 @@ class ReplayBuffer:
         silence = now + self._state.config.open_chunk_s
         self._quiet_until = silence if timer is None else min(timer, silence)
 
-    def apply(self, input: inputs.Input, *, now: float) -> object:
+    def apply(self, input: inputs.Input[Any], *, now: float) -> object:
         """Do what is due, then carry out an input; see `BufferSet.apply`."""
         self.handle_timer(now=now)
         answer: object = _HANDLERS[type(input)](self, input, now=now)

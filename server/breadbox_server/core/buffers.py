@@ -20,7 +20,7 @@ S4  Equal inputs at equal times to sets of equal seed give equal answers and equ
 import random
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import cast, overload
+from typing import cast
 
 from breadbox_server.core import inputs, snapshot
 from breadbox_server.core.buffer import ReplayBuffer
@@ -38,12 +38,12 @@ from breadbox_server.core.events import Event
 from breadbox_server.core.fetching import LEASE_ID_BITS
 from breadbox_server.core.ids import BufferName, CallerId, LeaseId, PayloadId, RequestId
 from breadbox_server.core.inputs import (
+    Answer,
     Appended,
     Fragment,
     GrantedFragment,
     ModelState,
     Payload,
-    Published,
 )
 from breadbox_server.core.samplers import make_sampler
 from breadbox_server.core.snapshot import BufferSnapshot
@@ -90,40 +90,14 @@ class BufferSet:
         self._entries: list[tuple[float, Entry]] = []
         self._is_recording = is_recording
 
-    @overload
-    def apply(self, input: inputs.StartSession, *, now: float) -> ModelState: ...
-    @overload
-    def apply(self, input: inputs.PublishModel, *, now: float) -> Published: ...
-    @overload
-    def apply(self, input: inputs.AppendFragment, *, now: float) -> Appended: ...
-    @overload
-    def apply(self, input: inputs.Fetch, *, now: float) -> CallerId: ...
-    @overload
-    def apply(self, input: inputs.RenewLease, *, now: float) -> float: ...
-    @overload
-    def apply(self, input: inputs.DropPayloads, *, now: float) -> int: ...
-    @overload
-    def apply(
-        self,
-        input: inputs.EndSession
-        | inputs.CancelFetch
-        | inputs.ReleaseLease
-        | inputs.UndeliveredGrant
-        | inputs.ReportUnreadable
-        | inputs.CreateBuffer
-        | inputs.UpdateBuffer
-        | inputs.DeleteBuffer,
-        *,
-        now: float,
-    ) -> None: ...
-    def apply(self, input: inputs.Input, *, now: float) -> object:
+    def apply(self, input: inputs.Input[Answer], *, now: float) -> Answer:
         """Carry out one input to its end and give its answer.
 
-        What is due by `now` is done first (S2). The answer's type is told by the input's
-        docstring; everything else that came of it is in `take_events()`.
+        What is due by `now` is done first (S2). Everything else that came of it is in
+        `take_events()`.
 
         Args:
-            input: Any of `breadbox_server.core.inputs.Input`.
+            input: Any of `breadbox_server.core.inputs`.
             now: Never less than in an earlier call.
 
         Raises:
@@ -143,6 +117,9 @@ class BufferSet:
                 Fetch of a request_id whose lease has ended.
             DrainingError: Fetch or AppendFragment after `drain`.
         """
+        return cast(Answer, self._apply(input, now=now))
+
+    def _apply(self, input: inputs.Input[Any], *, now: float) -> object:
         if isinstance(input, inputs.CreateBuffer):
             self._create(input, now=now)
             return None
@@ -244,6 +221,21 @@ class BufferSet:
             BufferNotFoundError: No buffer has this name.
         """
         return self._find(buffer).payloads()
+
+    def payload_batches(self, buffer: BufferName, size: int) -> Iterator[list[Payload]]:
+        """Go through every payload that a buffer refers to now, many at a time.
+
+        May be held over inputs: what comes meanwhile is not among them, nor what has gone before
+        its turn. It takes a pointer for each payload, and milliseconds for a million to begin with.
+
+        Args:
+            buffer: Name of it.
+            size: Payloads looked at for a batch, which may have up to a chunk more.
+
+        Raises:
+            BufferNotFoundError: No buffer has this name.
+        """
+        return self._find(buffer).payload_batches(size)
 
     def fragments(self) -> Iterator[Fragment]:
         """Go lazily through the fragments of all buffers; not to be held over an input."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from itertools import repeat
+from typing import Generic, TypeVar
 
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.ids import (
@@ -23,6 +24,8 @@ from breadbox_server.core.ids import (
     SessionId,
     WorkerId,
 )
+
+Answer = TypeVar("Answer")
 
 
 class AdmissionOutcome(Enum):
@@ -154,8 +157,16 @@ _set_step_count = Fragment.__dict__["step_count"].__set__
 _set_discontinuity = Fragment.__dict__["discontinuity"].__set__
 
 
+class Input(Generic[Answer]):
+    """Base of what the core can be told; the parameter is the type of its answer."""
+
+    __slots__ = ()
+    buffer: BufferName
+    """Which buffer it is for."""
+
+
 @dataclass(frozen=True, slots=True)
-class StartSession:
+class StartSession(Input["ModelState"]):
     """Make a session current; ends the previous one. Answer: `ModelState`.
 
     `model_version` None is 0. Repeating it with the current session changes nothing.
@@ -167,7 +178,7 @@ class StartSession:
 
 
 @dataclass(frozen=True, slots=True)
-class EndSession:
+class EndSession(Input[None]):
     """End the session if it is current. Answer: None."""
 
     buffer: BufferName
@@ -175,7 +186,7 @@ class EndSession:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishModel:
+class PublishModel(Input["Published"]):
     """Move the version forward and evict what that makes stale (B5). Answer: `Published`."""
 
     buffer: BufferName
@@ -185,7 +196,7 @@ class PublishModel:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendFragment:
+class AppendFragment(Input["Appended"]):
     """Offer one fragment whose payload is confirmed in the store. Answer: `Appended`.
 
     Only an ADMITTED payload becomes the buffer's; one that was confirmed in vain stays the
@@ -197,7 +208,7 @@ class AppendFragment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
+class Fetch(Input[CallerId]):
     """Ask for fragments (B8, B12). Answer: the `CallerId`; the outcome comes as an event.
 
     A request that can be met, or whose request_id was granted before, is granted by an event
@@ -214,7 +225,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelFetch:
+class CancelFetch(Input[None]):
     """The caller went away before its outcome was told. Answer: None.
 
     A caller that is unknown, or was told already, is ignored.
@@ -225,7 +236,7 @@ class CancelFetch:
 
 
 @dataclass(frozen=True, slots=True)
-class RenewLease:
+class RenewLease(Input[float]):
     """Let a lease live for another `lease_s` from now (None: as granted). Answer: its expiry."""
 
     buffer: BufferName
@@ -234,7 +245,7 @@ class RenewLease:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseLease:
+class ReleaseLease(Input[None]):
     """End a lease. Repeating it is a no-op while the request is remembered. Answer: None."""
 
     buffer: BufferName
@@ -243,7 +254,7 @@ class ReleaseLease:
 
 
 @dataclass(frozen=True, slots=True)
-class UndeliveredGrant:
+class UndeliveredGrant(Input[None]):
     """A grant that its caller never received (it was cancelled in that very tick).
 
     With one rank the grant is undone and forgotten, so that a retry draws anew; with several, the
@@ -255,7 +266,7 @@ class UndeliveredGrant:
 
 
 @dataclass(frozen=True, slots=True)
-class DropPayloads:
+class DropPayloads(Input[int]):
     """The store lost these payloads: what refers to them goes (PAYLOAD_LOST).
 
     A chunk goes whole; of an open chunk the fragments after the last lost one stay; of a leased
@@ -269,7 +280,7 @@ class DropPayloads:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportUnreadable:
+class ReportUnreadable(Input[None]):
     """A reader could not read these payloads of its lease, which ends right after (B29).
 
     Each of their chunks counts it; one that was told of `reports_max` times is quarantined: it
@@ -284,7 +295,7 @@ class ReportUnreadable:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateBuffer:
+class CreateBuffer(Input[None]):
     """Answer: None. The same name with equal limits is a no-op."""
 
     buffer: BufferName
@@ -292,7 +303,7 @@ class CreateBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateBuffer:
+class UpdateBuffer(Input[None]):
     """Replace the limits; what no longer fits is evicted at once. Answer: None."""
 
     buffer: BufferName
@@ -300,28 +311,10 @@ class UpdateBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteBuffer:
+class DeleteBuffer(Input[None]):
     """Answer: None. Waiters are refused with BUFFER_NOT_FOUND; all payloads become disposable."""
 
     buffer: BufferName
-
-
-Input = (
-    StartSession
-    | EndSession
-    | PublishModel
-    | AppendFragment
-    | Fetch
-    | CancelFetch
-    | RenewLease
-    | ReleaseLease
-    | UndeliveredGrant
-    | DropPayloads
-    | ReportUnreadable
-    | CreateBuffer
-    | UpdateBuffer
-    | DeleteBuffer
-)
 
 
 @dataclass(frozen=True, slots=True)
