@@ -187,6 +187,31 @@ def test_payloads_lists_all_that_is_referred_to() -> None:
     assert all(world.buffers.refers_to(DEFAULT_BUFFER, p.payload_id) for p in listed)
 
 
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_payloads_are_gone_through_in_batches_while_inputs_go_on(size: int) -> None:
+    world = World(fragments_per_chunk=2, staleness_max=9)
+    world.fill(3)
+    world.append("open")
+    known = sorted(each.payload_id for each in world.buffers.payloads(DEFAULT_BUFFER))
+    batches = world.buffers.payload_batches(DEFAULT_BUFFER, size)
+    seen = [*next(batches), *next(batches)]
+    world.append("open", 1)
+    world.append("late")
+    for batch in batches:
+        seen += batch
+    assert len(seen) == len(set(seen))
+    assert set(known) <= {each.payload_id for each in seen}
+
+
+def test_payloads_that_go_while_batches_are_held_are_not_among_them() -> None:
+    world = World(fragments_per_chunk=2)
+    world.fill(3)
+    batches = world.buffers.payload_batches(DEFAULT_BUFFER, 2)
+    assert [0, 2] == [len(next(batches)) for _ in range(2)]
+    world.end()
+    assert [] == [each for batch in batches for each in batch]
+
+
 def test_an_error_keeps_its_fields() -> None:
     error = InvalidArgumentError("field", "is wrong")
     assert ({"field": "field", "problem": "is wrong"}, "field is wrong") == (

@@ -22,6 +22,7 @@ from breadbox_server.core.ids import (
 )
 from breadbox_server.core.inputs import (
     AdmissionOutcome,
+    Answer,
     AppendFragment,
     CreateBuffer,
     DeleteBuffer,
@@ -128,7 +129,7 @@ class _Act:
         self._now += 2.0
         self._buffers.handle_timer(now=self._now)
 
-    def _do(self, command: Input) -> Any:
+    def _do(self, command: Input[Answer]) -> Answer:
         self._now += 0.125
         return self._buffers.apply(command, now=self._now)
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client import CollectorRegistry
 
+from breadbox_server import reconciliation
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.events import FetchGranted
@@ -155,6 +156,45 @@ async def test_nothing_is_given_up_on_the_word_of_a_list():
         await reconciler.reconcile()
         running.cancel()
     assert 3 == driver.describe(BUFFER).chunk_count
+
+
+async def test_everything_is_compared_a_batch_at_a_time(monkeypatch):
+    monkeypatch.setattr(reconciliation, "CONFIRM_BATCH", 4)
+    custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
+    driver, reconciler = compared(custodian, clock, metrics)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(driver.run())
+        await driver.apply(StartSession(BUFFER, RUN))
+        fragments = [fragment(custodian, index) for index in range(10)]
+        await driver.append(BUFFER, fragments)
+        gone = {fragments[index].payload.payload_id for index in (0, 5, 9)}
+        custodian.kept -= gone
+        custodian.confirm_trips.clear()
+        await reconciler.reconcile()
+        running.cancel()
+    assert [4, 4, 2] == custodian.confirm_trips
+    left = {payload.payload_id for payload in driver.payloads(BUFFER)}
+    assert {each.payload.payload_id for each in fragments} - gone == left
+
+
+async def test_orphans_beyond_those_that_are_remembered_are_found_later(monkeypatch):
+    monkeypatch.setattr(reconciliation, "ORPHANS_HELD_MAX", 100)
+    custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
+    driver, reconciler = compared(custodian, clock, metrics)
+    custodian.kept.update(custodian.write().payload_id for _ in range(250))
+    remembered = []
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(driver.run())
+        reconciler._is_compared = False
+        while not reconciler._is_compared:
+            await reconciler.reconcile()
+            remembered.append(len(reconciler._orphans))
+            clock.advance(11.0)
+            while reconciler._orphans:
+                await reconciler._delete_orphans()
+        running.cancel()
+    assert [100, 100, 50] == remembered
+    assert set() == custodian.kept
 
 
 async def granted(driver: Driver, custodian: FakeCustodian, count: int) -> FetchGranted:

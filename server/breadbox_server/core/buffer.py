@@ -2,12 +2,13 @@
 
 Who knows what:
 
-    intake      fragments coming in                 fetching   fragments going out
-    admission   whether a fragment is taken         waiters    fetches that cannot be met yet
-    assembly    open chunks, what workers sent      leases     grants, and when they end
-    holdings    closed chunks, held and leased      limiters   whether a draw may happen now
-    model       session, version, weights           samplers   which chunks a draw takes
-    payloads    what the buffer refers to           state      all of these together
+    intake      fragments coming in                 fetching   fetches, in order of arrival
+    admission   whether a fragment is taken         waiters    those that cannot be met yet
+    assembly    open chunks, what workers sent      leasing    how leases begin and end
+    holdings    closed chunks, held and leased      leases     grants, living and remembered
+    model       session, version, weights           limiters   whether a draw may happen now
+    payloads    what the buffer refers to           samplers   which chunks a draw takes
+                                                    state      all of these together
 
 Invariants between the parts, on top of each one's own:
 
@@ -29,6 +30,7 @@ of bytes end by themselves instead of blocking each other for ever.
 
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
+from typing import Any
 
 from breadbox_server.core import inputs, snapshot
 from breadbox_server.core.chunks import Chunk, ChunkState
@@ -48,6 +50,7 @@ from breadbox_server.core.events import DiscardReason, EvictionReason, ModelChan
 from breadbox_server.core.fetching import Fetching
 from breadbox_server.core.ids import CallerId, LeaseId, ModelVersion, PayloadId, RequestId, WorkerId
 from breadbox_server.core.inputs import (
+    Answer,
     Appended,
     Fragment,
     GrantedFragment,
@@ -57,6 +60,7 @@ from breadbox_server.core.inputs import (
 )
 from breadbox_server.core.intake import REMEMBERED, Intake
 from breadbox_server.core.leases import granted_fragments
+from breadbox_server.core.leasing import Leasing
 from breadbox_server.core.limiters import make_limiter
 from breadbox_server.core.payloads import MODEL_OWNER, Owner
 from breadbox_server.core.samplers import make_sampler
@@ -99,7 +103,10 @@ class ReplayBuffer:
         self._is_payload_taken = is_payload_taken
         self._record = record
         self._intake = Intake(state, is_payload_taken)
-        self._fetching = Fetching(state, next_caller_id=next_caller_id, record=record)
+        self._leasing = Leasing(state)
+        self._fetching = Fetching(
+            state, self._leasing, next_caller_id=next_caller_id, record=record
+        )
         self._quiet_until = -inf
         """While entries are replayed: nothing is due before this instant."""
 
@@ -283,7 +290,7 @@ class ReplayBuffer:
             InvalidArgumentError: The duration is out of range.
             LeaseNotFoundError: The lease is unknown or over.
         """
-        expires_at = self._fetching.renew(input, now=now)
+        expires_at = self._leasing.renew(input, now=now)
         self._record(input, now)
         return expires_at
 
@@ -293,14 +300,14 @@ class ReplayBuffer:
         Raises:
             LeaseNotFoundError: The lease is unknown or has expired.
         """
-        if self._fetching.release(input.lease_id, input.mode):
+        if self._leasing.release(input.lease_id, input.mode):
             self._record(input, now)
         self._finish()
         self._fetching.serve(now=now)
 
     def undo_grant(self, input: inputs.UndeliveredGrant, *, now: float) -> None:
         """Undo a grant that reached nobody; see `inputs.UndeliveredGrant`."""
-        if self._fetching.undo(input.lease_id):
+        if self._leasing.undo(input.lease_id):
             self._record(input, now)
         self._finish()
         self._fetching.serve(now=now)
@@ -395,15 +402,16 @@ class ReplayBuffer:
         self._fetching.refuse_all(error)
         if self._state.model.version is not None:
             self._end_session()
-        self._fetching.end_all()
+        self._leasing.end_all()
         self._finish()
 
     def next_timer(self) -> float | None:
         """Give the instant at which `handle_timer` has something to do; None: never, as of now."""
-        timer, silence = self._fetching.next_timer(), self._intake.next_silence()
-        if timer is None or silence is None:
-            return silence if timer is None else timer
-        return min(timer, silence)
+        due_at = self._intake.next_silence()
+        for other in (self._leasing.next_expiry(), self._fetching.next_deadline()):
+            if other is not None and (due_at is None or other < due_at):
+                due_at = other
+        return due_at
 
     def handle_timer(self, *, now: float) -> None:
         """Do everything that was due at or before `now`.
@@ -415,7 +423,7 @@ class ReplayBuffer:
         due_at = self.next_timer()
         if due_at is None or due_at > now:
             return
-        self._fetching.expire(now=now)
+        self._leasing.expire(now=now)
         self._intake.discard_silent(now=now)
         self._finish()
         self._fetching.serve(now=now)
@@ -436,7 +444,7 @@ class ReplayBuffer:
         self.handle_timer(now=now)
         self._quiet_until = -inf
         if isinstance(entry, GrantMade):
-            for lease in self._fetching.replay(entry, now=now).leases:
+            for lease in self._leasing.replay(entry, now=now).leases:
                 lease.told_count = 1
         else:
             _HANDLERS[type(entry)](self, entry, now=now)
@@ -462,10 +470,10 @@ class ReplayBuffer:
         silence = now + self._state.config.open_chunk_s
         self._quiet_until = silence if timer is None else min(timer, silence)
 
-    def apply(self, input: inputs.Input[Any], *, now: float) -> object:
+    def apply(self, input: inputs.Input[Answer], *, now: float) -> Answer:
         """Do what is due, then carry out an input; see `BufferSet.apply`."""
         self.handle_timer(now=now)
-        answer: object = _HANDLERS[type(input)](self, input, now=now)
+        answer: Answer = _HANDLERS[type(input)](self, input, now=now)
         return answer
 
     def snapshot(self) -> BufferSnapshot:
@@ -627,7 +635,7 @@ class ReplayBuffer:
         state.tell_disposable()
 
 
-_HANDLERS: dict[type, Callable[..., object]] = {
+_HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.StartSession: ReplayBuffer.start_session,
     inputs.EndSession: ReplayBuffer.end_session,
     inputs.PublishModel: ReplayBuffer.publish,

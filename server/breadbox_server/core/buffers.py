@@ -117,17 +117,14 @@ class BufferSet:
                 Fetch of a request_id whose lease has ended.
             DrainingError: Fetch or AppendFragment after `drain`.
         """
-        return cast(Answer, self._apply(input, now=now))
-
-    def _apply(self, input: inputs.Input[Any], *, now: float) -> object:
         if isinstance(input, inputs.CreateBuffer):
             self._create(input, now=now)
-            return None
+            return cast(Answer, None)
         buffer = self._find(input.buffer)
         if isinstance(input, inputs.DeleteBuffer):
             buffer.handle_timer(now=now)
             self._delete(input, now=now)
-            return None
+            return cast(Answer, None)
         if self._draining and isinstance(input, inputs.Fetch | inputs.AppendFragment):
             raise DrainingError
         return buffer.apply(input, now=now)

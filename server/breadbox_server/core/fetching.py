@@ -1,4 +1,4 @@
-"""Fragments going out: fetches that wait and are granted, and the leases that follow (B8 to B12).
+"""The queue of fetches: who waits, who is granted, who is told that its wait is over (B8, B9).
 
 A request is granted as a whole or not at all, and only at the head of the queue. Every path that
 may make a grant possible (a chunk closed or given back, a lease ended, a waiter gone, a limit
@@ -9,10 +9,8 @@ import math
 from collections.abc import Callable
 
 from breadbox_server.core import inputs
-from breadbox_server.core.chunks import ChunkState
-from breadbox_server.core.config import LeaseExpiryPolicy, check_duration
-from breadbox_server.core.counters import LEASES_ENDED
-from breadbox_server.core.entries import Entry, GrantMade, ReplayError
+from breadbox_server.core.config import check_duration
+from breadbox_server.core.entries import Entry, GrantMade
 from breadbox_server.core.errors import (
     DomainError,
     FetchExceedsCapacityError,
@@ -22,15 +20,12 @@ from breadbox_server.core.errors import (
     WaitersFullError,
 )
 from breadbox_server.core.events import (
-    FetchGranted,
     FetchRefused,
-    LeaseEnd,
-    LeaseEnded,
     WaitElapsed,
 )
 from breadbox_server.core.ids import CallerId, LeaseId
-from breadbox_server.core.inputs import ReleaseMode
-from breadbox_server.core.leases import Grant, GrantedChunk, Lease, granted_fragments
+from breadbox_server.core.leases import Grant
+from breadbox_server.core.leasing import Leasing
 from breadbox_server.core.state import BufferState
 from breadbox_server.core.validation import WORLD_SIZE_MAX, check_int, check_name
 from breadbox_server.core.waiters import RETRIES_MAX, Caller, Waiter
@@ -40,10 +35,11 @@ LEASE_ID_BITS = 96
 
 
 class Fetching:
-    """Grants the chunks of a buffer.
+    """Grants the chunks of a buffer, in order of arrival.
 
     Args:
         state: Of the buffer.
+        leasing: Begins the leases of what is granted.
         next_caller_id: Gives ids unique among all callers of the process.
         record: Told of every grant, before anybody else is told of it.
     """
@@ -51,11 +47,13 @@ class Fetching:
     def __init__(
         self,
         state: BufferState,
+        leasing: Leasing,
         *,
         next_caller_id: Callable[[], CallerId],
         record: Callable[[Entry, float], None],
     ) -> None:
         self._state = state
+        self._leasing = leasing
         self._next_caller_id = next_caller_id
         self._record = record
 
@@ -142,73 +140,6 @@ class Fetching:
             except DomainError as error:
                 self.refuse(waiter, error)
 
-    def renew(self, input: inputs.RenewLease, *, now: float) -> float:
-        """Let a lease live on, and give its new expiry.
-
-        Raises:
-            InvalidArgumentError: The duration is out of range.
-            LeaseNotFoundError: The lease is unknown or over.
-        """
-        if input.lease_s is not None:
-            check_duration("lease_s", input.lease_s)
-        lease = self._state.leases.find(input.lease_id)
-        if lease is None or lease.end is not None:
-            raise LeaseNotFoundError(input.lease_id)
-        expires_at = now + (lease.lease_s if input.lease_s is None else input.lease_s)
-        self._state.leases.renew(lease, expires_at)
-        return expires_at
-
-    def release(self, lease_id: LeaseId, mode: ReleaseMode) -> bool:
-        """End a lease, unless it was released before; serves nobody yet.
-
-        Returns:
-            Whether it ended now.
-
-        Raises:
-            LeaseNotFoundError: The lease is unknown or has expired.
-        """
-        lease = self._state.leases.find(lease_id)
-        if lease is None or lease.end is LeaseEnd.EXPIRED:
-            raise LeaseNotFoundError(lease_id)
-        if lease.end is not None:
-            return False
-        end = LeaseEnd.CONSUMED if mode is ReleaseMode.CONSUMED else LeaseEnd.RETURNED
-        self._end(lease, end, gives_back=end is LeaseEnd.RETURNED)
-        return True
-
-    def undo(self, lease_id: LeaseId) -> bool:
-        """Take note that a caller was not reached; undo the grant if nobody was (B12).
-
-        Only the grant of a single rank is undone: other ranks may hold their shares already.
-        Serves nobody yet.
-
-        Returns:
-            Whether the grant was undone.
-        """
-        self._state.counters.add("grants_undelivered")
-        lease = self._state.leases.find(lease_id)
-        if lease is None or lease.end is not None:
-            return False
-        lease.told_count -= 1
-        if lease.grant.world_size > 1 or lease.told_count > 0:
-            return False
-        self._let_go(lease, gives_back=True)
-        self._tell_ended(lease, LeaseEnd.RETURNED)
-        self._state.leases.forget(lease.grant)
-        return True
-
-    def expire(self, *, now: float) -> None:
-        """End the leases that are over; serves nobody yet."""
-        gives_back = self._state.config.lease_expiry_policy is LeaseExpiryPolicy.GIVE_BACK
-        leases = self._state.leases
-        while (lease := leases.first_expiry()) is not None and lease.expires_at <= now:
-            self._end(lease, LeaseEnd.EXPIRED, gives_back=gives_back)
-
-    def end_all(self) -> None:
-        """End every lease, giving nothing back."""
-        while (lease := self._state.leases.first_expiry()) is not None:
-            self._end(lease, LeaseEnd.EXPIRED, gives_back=False)
-
     def elapse(self, *, now: float) -> None:
         """Tell the callers whose deadline has passed, and serve those who stood behind them.
 
@@ -237,56 +168,10 @@ class Fetching:
         head = self._state.waiters.head()
         return self._state.waiting_reason(1, 1) if head is None else self.reason_for(head)
 
-    def next_timer(self) -> float | None:
-        """Give the earlier of the next expiry and the next deadline."""
-        lease = self._state.leases.first_expiry()
+    def next_deadline(self) -> float | None:
+        """Give the instant at which the next wait is over; None: nobody waits."""
         deadline = self._state.waiters.first_deadline()
-        if lease is None:
-            return None if deadline is None else deadline[0]
-        return lease.expires_at if deadline is None else min(lease.expires_at, deadline[0])
-
-    def replay(self, made: GrantMade, *, now: float) -> Grant:
-        """Make a grant once more, as it was written down.
-
-        Raises:
-            ReplayError: It does not fit the state.
-        """
-        table = self._state.holdings.table
-        unknown = [chunk_id for chunk_id in made.chunk_ids if chunk_id not in table]
-        if unknown:
-            raise ReplayError(f"chunk {unknown[0]} was granted, and is not held")
-        if not made.world_size == len(made.lease_ids) == len(made.leases_s):
-            raise ReplayError(f"a grant for {made.world_size} ranks has not as many leases")
-        return self._carry_out(made, now=now)
-
-    def _carry_out(self, made: GrantMade, *, now: float) -> Grant:
-        """Do what a grant, once drawn, does to the buffer: count uses, begin leases; tell nobody.
-
-        Its chunks are held.
-        """
-        state = self._state
-        version = state.model.version
-        assert version is not None, "I2: chunks are held without a session"
-        state.draw_count += 1
-        table, version_min = state.holdings.table, state.version_min
-        drawn = [table[chunk_id] for chunk_id in made.chunk_ids]
-        assert all([chunk.version >= version_min for chunk in drawn]), "I2: a stale chunk was drawn"
-        state.holdings.use(drawn, state.config.uses_max)
-        chunks = [GrantedChunk(chunk, version - chunk.version, chunk.use_count) for chunk in drawn]
-        grant = Grant(
-            made.request_id,
-            made.fragment_count,
-            made.world_size,
-            session_id=state.model.session_id,
-            model_version=version,
-            chunks=tuple(chunks),
-        )
-        for rank, (lease_id, lease_s) in enumerate(zip(made.lease_ids, made.leases_s, strict=True)):
-            grant.leases.append(Lease(lease_id, grant, rank, lease_s, now + lease_s))
-        state.leases.add(grant)
-        state.delivered_count += len(chunks)
-        state.counters.add("grants")
-        return grant
+        return None if deadline is None else deadline[0]
 
     def _check(self, input: inputs.Fetch) -> None:
         check_name("request_id", input.request_id)
@@ -337,7 +222,7 @@ class Fetching:
         if lease.end is not None:
             raise LeaseNotFoundError(lease.lease_id)
         caller_id = self._next_caller_id()
-        self._tell_granted(lease, caller_id, wait_s=0.0)
+        self._leasing.tell_granted(lease, caller_id, wait_s=0.0)
         return caller_id
 
     def _may_grant(self, waiter: Waiter) -> bool:
@@ -368,53 +253,11 @@ class Fetching:
             tuple(lease_ids),
             tuple(leases_s),
         )
-        grant = self._carry_out(made, now=now)
+        grant = self._leasing.carry_out(made, now=now)
         self._record(made, now)
         for caller in waiter.callers.values():
             lease = grant.leases[caller.rank]
-            self._tell_granted(lease, caller.caller_id, wait_s=now - caller.asked_at)
-
-    def _end(self, lease: Lease, end: LeaseEnd, *, gives_back: bool) -> None:
-        self._let_go(lease, gives_back=gives_back)
-        self._tell_ended(lease, end)
-        self._state.leases.end(lease, end, self._state.config.requests_remembered_max)
-
-    def _let_go(self, lease: Lease, *, gives_back: bool) -> None:
-        """End a lease's hold on each chunk of its share, and give the uses back if asked to."""
-        state = self._state
-        session_id = lease.grant.session_id
-        for granted in lease.share:
-            chunk = granted.chunk
-            if gives_back:
-                state.holdings.give_back(chunk)
-                if session_id == state.model.session_id:
-                    state.delivered_count -= 1
-            obstacle = None
-            if chunk.state is ChunkState.USED_UP:
-                obstacle = state.return_obstacle(chunk.version, session_id)
-            state.holdings.end_lease(chunk, state.config.uses_max, obstacle)
-
-    def _tell_ended(self, lease: Lease, end: LeaseEnd) -> None:
-        self._state.counters.add(LEASES_ENDED[end])
-        self._state.events.append(LeaseEnded(self._state.name, end, len(lease.share)))
-
-    def _tell_granted(self, lease: Lease, caller_id: CallerId, *, wait_s: float) -> None:
-        grant = lease.grant
-        self._state.events.append(
-            FetchGranted(
-                buffer=self._state.name,
-                caller_id=caller_id,
-                lease_id=lease.lease_id,
-                expires_at=lease.expires_at,
-                fragments=granted_fragments(lease.share),
-                session_id=grant.session_id,
-                model_version=grant.model_version,
-                wait_s=wait_s,
-                first_delivery=lease.told_count == 0,
-            )
-        )
-        self._state.counters.add("fetches_repeated" if lease.told_count else "fetches_granted")
-        lease.told_count += 1
+            self._leasing.tell_granted(lease, caller.caller_id, wait_s=now - caller.asked_at)
 
     def _tell_elapsed(self, caller: Caller, reason: str, *, now: float) -> None:
         self._state.counters.add("fetches_elapsed")
