@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Literal, Protocol, Self, get_args
+from typing import Literal, NamedTuple, Protocol, Self, get_args
 
 from breadbox.errors import (
     BackpressureError,
@@ -121,8 +121,7 @@ class AppenderCounts:
     pending_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(NamedTuple):
     """A fragment that something is still to become of."""
 
     fragment: Fragment
@@ -218,11 +217,10 @@ class Appender:
                 if not self._changed.wait_for(lambda: self._may_take(size_bytes), max_wait_s):
                     raise TimeoutError(f"the appender's queue stayed full for {max_wait_s} s")
             self._raise_if_over()
-            was_due = self._is_batch_due()
             self._queue.append(_Held(fragment, size_bytes, self._clock()))
             self._held_bytes += size_bytes
             self._given += 1
-            if len(self._queue) == 1 or (self._is_batch_due() and not was_due):
+            if len(self._queue) == 1 or self._is_batch_due():
                 self._changed.notify_all()
 
     def flush(self, *, max_wait_s: float | None = None) -> None:
@@ -396,9 +394,7 @@ class Appender:
 
     def _is_batch_due(self) -> bool:
         options = self._options
-        return bool(self._queue) and (
-            len(self._queue) >= options.batch_count or self._held_bytes >= options.batch_bytes
-        )
+        return len(self._queue) >= options.batch_count or self._held_bytes >= options.batch_bytes
 
     def _settle(self, fragments: list[Fragment], results: Sequence[AppendResult]) -> None:
         """Let go of the first fragments, which were judged, and count what became of them."""

@@ -72,6 +72,8 @@ class Keeper:
         self._wake = threading.Condition()
         self._due_at: dict[Kept, float] = {}
         """Those that sleep, and until when."""
+        self._wakes_at = -math.inf
+        """When the thread that waits looks again by itself; whoever is due earlier wakes it."""
         self._threads: set[threading.Thread] = set()
         self._is_watched = False
         """Whether a thread waits for the next one to be due, or is about to."""
@@ -80,8 +82,9 @@ class Keeper:
     def keep(self, operation: Operation[None]) -> Kept:
         """Run an operation, here until it sleeps, and then in the background."""
         kept = Kept(self, operation)
-        self._go_on(kept)
+        duration_s = kept.go_on(self._perform)
         with self._wake:
+            self._add(kept, duration_s)
             self._watch()
         return kept
 
@@ -100,12 +103,13 @@ class Keeper:
         for thread in threads:
             thread.join()
 
-    def _go_on(self, kept: Kept) -> None:
-        duration_s = kept.go_on(self._perform)
-        with self._wake:
-            if duration_s is not None and not (self._closed or kept.has_ended):
-                self._due_at[kept] = self._clock() + duration_s
-                self._wake.notify()
+    def _add(self, kept: Kept, duration_s: float | None) -> None:
+        """Let an operation sleep, unless it is over; the lock is held."""
+        if duration_s is None or self._closed or kept.has_ended:
+            return
+        due_at = self._due_at[kept] = self._clock() + duration_s
+        if due_at < self._wakes_at:
+            self._wake.notify()
 
     def _watch(self) -> None:
         """See to it that a thread waits for what is due, unless so many are busy already."""
@@ -118,8 +122,9 @@ class Keeper:
     def _run(self) -> None:
         try:
             while (kept := self._next_due()) is not None:
-                self._go_on(kept)
+                duration_s = kept.go_on(self._perform)
                 with self._wake:
+                    self._add(kept, duration_s)
                     if self._is_watched:
                         return
                     self._is_watched = True
@@ -139,5 +144,7 @@ class Keeper:
                     self._watch()
                     return kept
                 del kept  # So that it is not held meanwhile.
+                self._wakes_at = self._clock() + wait_s
                 self._wake.wait(None if wait_s == math.inf else wait_s)
+                self._wakes_at = -math.inf
             return None
