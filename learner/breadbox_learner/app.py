@@ -15,6 +15,7 @@ from breadbox_learner import checkpoint
 from breadbox_learner.checkpoint import CheckpointError, SessionState
 from breadbox_learner.evaluation import Evaluator
 from breadbox_learner.fitting import Fitting, expected_rows
+from breadbox_learner.place import place_from_environment
 from breadbox_learner.playing import EvaluationTask
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.progress import (
@@ -24,10 +25,9 @@ from breadbox_learner.progress import (
     Sink,
     TensorBoard,
     WeightsAndBiases,
-    wandb_installed,
 )
 from breadbox_learner.publisher import Follower, Publisher
-from breadbox_learner.ranks import Place, Ranks, joined, place_from_environment
+from breadbox_learner.ranks import Ranks, joined
 from breadbox_learner.returns import EnvironmentSteps, EpisodeReturns
 from breadbox_learner.run_folder import RunFolder, RunFolderError
 from breadbox_learner.settings import LearnSettings
@@ -94,26 +94,6 @@ def build_reference(settings: LearnSettings) -> PolicyModule | None:
     return reference.requires_grad_(requires_grad=False)
 
 
-def check(settings: LearnSettings, place: Place) -> None:
-    """Refuse what can be seen to be wrong without building anything.
-
-    Raises:
-        InvalidRequestError: Shares would be unequal, a package is missing, or `run_dir` holds a run
-            that nobody said what to do with.
-        RunFolderError: `run_dir` cannot be looked into.
-    """
-    if place.is_main:
-        RunFolder.check(settings)
-    if settings.fragments_per_batch % place.world_size:
-        raise InvalidRequestError(
-            "fragments_per_batch",
-            f"must divide by the number of ranks, got {settings.fragments_per_batch} "
-            f"for {place.world_size}",
-        )
-    if settings.wandb_project and not wandb_installed():
-        raise InvalidRequestError("wandb_project", "needs the package wandb: pip install wandb")
-
-
 def connect(settings: LearnSettings) -> Client:
     """Make the client; nothing is sent yet.
 
@@ -148,7 +128,6 @@ def dry_run_text(settings: LearnSettings) -> str:
     Raises:
         InvalidRequestError: Something does not fit.
     """
-    check(settings, place_from_environment())
     policy = build_policy(settings)
     build_reference(settings)
     connect(settings).close()
@@ -167,7 +146,6 @@ def run(settings: LearnSettings, stopped: Callable[[], bool]) -> Outcome:
         ReplayBufferError: Something does not fit, or the server went away for good.
     """
     place = place_from_environment()
-    check(settings, place)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     policy = build_policy(settings)
@@ -224,6 +202,7 @@ class _Run:
         update_before = state.update
         with ExitStack() as stack:
             publisher = self._publisher(session, stack)
+            self._say_where(publisher, state, stack)
             sinks = self._sinks(publisher.session_id)
             progress = stack.enter_context(Progress(sinks))
             evaluator = self._evaluator()
@@ -265,6 +244,27 @@ class _Run:
         stack.callback(publisher.end)
         self._ranks.from_main(publisher.session_id.encode())
         return publisher
+
+    def _say_where(
+        self, publisher: Publisher | Follower, state: TrainerState, stack: ExitStack
+    ) -> None:
+        """Say what this run is and where it is kept, now and when the stack unwinds; rank 0 does.
+
+        Its source goes on from there, until the first batch comes.
+        """
+        folder = self._folder
+        if folder is None:
+            return
+        _log.info(
+            "session %s on %s, buffer %s, run folder %s; waiting for workers",
+            publisher.session_id,
+            self._client.address,
+            self._client.buffer,
+            folder.path,
+        )
+        stack.callback(
+            lambda: _log.info("ended after update %d; run folder %s", state.update, folder.path)
+        )
 
     def _evaluator(self) -> Evaluator | None:
         """What plays for all ranks, on rank 0, if so wished."""

@@ -5,6 +5,7 @@ import click
 from breadbox.cli.command import command
 from breadbox.cli.modules import import_from_here
 from breadbox.cli.signals import stop_on_signals
+from breadbox_learner.checks import check
 from breadbox_learner.settings import LearnSettings
 
 
@@ -15,6 +16,7 @@ def learn(settings: LearnSettings) -> None:
     Starts a session, publishes weights, and trains until the target return, a limit, or a signal;
     then ends the session.
     """
+    check(settings)
     import_from_here()
     # Torch and gRPC are imported only when there is something to run.
     from breadbox.heartbeat import from_environment

@@ -123,8 +123,11 @@ class Lines:
         self._unshown = None
         mean = record.get("return_mean_100")
         shown = f"{mean:.1f}" if isinstance(mean, int | float) else "-"
+        # Over the last 100, as the name says, of which there are fewer at first.
+        count = min(100, int(record["episode_count"] or 0))
         self._echo(
-            f"update {record['update']}: return {shown} (mean of 100 episodes), "
+            f"update {record['update']}: return {shown} "
+            f"(mean of {count} episode{'' if count == 1 else 's'}), "
             f"model version {record['model_version']}, "
             f"staleness {record['staleness_mean']:.1f} of at most {record['staleness_max']}, "
             f"trained on {record['steps']} steps of {record['environment_steps']} made, "

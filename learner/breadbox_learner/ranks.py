@@ -5,11 +5,9 @@ is exchanged over `torch.distributed` are gradients, a handful of sums, and once
 to go on. Every exchange has a deadline, so that a rank that dies ends the others with an error.
 """
 
-import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 from uuid import uuid4
@@ -19,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
-from breadbox.errors import InvalidRequestError, ReplayBufferError
+from breadbox.errors import ReplayBufferError
+from breadbox_learner.place import Place
 
 _MEETING_POLL_S = 0.05
 
@@ -33,38 +32,6 @@ class RankLostError(ReplayBufferError):
             "restart all ranks with --resume"
         )
         self.rank = rank
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """This process among its peers."""
-
-    rank: int = 0
-    world_size: int = 1
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process talks for all: session, versions, checkpoints, records."""
-        return self.rank == 0
-
-
-def place_from_environment(environment: Mapping[str, str] = os.environ) -> Place:
-    """Read RANK and WORLD_SIZE as torchrun sets them; without them the process is alone.
-
-    Raises:
-        InvalidRequestError: They are no numbers, or contradict each other.
-    """
-    try:
-        place = Place(int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1")))
-    except ValueError as error:
-        raise InvalidRequestError(
-            "RANK and WORLD_SIZE", f"must be whole numbers: {error}"
-        ) from error
-    if not 0 <= place.rank < place.world_size:
-        raise InvalidRequestError(
-            "RANK", f"must be from 0 to WORLD_SIZE - 1, got {place.rank} of {place.world_size}"
-        )
-    return place
 
 
 class Ranks(Protocol):

@@ -36,6 +36,8 @@ _FAULTS_OF_FRAGMENTS = (*LOAD_ERRORS, TreeMismatchError, UnsupportedArrayError)
 
 FAILED_LOADS_MAX = 3
 """Batches in a row that may be left out because they cannot be loaded; then the run ends."""
+SAY_WAITING_S = 10.0
+"""Between two lines that say what a wait is for."""
 
 
 @dataclass(slots=True)
@@ -120,6 +122,7 @@ class LeaseSource:
             so, for all ranks to skip the draw.
         while_waiting: Called after each wait that gave nothing, from the fetching thread.
         wait_slice_s: Longest single wait; `stopped` is asked in between.
+        clock: Monotonic seconds; a wait is told every 10 of them, by rank 0.
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class LeaseSource:
         fitting: Fitting | None = None,
         while_waiting: Callable[[], None] = lambda: None,
         wait_slice_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._fragment_count = fragment_count
@@ -149,6 +153,7 @@ class LeaseSource:
         """In a row."""
         self._while_waiting = while_waiting
         self._wait_slice_s = wait_slice_s
+        self._clock = clock
         self._nonce = self._share.run_nonce or uuid4().hex
         self._closing = threading.Event()
         self._stopped: Callable[[], bool] = self._closing.is_set
@@ -206,6 +211,7 @@ class LeaseSource:
     def _granted(self, request_id: str) -> tuple[Lease | None, str]:
         """Wait for a lease; also what the server waited for last."""
         reason = ""
+        say_at = self._clock() + SAY_WAITING_S
         while not (self._closing.is_set() or self._stopped()):
             try:
                 lease = self._client.fetch(
@@ -217,6 +223,9 @@ class LeaseSource:
                 )
             except WaitElapsedError as elapsed:
                 reason = elapsed.reason
+                if self._share.rank == 0 and self._clock() >= say_at:
+                    say_at = self._clock() + SAY_WAITING_S
+                    _log.info("waiting for workers to fill a batch: %s", reason)
                 self._while_waiting()
                 continue
             lease.__enter__()  # Renews it from here on.

@@ -226,6 +226,42 @@ def test_it_survives_the_servers_death(tmp_path: Path, learners: Learners) -> No
     assert 30 == len(records(tmp_path))
 
 
+def test_it_says_where_it_is_and_that_it_waits_before_workers_are_there(
+    server: ServerProcess, tmp_path: Path, learners: Learners
+) -> None:
+    run_dir = tmp_path / "run"
+    with breadbox.connect(server.address) as client:
+        learner = learners.start("--server", server.address, "--run-dir", str(run_dir))
+        assert learner.stderr is not None
+        said = learner.stderr.readline()
+        session = client.get_buffer().session_id
+        learner.send_signal(signal.SIGTERM)
+        _, rest = learner.communicate(timeout=40)
+    assert (
+        f"session {session} on {server.address}, buffer default, run folder {run_dir}; "
+        "waiting for workers\n"
+    ) == said.partition("breadbox_learner.app: ")[2], said
+    assert f"ended after update 0; run folder {run_dir}\n" in rest
+
+
+def test_a_folder_in_use_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "progress.jsonl").write_text("{}\n")
+    script = (
+        "import sys\n"
+        "from breadbox.cli.main import cli\n"
+        "try:\n"
+        f"    cli(['learn', '--run-dir', {str(tmp_path)!r}])\n"
+        "finally:\n"
+        "    print('torch' in sys.modules)\n"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("BREADBOX_")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True, env=clean
+    )
+    assert (2, "False\n") == (done.returncode, done.stdout), done.stderr
+    assert "--overwrite deletes it" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_while_it_waits(
     server: ServerProcess, tmp_path: Path, learners: Learners, number: signal.Signals

@@ -1,11 +1,16 @@
+import pytest
+
 from breadbox_learner.progress import Lines
 from support.clock import ManualClock
 
 
-def record(update: int, mean: float | None = None) -> dict[str, float | int | str | None]:
+def record(
+    update: int, mean: float | None = None, episode_count: int = 0
+) -> dict[str, float | int | str | None]:
     return {
         "update": update,
         "return_mean_100": mean,
+        "episode_count": episode_count,
         "model_version": update,
         "staleness_mean": 1.25,
         "staleness_max": 2,
@@ -17,13 +22,30 @@ def record(update: int, mean: float | None = None) -> dict[str, float | int | st
 
 def test_a_line_says_what_a_run_has_come_to() -> None:
     said: list[str] = []
-    Lines(said.append, clock=ManualClock()).write(record(3, 41.5))
+    Lines(said.append, clock=ManualClock()).write(record(3, 41.5, episode_count=380))
 
     assert [
         "update 3: return 41.5 (mean of 100 episodes), model version 3, "
         "staleness 1.2 of at most 2, trained on 2048 steps of 4096 made, "
         "waited 0.03 s for the last batch"
     ] == said
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (0, "return - (mean of 0 episodes)"),
+        (1, "return -16.4 (mean of 1 episode)"),
+        (80, "return -16.4 (mean of 80 episodes)"),
+        (101, "return -16.4 (mean of 100 episodes)"),
+    ],
+)
+def test_a_mean_return_is_told_with_the_number_of_its_episodes(count: int, shown: str) -> None:
+    said: list[str] = []
+    mean = -16.4 if count else None
+    Lines(said.append, clock=ManualClock()).write(record(1, mean, count))
+
+    assert shown in said[0]
 
 
 def test_lines_come_no_faster_than_their_period() -> None:

@@ -21,7 +21,8 @@ import torch
 import breadbox
 from breadbox.errors import InvalidRequestError
 from breadbox.testing import ServerProcess, start_server
-from breadbox_learner.ranks import Place, RankLostError, meeting_of, place_from_environment
+from breadbox_learner.place import Place, place_from_environment
+from breadbox_learner.ranks import RankLostError, meeting_of
 from breadbox_learner.source import FetchedBatch, LeaseSource, Share
 from support.eventually import eventually_sync
 from support.feeder import feeding

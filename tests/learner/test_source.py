@@ -1,5 +1,6 @@
 """Batches under leases: what is held, given back, left out, and refused."""
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,6 +37,7 @@ from breadbox_learner.source import (
     UnusableShareError,
 )
 from breadbox_learner.spaces import Spaces
+from support.clock import ManualClock
 from support.fake_store import FakeStore
 from support.rich_fragments import STEPS, plain_fragment, stored
 
@@ -188,6 +190,24 @@ def test_waiting_repeats_the_request_and_tells_the_reason(
     assert "0 of 1 chunks are there" == fetched.waiting_reason
     assert [("nonce-0-0", 1, 4)] * 3 == client.requests
     assert 2 == len(looked)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_long_wait_is_told_every_ten_seconds_by_one_of_all_ranks(
+    client: FakeClient,
+    make_source: Callable[..., LeaseSource],
+    caplog: pytest.LogCaptureFixture,
+    rank: int,
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = ManualClock()
+    client.waits = 25
+    source = make_source(
+        while_waiting=lambda: clock.advance(1.0), clock=clock, share=Share(rank, 2, "nonce")
+    )
+    assert source.next(never) is not None
+    told = ["waiting for workers to fill a batch: 0 of 1 chunks are there"]
+    assert told * (2 if rank == 0 else 0) == caplog.messages
 
 
 def test_it_stops_waiting_when_told(

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from breadbox.errors import SessionEndedError
+from breadbox_learner.place import Place
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.progress import JsonLines, Progress
-from breadbox_learner.ranks import Alone, Place, Ranks
+from breadbox_learner.ranks import Alone, Ranks
 from breadbox_learner.returns import EpisodeReturns
 from breadbox_learner.run_folder import RunFolderError
 from breadbox_learner.settings import LearnSettings

@@ -10,7 +10,8 @@ import sys
 import torch
 
 import breadbox
-from breadbox_learner.ranks import joined, place_from_environment
+from breadbox_learner.place import place_from_environment
+from breadbox_learner.ranks import joined
 from breadbox_learner.returns import EpisodeReturns
 from breadbox_learner.source import LeaseSource, Share
 

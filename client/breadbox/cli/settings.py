@@ -155,10 +155,15 @@ class Field:
                 problem = self.said.problem(value)
             else:
                 problem = f"must be a {'' if self.kind is float else 'whole '}number, got {value!r}"
-        elif self.choices and not self.is_enum and value not in self.choices:
+        elif self.choices and not self.is_enum and not self._are_choices(value):
             problem = f"must be one of {', '.join(self.choices)}, got {value!r}"
         if problem:
             raise InvalidRequestError(self.option, problem)
+
+    def _are_choices(self, value: Any) -> bool:
+        """Whether a value, or each of several, may be given."""
+        values = value if isinstance(value, tuple) else (value,)
+        return all(each in self.choices for each in values)
 
     @property
     def choices(self) -> tuple[str, ...]:
