@@ -5,10 +5,13 @@ For code that runs where nobody gives it arguments, such as workers that another
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from breadbox.client import Client, connect
 from breadbox.errors import InvalidRequestError
-from breadbox.options import Tls
+
+if TYPE_CHECKING:
+    from breadbox.client import Client
+    from breadbox.options import Tls
 
 DEFAULT_SERVER = "localhost:50051"
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
@@ -21,7 +24,7 @@ def connect_from_environment(
     buffer: str | None = None,
     reconnect_s: float = 30.0,
     environment: Mapping[str, str] = os.environ,
-) -> Client:
+) -> "Client":
     """Make a client as `breadbox.connect` does.
 
     Args:
@@ -35,6 +38,9 @@ def connect_from_environment(
     Raises:
         InvalidRequestError: A value is malformed, or a certificate cannot be read.
     """
+    # A command's help, which names the default address, needs no gRPC.
+    from breadbox.client import connect
+
     return connect(
         server or environment.get("BREADBOX_SERVER") or DEFAULT_SERVER,
         buffer=buffer or environment.get("BREADBOX_BUFFER") or "default",
@@ -60,7 +66,9 @@ def seconds_from_environment(
         raise InvalidRequestError(name, f"must be a number of seconds, got {text!r}") from None
 
 
-def _tls(environment: Mapping[str, str]) -> Tls | None:
+def _tls(environment: Mapping[str, str]) -> "Tls | None":
+    from breadbox.options import Tls
+
     files = [environment.get(f"BREADBOX_TLS_{name}") or None for name in ("CA", "CERT", "KEY")]
     wanted = environment.get("BREADBOX_TLS", "").strip().lower()
     if wanted not in _TRUE | _FALSE:

@@ -1,9 +1,37 @@
 """How what is missing is installed beside this copy of Breadbox, wherever that came from."""
 
 import json
-from importlib.metadata import Distribution, PackageNotFoundError
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, Final
+
+_SERVER: Final = ("grpc_health", "grpc_reflection", "grpc_status", "prometheus_client", "yaml")
+_WORKER: Final = ("torch", "gymnasium", "av", "PIL", "prometheus_client", "yaml")
+_LEARNER: Final = ("torch", "gymnasium", "tensorboard", "av", "yaml")
+MODULES: Final[Mapping[str, tuple[str, ...]]] = {
+    "server": _SERVER,
+    "rollout-worker": _WORKER,
+    "learner": _LEARNER,
+    "offline": ("gymnasium", "msgpack", "pyarrow"),
+    "demo": (*_SERVER, *_WORKER, *_LEARNER, "matplotlib"),
+}
+"""By extra: the modules that it brings."""
+
+
+def missing_module(extra: str) -> str | None:
+    """The first module of an extra that is not installed, looking without importing any.
+
+    Args:
+        extra: One; empty: what all need, which is there.
+    """
+    return next((name for name in MODULES.get(extra, ()) if not _is_installed(name)), None)
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def how_to_install(extra: str) -> str:
@@ -13,6 +41,8 @@ def how_to_install(extra: str) -> str:
         extra: One or several, with commas: "learner,offline"; empty: what all need.
     """
     brackets = f"[{extra}]" if extra else ""
+    from urllib.parse import unquote, urlsplit
+
     origin = _origin()
     url = origin.get("url", "")
     if origin.get("dir_info", {}).get("editable"):
@@ -22,6 +52,8 @@ def how_to_install(extra: str) -> str:
 
 def _origin() -> dict[str, Any]:
     """What the installer noted of a copy that is from no index; empty: it is from one."""
+    from importlib.metadata import Distribution, PackageNotFoundError
+
     try:
         noted = Distribution.from_name("breadbox").read_text("direct_url.json")
         return dict(json.loads(noted or "{}"))

@@ -10,13 +10,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from breadbox.children import owned_environment
 from breadbox.errors import UnavailableError
-from breadbox.extras import how_to_install
+from breadbox.extras import how_to_install, missing_module
 from breadbox.types import FullPolicy, LeaseExpiryPolicy
 
 if TYPE_CHECKING:
@@ -26,11 +25,6 @@ POLL_S = 0.01
 _LOG_LINES = 15
 _START_LIMIT_S = 60.0
 _STOP_GRACE_S = 20.0
-SERVER_MODULES = (
-    *("breadbox_server", "grpc_health", "grpc_reflection", "grpc_status", "prometheus_client"),
-    "yaml",
-)
-"""What a server imports that a client may lack."""
 
 
 class ServerOptions(TypedDict, total=False):
@@ -316,10 +310,9 @@ def _check_installed(caller: str) -> None:
     Raises:
         ModuleNotFoundError: It cannot; says what to install.
     """
-    for name in SERVER_MODULES:
-        if find_spec(name) is None:
-            raise ModuleNotFoundError(
-                f"breadbox.{caller} needs the module {name!r}, which is not installed: "
-                f"{how_to_install('server')}",
-                name=name,
-            )
+    if name := missing_module("server"):
+        raise ModuleNotFoundError(
+            f"breadbox.{caller} needs the module {name!r}, which is not installed: "
+            f"{how_to_install('server')}",
+            name=name,
+        )

@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +18,8 @@ from breadbox.cli.command import command
 from breadbox.cli.settings import Settings, setting
 from breadbox.cli.signals import STOPPING, stop_on_signals
 from breadbox.errors import ReplayBufferError
-from breadbox.local import SERVER_MODULES, memory_folder
+from breadbox.extras import missing_module
+from breadbox.local import memory_folder
 from breadbox.paths import naming
 from breadbox_demo.processes import ProcessGroup
 from breadbox_demo.progress import ProgressLog
@@ -245,10 +245,8 @@ def _check_installed() -> None:
     Raises:
         ModuleNotFoundError: It is not.
     """
-    others = ("torch", "gymnasium", "av", "PIL", "tensorboard", "matplotlib")
-    for name in (*SERVER_MODULES, *others):
-        if find_spec(name) is None:
-            raise ModuleNotFoundError(name, name=name)
+    if name := missing_module("demo"):
+        raise ModuleNotFoundError(name, name=name)
 
 
 @command(DemoSettings)

@@ -13,7 +13,8 @@ from typing import Final
 import click
 import yaml
 
-from breadbox.cli.command import Unusable, command
+from breadbox.cli.command import command
+from breadbox.cli.group import Unusable
 from breadbox.cli.settings import Settings, of_one_call, setting
 from breadbox.stores.private_files import make_private_directory, new_opener
 from breadbox_server.authorization import Role

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from breadbox.cli import frame
-from breadbox.cli.command import Bug, Unusable, command
+from breadbox.cli.command import command
+from breadbox.cli.group import Bug, Unusable
 from breadbox.cli.settings import Settings, of_one_call, setting
 from breadbox.errors import (
     PayloadCorruptError,

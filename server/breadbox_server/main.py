@@ -14,7 +14,8 @@ from typing import Final, NoReturn
 import click
 from click.core import ParameterSource
 
-from breadbox.cli.command import Bug, command
+from breadbox.cli.command import command
+from breadbox.cli.group import Bug
 from breadbox.cli.signals import stop_on_signals
 from breadbox.stores import has_secret
 from breadbox.stores.private_files import new_opener

@@ -28,7 +28,8 @@ from typing import Any, Final
 
 import click
 
-from breadbox.cli.command import Unusable, command
+from breadbox.cli.command import command
+from breadbox.cli.group import Unusable
 from breadbox.cli.settings import Settings, setting
 from breadbox.sizes import parse_size_bytes
 from breadbox.stores.private_files import new_opener

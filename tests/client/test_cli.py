@@ -171,6 +171,78 @@ def test_who_copies_episodes_shows_a_token(
     assert "Bearer swordfish" == fake.received[0].metadata["authorization"]
 
 
+PLUGIN = """
+import click
+from dataclasses import dataclass
+from breadbox.cli.command import command
+from breadbox.cli.settings import Bytes, Settings, setting
+
+@dataclass(frozen=True, kw_only=True)
+class WeighSettings(Settings):
+    room: Bytes = 1024
+    'How much there is.'
+
+@command(WeighSettings)
+def weigh(settings):
+    click.echo(settings.room)
+"""
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """A folder in which another distribution is installed, with commands of its own."""
+    (tmp_path / "weighing.py").write_text(PLUGIN)
+    noted = tmp_path / "weighing-1.0.dist-info"
+    noted.mkdir()
+    (noted / "METADATA").write_text("Metadata-Version: 2.1\nName: weighing\nVersion: 1.0\n")
+    (noted / "entry_points.txt").write_text(
+        "[breadbox.commands]\nweigh = weighing:weigh\nbroken = weighing_more:weigh\n"
+        "stats = weighing:weigh\n"
+    )
+    return tmp_path
+
+
+def run_beside(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "breadbox.cli.main", *arguments],
+        env={**CLEAN, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_command_of_another_distribution_joins_by_its_entry_point(beside: Path) -> None:
+    listed = run_beside(beside, "--help").stdout
+    assert "  weigh   Of weighing." in listed.partition("Commands of other packages:")[2]
+    assert "500000000\n" == run_beside(beside, "weigh", "--room", "500MB").stdout
+    assert "Did you mean 'weigh'" in run_beside(beside, "wiegh").stderr
+    assert "[BUFFER]" in run_beside(beside, "stats", "--help").stdout, "ours stay ours"
+
+
+def test_a_command_of_another_distribution_that_cannot_be_loaded_is_one_line(beside: Path) -> None:
+    done = run_beside(beside, "broken")
+    assert 2 == done.returncode
+    (line,) = done.stderr.splitlines()
+    assert "the command 'broken' of weighing cannot be loaded: No module named" in line
+
+
+def test_help_says_what_to_install_for_the_commands_that_lack_it() -> None:
+    program = hiding(["pyarrow"]) + "from breadbox.cli.main import main\nmain()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--help"],
+        env=CLEAN,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    ready, _, lacking = done.stdout.partition("Commands that need ")
+    assert "  stats  " in ready
+    assert "  import  " not in ready
+    assert f"{how_to_install('offline')}:" in " ".join(lacking.split())
+    assert "  import  " in lacking
+
+
 def test_a_command_whose_extra_is_missing_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -50,7 +50,7 @@ class Told(Base):
     """A part of it."""
     options: dict[str, Any] = setting(default_factory=dict)
     """Of something else."""
-    names: tuple[str, ...] = setting((), option="name")
+    names: tuple[str, ...] = setting((), option="name", choices=("b", "c", "x", "y"))
     """Of them."""
     has_door: bool = setting(True, option="door")
     """Whether it has one."""
@@ -176,6 +176,7 @@ def test_a_mistake_on_the_command_line_is_not_laid_to_the_file(tmp_path: Path) -
         (lambda: Base(count=0), "count must be at least 1, got 0"),
         (lambda: Told(out=Path(), count=10), "count must be at most 9, got 10"),
         (lambda: Told(out=Path(), share=0.0), "share must be above 0, got 0"),
+        (lambda: Told(out=Path(), names=("z",)), "name must be one of b, c, x, y, got 'z'"),
         (lambda: Told(out=Path(), share=1.0), "share must be below 1, got 1"),
         (lambda: Told(out=Path(), share=float("nan")), "share must be a finite number, got nan"),
         (lambda: Told(out=Path(), mode="warp"), "mode must be one of off, on, got 'warp'"),  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from breadbox.local import SERVER_MODULES
+from breadbox.extras import MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -84,6 +84,21 @@ def test_what_a_deployable_imports_its_extra_installs(folder: str, extra: str) -
     assert {} == missing
 
 
+@pytest.mark.parametrize("extra", MODULES)
+def test_what_is_looked_for_before_a_command_is_called_installed_is_what_its_extra_brings(
+    extra: str,
+) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = set(project["optional-dependencies"][extra])
+    for each in [each for each in wanted if each.startswith("breadbox[")]:
+        wanted.remove(each)
+        for inner in each[len("breadbox[") : -1].split(","):
+            wanted |= set(project["optional-dependencies"][inner])
+    distributions = {re.split(r"[\[<>=~! ]", each)[0].lower() for each in wanted}
+
+    assert distributions == {DISTRIBUTION_OF.get(name, name) for name in MODULES[extra]}
+
+
 def test_a_server_of_ones_own_is_refused_where_one_of_its_modules_is_missing() -> None:
     base = installed_with(None)
     beyond = {
@@ -92,4 +107,4 @@ def test_a_server_of_ones_own_is_refused_where_one_of_its_modules_is_missing() -
         if DISTRIBUTION_OF.get(name, name) not in base
     }
 
-    assert beyond == {*SERVER_MODULES} - OURS
+    assert beyond == {*MODULES["server"]}

@@ -5,8 +5,9 @@ from dataclasses import dataclass, fields
 import click
 
 from breadbox.cli import frame
-from breadbox.cli.command import Group, command
+from breadbox.cli.command import command
 from breadbox.cli.connection import Target
+from breadbox.cli.group import Group
 from breadbox.cli.settings import Bytes, of_one_call, setting
 from breadbox.cli.stats import describe, outage_text, staleness_text
 from breadbox.errors import InvalidRequestError

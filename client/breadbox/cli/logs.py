@@ -8,9 +8,9 @@ import logging
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
-from breadbox.cli.settings import Settings, fields_of, setting
+from breadbox.cli.settings import Settings, setting
 
 FORMATS: Final = ("text", "json")
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -45,14 +45,6 @@ class LogSettings(Settings):
     def configure_logs(self) -> None:
         """Send this process's logs to standard error."""
         configure(self.log_level, self.log_format)
-
-
-def log_options(command: Any) -> Any:
-    """Add `--log-level` and `--log-format`, the arguments of `configure`."""
-    for field in fields_of(LogSettings):
-        parameter = field.parameter()
-        command.__click_params__ = [*getattr(command, "__click_params__", []), parameter]
-    return command
 
 
 class _Handler(logging.StreamHandler[TextIO]):

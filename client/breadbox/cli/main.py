@@ -17,8 +17,10 @@ from click.shell_completion import CompletionItem
 
 import breadbox
 from breadbox.children import end_with_parent
-from breadbox.cli.command import Group, Unusable
+from breadbox.cli.group import Group, Unusable
+from breadbox.cli.joined import joined, load_joined, origin
 from breadbox.cli.terminal import printable
+from breadbox.extras import how_to_install, missing_module
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as of a process that SIGINT ended."""
@@ -56,25 +58,40 @@ class LazyGroup(Group):
     """Imports the module of a command when the command is used, and tells errors in one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command, in the order of the table."""
+        """Every command, in the order of the table; those of other packages behind."""
         del ctx
-        return list(COMMANDS)
+        return [*COMMANDS, *(joined().keys() - COMMANDS.keys())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None when there is no such command."""
         del ctx
-        return load_command(cmd_name) if cmd_name in COMMANDS else None
+        if cmd_name in COMMANDS:
+            return load_command(cmd_name)
+        entry = joined().get(cmd_name)
+        return None if entry is None else load_joined(entry)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List commands from the table, importing none."""
-        del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry[2]) for name, entry in COMMANDS.items()])
+        """List commands without importing any, and what to install for those that lack it."""
+        lines: dict[str, list[tuple[str, str]]] = {"": []}
+        for name, (_, extra, text) in COMMANDS.items():
+            lines.setdefault(extra if missing_module(extra) else "", []).append((name, text))
+        for extra, found in lines.items():
+            title = f"Commands that need {how_to_install(extra)}" if extra else "Commands"
+            with formatter.section(title):
+                formatter.write_dl(found)
+        others = {name: entry for name, entry in joined().items() if name not in COMMANDS}
+        if others:
+            with formatter.section("Commands of other packages"):
+                formatter.write_dl([(name, f"Of {origin(each)}.") for name, each in others.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete names of commands from the table, importing none."""
-        names = [name for name in COMMANDS if name.startswith(incomplete)]
-        items = [CompletionItem(name, help=COMMANDS[name][2]) for name in names]
+        """Complete names of commands, importing none."""
+        texts = {name: entry[2] for name, entry in COMMANDS.items()}
+        items = [
+            CompletionItem(name, help=texts.get(name))
+            for name in self.list_commands(ctx)
+            if name.startswith(incomplete)
+        ]
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def main(
@@ -173,8 +190,6 @@ def load_command(name: str) -> click.Command:
 
 
 def _needs_extra(name: str, extra: str, error: ModuleNotFoundError) -> Unusable:
-    from breadbox.extras import how_to_install
-
     return Unusable(
         f"'breadbox {name}' needs the module {error.name!r}, which is not installed: "
         + how_to_install(extra)

@@ -146,6 +146,10 @@ class Field:
         Raises:
             InvalidRequestError: It is.
         """
+        for each in value if self.is_many else (value,):
+            self._check_one(each)
+
+    def _check_one(self, value: Any) -> None:
         problem = ""
         if value is None:
             problem = "" if self.is_optional else "is missing"
