@@ -199,15 +199,24 @@ def _check_pieces_left(pieces_left: int) -> None:
 
 def fragment(message: fragment_pb2.FragmentMetadata) -> Fragment:
     """A fragment as it is told, or was written down; unchecked. `put_metadata` is the way back."""
+    worker_id, session_id = message.worker_id, message.session_id
+    if len(worker_id) + len(session_id) <= NAME_SIZE_BYTES_MAX:
+        # As `as_one_object`, which nearly all of them would have to be passed to.
+        worker_id, session_id = _shared(worker_id), _shared(session_id)
     version_min, version_max = message.model_version_min, message.model_version_max
+    payload = message.payload
     # Without the names' types: to call these would take a tenth of the time.
     return Fragment.restored(
-        as_one_object(message.worker_id),  # type: ignore[arg-type]
+        worker_id,  # type: ignore[arg-type]
         message.fragment_index,  # type: ignore[arg-type]
-        as_one_object(message.session_id),  # type: ignore[arg-type]
+        session_id,  # type: ignore[arg-type]
         version_min,  # type: ignore[arg-type]
         version_min if version_min == version_max else version_max,  # type: ignore[arg-type]
-        payload_of(message.payload),
+        Payload.restored(
+            payload.payload_id,  # type: ignore[arg-type]
+            payload.size_bytes,
+            payload.piece_size_bytes,
+        ),
         message.step_count,
         message.discontinuity,
     )

@@ -39,6 +39,8 @@ _RELEASES: Final = {
 }
 _RELEASE_MODES: Final = {number: mode for mode, number in _RELEASES.items()}
 
+_ADMITTED: Final = AdmissionOutcome.ADMITTED
+_restored: Final = FragmentTaken.restored
 _Messages = RepeatedCompositeFieldContainer[pb.Entry]
 
 
@@ -68,11 +70,17 @@ def entries_of(messages: Iterable[pb.Entry]) -> list[tuple[float, Entry]]:
         ValueError, DomainError: One cannot be.
     """
     read: list[tuple[float, Entry]] = []
+    name = ""
     for message in messages:
         kind = message.WhichOneof("decision")
-        buffer = as_one_object(message.buffer)
-        if kind == "fragments_admitted":
-            read += _run_of(BufferName(buffer), message.fragments_admitted)
+        if message.buffer != name:
+            name = as_one_object(message.buffer)
+        buffer = BufferName(name)
+        if kind == "fragment_admitted":
+            taken = _restored(buffer, fragment(message.fragment_admitted), _ADMITTED)
+            read.append((message.now, taken))
+        elif kind == "fragments_admitted":
+            read += _run_of(buffer, message.fragments_admitted)
         elif kind is None:
             raise NewerFormatError("it holds an entry of a kind that this server does not know")
         else:
@@ -233,9 +241,6 @@ _WRITERS: Final[Mapping[type, Callable[[Any, pb.Entry], None]]] = {
     inputs.DeleteBuffer: _put_deleted,
 }
 _READERS: Final[Mapping[str, Callable[[Any, Any], Entry]]] = {
-    "fragment_admitted": lambda buffer, message: FragmentTaken.restored(
-        buffer, fragment(message), AdmissionOutcome.ADMITTED
-    ),
     "fragment_stale": lambda buffer, message: FragmentTaken.restored(
         buffer, fragment(message), AdmissionOutcome.STALE
     ),
