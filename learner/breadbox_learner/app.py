@@ -15,7 +15,7 @@ from breadbox_learner import checkpoint
 from breadbox_learner.checkpoint import CheckpointError, SessionState
 from breadbox_learner.evaluation import Evaluator
 from breadbox_learner.fitting import Fitting, expected_rows
-from breadbox_learner.place import place_from_environment
+from breadbox_learner.membership import membership_from_environment
 from breadbox_learner.playing import EvaluationTask
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.progress import (
@@ -145,18 +145,18 @@ def run(settings: LearnSettings, stopped: Callable[[], bool]) -> Outcome:
     Raises:
         ReplayBufferError: Something does not fit, or the server went away for good.
     """
-    place = place_from_environment()
+    membership = membership_from_environment()
     if settings.threads:
         torch.set_num_threads(settings.threads)
     policy = build_policy(settings)
     reference = build_reference(settings)
     device = torch.device(settings.device)
     # Before anything is waited for: a folder that cannot be used ends the run at once.
-    folder = RunFolder.open(settings) if place.is_main else None
-    if place.is_main:
+    folder = RunFolder.open(settings) if membership.is_main else None
+    if membership.is_main:
         say_if_away(settings)
     with (
-        joined(place, device=device, limit_s=settings.rank_limit_s) as ranks,
+        joined(membership, device=device, limit_s=settings.rank_limit_s) as ranks,
         connect(settings) as client,
     ):
         updater = PpoUpdater(
@@ -235,7 +235,7 @@ class _Run:
 
     def _publisher(self, session: SessionState, stack: ExitStack) -> Publisher | Follower:
         """Start the session, on rank 0, and tell the others its name."""
-        if not self._ranks.place.is_main:
+        if not self._ranks.membership.is_main:
             return Follower(self._ranks.from_main(b"").decode(), session.model_version)
         publisher = Publisher(
             self._client, session_id=session.session_id, model_version=session.model_version
@@ -269,7 +269,7 @@ class _Run:
     def _evaluator(self) -> Evaluator | None:
         """What plays for all ranks, on rank 0, if so wished."""
         settings = self._settings
-        if not (settings.evaluate_every and self._ranks.place.is_main):
+        if not (settings.evaluate_every and self._ranks.membership.is_main):
             return None
         return Evaluator(
             EvaluationTask(
@@ -283,14 +283,14 @@ class _Run:
         )
 
     def _source(self, publisher: Publisher | Follower) -> LeaseSource:
-        place = self._ranks.place
+        membership = self._ranks.membership
         # Another one for each start: the server remembers which requests it has granted.
         nonce = self._ranks.from_main(uuid4().hex.encode()).decode()
         spaces = spaces_of(self._settings.env, self._settings.env_options)
         return LeaseSource(
             self._client,
             fragment_count=self._settings.fragments_per_batch,
-            share=Share(place.rank, place.world_size, nonce),
+            share=Share(membership.rank, membership.world_size, nonce),
             prefetch_batches=self._settings.prefetch_batches,
             device=self._settings.device,
             session_id=publisher.session_id,

@@ -1,7 +1,7 @@
 """What can be seen to be wrong with settings before anything is imported, built or waited for."""
 
 from breadbox.errors import InvalidRequestError
-from breadbox_learner.place import place_from_environment
+from breadbox_learner.membership import membership_from_environment
 from breadbox_learner.progress import wandb_installed
 from breadbox_learner.run_folder import RunFolder
 from breadbox_learner.settings import LearnSettings
@@ -15,14 +15,14 @@ def check(settings: LearnSettings) -> None:
             that nobody said what to do with.
         RunFolderError: `run_dir` cannot be looked into.
     """
-    place = place_from_environment()
-    if place.is_main:
+    membership = membership_from_environment()
+    if membership.is_main:
         RunFolder.check(settings)
-    if settings.fragments_per_batch % place.world_size:
+    if settings.fragments_per_batch % membership.world_size:
         raise InvalidRequestError(
             "fragments_per_batch",
             f"must divide by the number of ranks, got {settings.fragments_per_batch} "
-            f"for {place.world_size}",
+            f"for {membership.world_size}",
         )
     if settings.wandb_project and not wandb_installed():
         raise InvalidRequestError("wandb_project", "needs the package wandb: pip install wandb")

@@ -168,7 +168,7 @@ class PpoUpdater:
 
     def _set_out(self, number: int) -> None:
         """Set what depends on the number of the update alone."""
-        entropy = (self._seed, self._ranks.place.rank, number)
+        entropy = (self._seed, self._ranks.membership.rank, number)
         seed = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
         self._order.manual_seed(int(seed >> np.uint64(1)))
         decay = self.config.lr_decay_updates

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from breadbox.errors import ReplayBufferError
-from breadbox_learner.place import Place
+from breadbox_learner.membership import Membership
 
 _MEETING_POLL_S = 0.05
 
@@ -38,7 +38,7 @@ class Ranks(Protocol):
     """What a learner says to its peers. Calls are made by all ranks, in the same order."""
 
     @property
-    def place(self) -> Place:
+    def membership(self) -> Membership:
         """This process."""
 
     def sum(self, numbers: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class Ranks(Protocol):
 class Alone:
     """The `Ranks` of a learner that is one process."""
 
-    place = Place()
+    membership = Membership()
 
     def sum(self, numbers: Tensor) -> Tensor:
         """See `Ranks.sum`."""
@@ -93,9 +93,9 @@ class Alone:
 class Distributed:
     """The `Ranks` of a process started by torchrun."""
 
-    def __init__(self, place: Place, limit_s: float) -> None:
+    def __init__(self, membership: Membership, limit_s: float) -> None:
         """Use `joined` instead."""
-        self.place = place
+        self.membership = membership
         self._limit_s = limit_s
 
     def sum(self, numbers: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class Distributed:
     def gathered(self, rows: Tensor) -> Tensor:
         """See `Ranks.gathered`."""
         size = torch.tensor(len(rows), device=self._device())
-        sizes = [torch.zeros_like(size) for _ in range(self.place.world_size)]
+        sizes = [torch.zeros_like(size) for _ in range(self.membership.world_size)]
         with self._talking():
             dist.all_gather(sizes, size)
         # Ranks exchange equal shapes only: each fills up to the longest.
@@ -137,7 +137,7 @@ class Distributed:
         if not int(size):
             return b""
         held = torch.zeros(int(size), dtype=torch.uint8, device=self._device())
-        if self.place.is_main:
+        if self.membership.is_main:
             held.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         with self._talking():
             dist.broadcast(held, src=0)
@@ -158,7 +158,7 @@ class Distributed:
 
     def translated(self, error: RuntimeError) -> RankLostError:
         """What a failed exchange means, such as one within a backward pass."""
-        return RankLostError(self.place.rank, self._limit_s, str(error).splitlines()[0])
+        return RankLostError(self.membership.rank, self._limit_s, str(error).splitlines()[0])
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
@@ -184,7 +184,7 @@ class Store(Protocol):
         """Whether all keys have a value."""
 
 
-def meeting_of(store: Store, place: Place, limit_s: float) -> str:
+def meeting_of(store: Store, membership: Membership, limit_s: float) -> str:
     """Agree with the other ranks on a name that no earlier start of them had.
 
     The store of torchrun outlives its ranks: after a restart it still says where the dead ones
@@ -193,28 +193,28 @@ def meeting_of(store: Store, place: Place, limit_s: float) -> str:
 
     Args:
         store: Where they meet, with a timeout of `limit_s`.
-        place: This process.
+        membership: This process.
         limit_s: Deadline.
 
     Raises:
         RankLostError: Some rank did not come.
         RuntimeError: On another rank than 0: rank 0 did not come.
     """
-    if not place.is_main:
+    if not membership.is_main:
         name = uuid4().hex
-        store.set(f"breadbox/name/{place.rank}", name)
+        store.set(f"breadbox/name/{membership.rank}", name)
         meeting = store.get(f"breadbox/meeting/{name}").decode()
-        store.set(f"breadbox/came/{meeting}/{place.rank}", "")
+        store.set(f"breadbox/came/{meeting}/{membership.rank}", "")
         return meeting
     meeting = uuid4().hex
-    missing = set(range(1, place.world_size))
+    missing = set(range(1, membership.world_size))
     give_up_at = time.monotonic() + limit_s
     while True:
         missing = {r for r in missing if not store.check([f"breadbox/came/{meeting}/{r}"])}
         if not missing:
             return meeting
         if time.monotonic() > give_up_at:
-            raise RankLostError(place.rank, limit_s, f"ranks {sorted(missing)} did not come")
+            raise RankLostError(membership.rank, limit_s, f"ranks {sorted(missing)} did not come")
         for rank in missing:
             if store.check([f"breadbox/name/{rank}"]):
                 name = store.get(f"breadbox/name/{rank}").decode()
@@ -223,34 +223,36 @@ def meeting_of(store: Store, place: Place, limit_s: float) -> str:
 
 
 @contextmanager
-def joined(place: Place, *, device: torch.device, limit_s: float) -> Iterator[Ranks]:
+def joined(membership: Membership, *, device: torch.device, limit_s: float) -> Iterator[Ranks]:
     """Meet the other ranks, and part from them at the end.
 
     Args:
-        place: This process. Alone, nothing is set up.
+        membership: This process. Alone, nothing is set up.
         device: gloo talks for CPU tensors, nccl for CUDA ones.
         limit_s: Deadline of meeting and of every exchange.
 
     Raises:
         RankLostError: The others did not come, or one got lost.
     """
-    if place.world_size == 1:
+    if membership.world_size == 1:
         yield Alone()
         return
-    ranks = Distributed(place, limit_s)
+    ranks = Distributed(membership, limit_s)
     limit = timedelta(seconds=limit_s)
     try:
-        store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=limit))
-        meeting = meeting_of(store, place, limit_s)
+        store, _, _ = next(
+            rendezvous("env://", membership.rank, membership.world_size, timeout=limit)
+        )
+        meeting = meeting_of(store, membership, limit_s)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=dist.PrefixStore(meeting, store),  # type: ignore[attr-defined]  # It is public.
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=membership.rank,
+            world_size=membership.world_size,
             timeout=limit,
         )
     except (RuntimeError, ValueError) as error:
-        raise RankLostError(place.rank, limit_s, str(error).splitlines()[0]) from error
+        raise RankLostError(membership.rank, limit_s, str(error).splitlines()[0]) from error
     try:
         yield ranks
     except RuntimeError as error:

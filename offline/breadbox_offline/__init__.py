@@ -11,8 +11,7 @@ from breadbox_offline.errors import OfflineDataError, ValidationError
 from breadbox_offline.mixing import BufferMixer, MixedLease
 from breadbox_offline.multi_agent import MultiAgentEpisode
 from breadbox_offline.options import MappingOptions, RowGrouping
-from breadbox_offline.pieces import default_pipeline
-from breadbox_offline.pipeline import Draft, Piece, Pipeline, PipelineContext
+from breadbox_offline.pipeline import Draft, Pipeline, PipelineContext, Stage
 from breadbox_offline.prefetch import Prefetcher
 from breadbox_offline.prelearner import (
     InputMode,
@@ -38,6 +37,7 @@ from breadbox_offline.sampling import (
     sample_steps,
 )
 from breadbox_offline.schema import OfflineSchema
+from breadbox_offline.stages import default_pipeline
 from breadbox_offline.writers import write_episodes
 
 __all__ = [
@@ -59,7 +59,6 @@ __all__ = [
     "OfflineDataError",
     "OfflinePreLearner",
     "OfflineSchema",
-    "Piece",
     "Pipeline",
     "PipelineContext",
     "PreLearnerConfig",
@@ -67,6 +66,7 @@ __all__ = [
     "RowGrouping",
     "SequenceSampling",
     "ShortWindow",
+    "Stage",
     "StepSampling",
     "ValidationError",
     "ValidationPolicy",

@@ -24,7 +24,7 @@ class OfflineBatch:
     left_out_modules: tuple[str, ...] = ()
     """Modules that are not to be trained; nothing of them is in the batch."""
     model_version: int | None = None
-    """Version of the weights that pieces of the pipeline used."""
+    """Version of the weights that stages of the pipeline used."""
 
     def __repr__(self) -> str:
         """Name the leaves with their dtypes and shapes, in one line."""

@@ -14,11 +14,11 @@ from breadbox.trees import Tree
 from breadbox_offline.episode import Episode
 from breadbox_offline.episode_buffer import EpisodeBuffer
 from breadbox_offline.errors import SamplingError
-from breadbox_offline.pieces import default_pipeline
 from breadbox_offline.pipeline import DEFAULT_MODULE, PipelineContext
 from breadbox_offline.prefetch import Prefetcher
 from breadbox_offline.sampling import StepSampling, epoch_positions, sample_steps
 from breadbox_offline.schema import ACTIONS, OBS, REWARDS
+from breadbox_offline.stages import default_pipeline
 from breadbox_policies import PolicyModule
 
 

@@ -53,7 +53,7 @@ class BufferCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HeldStep:
     """One step of a held part."""
 
     episode: Episode
@@ -66,7 +66,7 @@ class Moment:
     """One environment step of an episode."""
 
     time: int
-    places: list[Place]
+    steps: list[HeldStep]
     """The step of every agent that acted, in the order in which agents came."""
 
 
@@ -248,7 +248,7 @@ class EpisodeBuffer:
         self._evict()
         return outcome
 
-    def places(self, positions: NDArray[np.int64]) -> list[Place]:
+    def held_steps(self, positions: NDArray[np.int64]) -> list[HeldStep]:
         """The steps at positions below `step_count`."""
         numbers, offsets = self._index.find(positions)
         found = []
@@ -257,7 +257,7 @@ class EpisodeBuffer:
             parts = self._entries[key].parts
             t = t_started + offset
             part = parts[0] if len(parts) == 1 else self._entries[key].part_at(t)
-            found.append(Place(part, t - part.t_started))
+            found.append(HeldStep(part, t - part.t_started))
         return found
 
     @property
@@ -269,26 +269,26 @@ class EpisodeBuffer:
         """The moments at positions below `moment_count`, each with all agents that acted in it."""
         found = []
         for episode_id, time in self._moments.find(positions, self._times_of):
-            places = []
+            steps: list[HeldStep] = []
             for key in self._moments.keys_of(episode_id):
                 for part in self._entries[key].parts:
                     step = part.step_at(time)
                     if step is not None:
-                        places.append(Place(part, step))
-            found.append(Moment(time, places))
+                        steps.append(HeldStep(part, step))
+            found.append(Moment(time, steps))
         return found
 
     def _times_of(self, key: EpisodeKey) -> list[NDArray[np.int64]]:
         return [part.times() for part in self._entries[key].parts]
 
-    def segment_places(self) -> list[tuple[Place, int]]:
+    def segment_starts(self) -> list[tuple[HeldStep, int]]:
         """First step of every segment, and its length, in the order of positions."""
         numbers, lengths = self._index.lengths()
         found = []
         for number, length in zip(numbers.tolist(), lengths.tolist(), strict=True):
             key, t_started = self._segments[number]
             part = self._entries[key].part_at(t_started)
-            found.append((Place(part, t_started - part.t_started), length))
+            found.append((HeldStep(part, t_started - part.t_started), length))
         return found
 
     def get_state(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from breadbox.fragment import Fragment
 from breadbox.trees import Tree
 from breadbox_offline.episode import Episode
 from breadbox_offline.errors import EpisodeShapeError, OfflineDataError
-from breadbox_offline.pieces import STATE_IN, STATE_OUT, recorded_state
+from breadbox_offline.stages import STATE_IN, STATE_OUT, recorded_state
 
 LOG_PROB = "log_prob"
 VALUE = "value"

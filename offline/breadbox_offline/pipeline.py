@@ -1,8 +1,8 @@
 """The connector pipeline: from episodes to one batch of arrays per module.
 
-A pipeline is an ordered list of named pieces. A piece is any callable `(draft, context)` that adds
+A pipeline is an ordered list of named stages. A stage is any callable `(draft, context)` that adds
 to the draft or replaces what is in it; it may put new episodes into the draft, but never changes
-one, because the episode buffer holds them too. Everything is numpy until the last piece.
+one, because the episode buffer holds them too. Everything is numpy until the last stage.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,14 +33,14 @@ class RowSpan:
 
 @dataclass(slots=True)
 class Draft:
-    """What the pieces work on."""
+    """What the stages work on."""
 
     episodes: list[Episode]
     """One per agent."""
     columns: dict[str, list[Tree]] = field(default_factory=dict)
     """Per column one tree per episode, leaves [T, ...]."""
     modules: list[str] | None = None
-    """Per episode, the module that it trains; None until a piece decides."""
+    """Per episode, the module that it trains; None until a stage decides."""
     rows: list[RowSpan] | None = None
     """Padded rows, in the order of episodes; None: steps are batched without rows."""
     row_length: int = 0
@@ -53,7 +53,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineContext:
-    """What pieces may need beside the episodes."""
+    """What stages may need beside the episodes."""
 
     initial_states: Mapping[str, Tree] = field(default_factory=dict)
     """Per recurrent module, its state at the start of an episode, without a batch axis."""
@@ -75,55 +75,55 @@ class PipelineContext:
         return bool(self.initial_states)
 
 
-Piece = Callable[[Draft, PipelineContext], None]
+Stage = Callable[[Draft, PipelineContext], None]
 
 
 class Pipeline:
-    """Ordered, named pieces. Names are unique."""
+    """Ordered, named stages. Names are unique."""
 
-    def __init__(self, pieces: Iterable[tuple[str, Piece]] = ()) -> None:
-        self._pieces = list(pieces)
-        if len({name for name, _ in self._pieces}) != len(self._pieces):
-            raise ValueError(f"two pieces have one name: {self.names}")
+    def __init__(self, stages: Iterable[tuple[str, Stage]] = ()) -> None:
+        self._stages = list(stages)
+        if len({name for name, _ in self._stages}) != len(self._stages):
+            raise ValueError(f"two stages have one name: {self.names}")
 
     @property
     def names(self) -> list[str]:
         """Names in order."""
-        return [name for name, _ in self._pieces]
+        return [name for name, _ in self._stages]
 
     def __call__(self, episodes: Iterable[AnyEpisode], context: PipelineContext) -> Draft:
-        """Run all pieces over some episodes, which stay as they are."""
+        """Run all stages over some episodes, which stay as they are."""
         draft = Draft(flatten_agents(episodes))
-        for _, piece in self._pieces:
-            piece(draft, context)
+        for _, stage in self._stages:
+            stage(draft, context)
         return draft
 
-    def prepend(self, name: str, piece: Piece) -> None:
-        """Put a piece before all others."""
-        self._insert(0, name, piece)
+    def prepend(self, name: str, stage: Stage) -> None:
+        """Put a stage before all others."""
+        self._insert(0, name, stage)
 
-    def append(self, name: str, piece: Piece) -> None:
-        """Put a piece after all others."""
-        self._insert(len(self._pieces), name, piece)
+    def append(self, name: str, stage: Stage) -> None:
+        """Put a stage after all others."""
+        self._insert(len(self._stages), name, stage)
 
-    def insert_before(self, other: str, name: str, piece: Piece) -> None:
-        """Put a piece right before the one called `other`."""
-        self._insert(self._place_of(other), name, piece)
+    def insert_before(self, other: str, name: str, stage: Stage) -> None:
+        """Put a stage right before the one called `other`."""
+        self._insert(self._place_of(other), name, stage)
 
-    def insert_after(self, other: str, name: str, piece: Piece) -> None:
-        """Put a piece right after the one called `other`."""
-        self._insert(self._place_of(other) + 1, name, piece)
+    def insert_after(self, other: str, name: str, stage: Stage) -> None:
+        """Put a stage right after the one called `other`."""
+        self._insert(self._place_of(other) + 1, name, stage)
 
     def remove(self, name: str) -> None:
-        """Take a piece out."""
-        del self._pieces[self._place_of(name)]
+        """Take a stage out."""
+        del self._stages[self._place_of(name)]
 
     def _place_of(self, name: str) -> int:
         if name not in self.names:
-            raise ValueError(f"no piece is named {name!r}; there are {', '.join(self.names)}")
+            raise ValueError(f"no stage is named {name!r}; there are {', '.join(self.names)}")
         return self.names.index(name)
 
-    def _insert(self, place: int, name: str, piece: Piece) -> None:
+    def _insert(self, place: int, name: str, stage: Stage) -> None:
         if name in self.names:
-            raise ValueError(f"a piece is named {name!r} already")
-        self._pieces.insert(place, (name, piece))
+            raise ValueError(f"a stage is named {name!r} already")
+        self._stages.insert(place, (name, stage))

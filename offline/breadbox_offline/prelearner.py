@@ -17,7 +17,6 @@ from breadbox_offline.episode_buffer import AddOutcome, EpisodeBuffer
 from breadbox_offline.errors import EpisodeJoinError, SamplingError, SchemaError
 from breadbox_offline.multi_agent import AnyEpisode, flatten_agents
 from breadbox_offline.options import MappingOptions, RowGrouping
-from breadbox_offline.pieces import STATE_IN, STATE_OUT, default_pipeline
 from breadbox_offline.pipeline import Draft, Pipeline, PipelineContext, ValueFunction
 from breadbox_offline.report import FindingKind, ValidationPolicy, ValidationReport
 from breadbox_offline.sample_batches import map_sample_batches
@@ -30,6 +29,7 @@ from breadbox_offline.sampling import (
 )
 from breadbox_offline.schema import REWARDS
 from breadbox_offline.serialized import map_serialized
+from breadbox_offline.stages import STATE_IN, STATE_OUT, default_pipeline
 from breadbox_offline.validation import validate_episodes
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class OfflinePreLearner:
     Attributes:
         report: Everything found in the data so far.
         buffer: Episodes to draw from; unused in mode COLUMNS.
-        pipeline: Its pieces may be exchanged between calls.
+        pipeline: Its stages may be exchanged between calls.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class OfflinePreLearner:
         Args:
             config: How.
             modules: Gives the current modules, for recurrent states and values; None: no module is
-                recurrent, and no piece needs values.
+                recurrent, and no stage needs values.
         """
         self.config = config
         self.report = ValidationReport(config.validation, findings_max=config.findings_max)
@@ -329,7 +329,7 @@ def detect_mode(columns: Columns, mapping: MappingOptions) -> InputMode:
 def _count_agent_steps(
     episodes: list[Episode], draft: Draft, modules: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Steps by module; an episode that a piece made longer counts as it was."""
+    """Steps by module; an episode that a stage made longer counts as it was."""
     counts = dict.fromkeys(modules, 0)
     counted = episodes if len(episodes) == len(draft.episodes) else draft.episodes
     for episode, module in zip(counted, draft.modules or [], strict=True):

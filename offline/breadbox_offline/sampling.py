@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from breadbox import trees
 from breadbox.trees import Tree
 from breadbox_offline.episode import Episode
-from breadbox_offline.episode_buffer import EpisodeBuffer, Place
+from breadbox_offline.episode_buffer import EpisodeBuffer, HeldStep
 from breadbox_offline.errors import SamplingError
 from breadbox_offline.rows import pick_pair, stack
 
@@ -97,8 +97,8 @@ def sample_steps(
     powers = sampling.discount ** np.arange(high)
     buffer.counters.sampled_step_count += count
     return [
-        _sum_steps(place, n, powers, sampling)
-        for place, n in zip(buffer.places(positions), lengths.tolist(), strict=True)
+        _sum_steps(held, n, powers, sampling)
+        for held, n in zip(buffer.held_steps(positions), lengths.tolist(), strict=True)
     ]
 
 
@@ -120,8 +120,8 @@ def _positions(
     return positions
 
 
-def _sum_steps(place: Place, n: int, powers: NDArray[Any], sampling: StepSampling) -> Episode:
-    episode, step = place.episode, place.step
+def _sum_steps(held: HeldStep, n: int, powers: NDArray[Any], sampling: StepSampling) -> Episode:
+    episode, step = held.episode, held.step
     n = min(n, len(episode) - step)
     low = episode.lookback + step
     is_end = step + n == len(episode)
@@ -194,7 +194,7 @@ def sample_moments(
     powers = sampling.discount ** np.arange(high)
     drawn: list[list[Episode]] = []
     for moment, n in zip(buffer.moments(positions), lengths.tolist(), strict=True):
-        items = [_sum_steps(place, n, powers, sampling) for place in moment.places]
+        items = [_sum_steps(held, n, powers, sampling) for held in moment.steps]
         for item in items:
             item.t_started = moment.time
             item.extra_model_outputs[MOMENT] = np.array([len(drawn)])
@@ -241,32 +241,30 @@ def sample_sequences(
     sequences: list[Episode] = []
     missing = step_count
     while missing > 0:
-        place = _draw_start(buffer, sampling.start_margin)
+        held = _draw_start(buffer, sampling.start_margin)
         length = min(sampling.length, missing)
-        start = place.step
+        start = held.step
         if sampling.short_window is ShortWindow.SHIFT:
-            start = max(0, min(start, len(place.episode) - length))
-        stop = min(start + length, len(place.episode))
-        sequences.append(
-            _with_weights(place.episode.slice(start, stop, lookback=sampling.lookback))
-        )
+            start = max(0, min(start, len(held.episode) - length))
+        stop = min(start + length, len(held.episode))
+        sequences.append(_with_weights(held.episode.slice(start, stop, lookback=sampling.lookback)))
         missing -= stop - start
     buffer.counters.sampled_step_count += step_count
     return sequences
 
 
-def _draw_start(buffer: EpisodeBuffer, margin: int) -> Place:
+def _draw_start(buffer: EpisodeBuffer, margin: int) -> HeldStep:
     for _ in range(_REDRAWS_MAX):
-        place = buffer.places(buffer.draws.steps(1, buffer.step_count))[0]
-        if place.step + margin < len(place.episode):
-            return place
+        held = buffer.held_steps(buffer.draws.steps(1, buffer.step_count))[0]
+        if held.step + margin < len(held.episode):
+            return held
         buffer.counters.redrawn_count += 1
     return _draw_among_usable(buffer, margin)
 
 
-def _draw_among_usable(buffer: EpisodeBuffer, margin: int) -> Place:
+def _draw_among_usable(buffer: EpisodeBuffer, margin: int) -> HeldStep:
     """A uniform draw over the steps with enough of them behind; looks at every segment."""
-    segments = buffer.segment_places()
+    segments = buffer.segment_starts()
     usable = np.array(
         [
             max(0, min(length, len(first.episode) - margin - first.step))
@@ -279,7 +277,7 @@ def _draw_among_usable(buffer: EpisodeBuffer, margin: int) -> Place:
     position = int(buffer.draws.steps(1, int(ends[-1]))[0])
     number = int(np.searchsorted(ends, position, side="right"))
     first = segments[number][0]
-    return Place(first.episode, first.step + position - int(ends[number] - usable[number]))
+    return HeldStep(first.episode, first.step + position - int(ends[number] - usable[number]))
 
 
 def _with_weights(sequence: Episode) -> Episode:
@@ -309,15 +307,15 @@ def sample_rows(buffer: EpisodeBuffer, row_count: int, length: int) -> dict[str,
 
 
 def _fill_row(buffer: EpisodeBuffer, length: int) -> dict[str, Tree]:
-    pieces: list[dict[str, Tree]] = []
+    parts: list[dict[str, Tree]] = []
     filled = 0
     while filled < length:
-        place = buffer.places(buffer.draws.steps(1, buffer.step_count))[0]
-        start = 0 if pieces else place.step
-        piece = _slots(place.episode, start, min(start + length - filled, len(place.episode) + 1))
-        pieces.append(piece)
-        filled += len(piece["rewards"])
-    return {name: trees.concat([piece[name] for piece in pieces]) for name in pieces[0]}
+        held = buffer.held_steps(buffer.draws.steps(1, buffer.step_count))[0]
+        start = 0 if parts else held.step
+        part = _slots(held.episode, start, min(start + length - filled, len(held.episode) + 1))
+        parts.append(part)
+        filled += len(part["rewards"])
+    return {name: trees.concat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _slots(episode: Episode, start: int, stop: int) -> dict[str, Tree]:

@@ -1,4 +1,4 @@
-"""What environments do wrong, and what a turn brought besides arrays."""
+"""What environments do wrong, and what a round brought besides arrays."""
 
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -30,7 +30,7 @@ class FailureKind(Enum):
 
 @dataclass(slots=True)
 class Notes:
-    """What a turn brought besides arrays; empty almost always."""
+    """What a round brought besides arrays; empty almost always."""
 
     failures: list[dict[str, Any]] = field(default_factory=list)
     """{"env": i, "kind": ..., "detail": ...}."""
@@ -59,4 +59,4 @@ class EnvironmentFailedError(Exception):
         self.kind = kind
         self.detail = detail[:_DETAIL_CHARACTERS_MAX]
         self.notes: Notes | None = None
-        """What else the turn brought, where the process ends with this."""
+        """What else the round brought, where the process ends with this."""

@@ -6,7 +6,7 @@
             print(episode["return_sum"], episode["video_path"])
 
 Environments run ahead of the consumer by at most `ready_max` episodes. A worker that fails costs
-the episode it was in, and is started again up to a limit (D42).
+the episode it was in, and is started again up to a limit.
 """
 
 import logging
@@ -33,7 +33,7 @@ from breadbox_rollout.pool import (
     PoolOptions,
 )
 from breadbox_rollout.recording import RecordingOptions
-from breadbox_rollout.turns import take_turn
+from breadbox_rollout.rounds import play_round
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class EpisodeGenerator:
         self.close()
 
     def stop(self) -> None:
-        """End early: the iterator ends at its next turn. From any thread, or a signal handler."""
+        """End early: the iterator ends at its next round. From any thread, or a signal handler."""
         self._stop.set()
 
     def close(self) -> None:
@@ -245,8 +245,8 @@ class _Run:
         groups = self._ready.take()
         states = [self._states[group] for group in groups]
         arrays = [self.pool.arrays(group) for group in groups]
-        turn = take_turn(arrays, inference, states, self._options.model_version)
-        for group, state in zip(groups, turn.decision.states, strict=True):
+        played = play_round(arrays, inference, states, self._options.model_version)
+        for group, state in zip(groups, played.decision.states, strict=True):
             self.pool.step(group)
             self._states[group] = state
 

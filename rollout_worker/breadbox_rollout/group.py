@@ -73,7 +73,7 @@ class EnvGroup:
         self._arrays.enter(Phase.IDLE)
 
     def step(self) -> Notes:
-        """Take one turn with every environment; an episode that ends is followed by the next.
+        """Play one round with every environment; an episode that ends is followed by the next.
 
         Returns:
             What happened besides.

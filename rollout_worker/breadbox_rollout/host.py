@@ -38,7 +38,7 @@ MESSAGE_BYTES_MAX = 128 * 1024
 PARTS_MAX = 16
 """Policies that may share the environments of a process."""
 _PR_SET_PDEATHSIG = 1
-_TURNS_PER_MEMORY_CHECK = 64
+_ROUNDS_PER_MEMORY_CHECK = 64
 
 
 def die_with_parent() -> None:
@@ -115,7 +115,7 @@ def _unusable(detail: str) -> EnvironmentFailedError:
 
 
 class Host:
-    """One process's life: make, say hello, take turns, end."""
+    """One process's life: make, say hello, play rounds, end."""
 
     def __init__(self, connection: socket.socket, config: dict[str, Any]) -> None:
         self._connection = connection
@@ -141,7 +141,7 @@ class Host:
             self._send_done(group)
             self._serve(group)
         except EnvironmentFailedError as failure:
-            # What else happened in this turn must not get lost with the process.
+            # What else happened in this round must not get lost with the process.
             failure.notes = group.notes
             raise
         finally:
@@ -281,12 +281,12 @@ class Host:
         send(self._connection, b"D", group.notes.as_dict() if group.notes else None)
 
     def _serve(self, group: EnvGroup) -> None:
-        turns = 0
+        rounds = 0
         while message := self._connection.recv(MESSAGE_BYTES_MAX):
             assert message == b"S"
             group.step()
-            turns += 1
-            if turns % _TURNS_PER_MEMORY_CHECK == 0:
+            rounds += 1
+            if rounds % _ROUNDS_PER_MEMORY_CHECK == 0:
                 self._check_memory()
             self._send_done(group)
 

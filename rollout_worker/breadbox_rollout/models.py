@@ -2,7 +2,7 @@
 
 A model is one immutable triple (session, version, weights). The watcher's thread makes it whole
 before anybody sees it; the worker takes it between two batches. So a step is never labelled with a
-version whose weights did not choose its action (D21).
+version whose weights did not choose its action.
 """
 
 import logging

@@ -18,7 +18,7 @@ from breadbox_rollout.inference import Inference
 from breadbox_rollout.models import Model, ModelWatcher
 from breadbox_rollout.player import Seated
 from breadbox_rollout.pool import Part
-from breadbox_rollout.turns import joined, write_actions
+from breadbox_rollout.rounds import joined, write_actions
 
 PINNED_VERSION = -1
 """Stands for weights from a file."""

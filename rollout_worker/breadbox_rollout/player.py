@@ -21,9 +21,9 @@ from breadbox_rollout.fragmenter import Fragmenter, Step
 from breadbox_rollout.inference import Inference, state_arrays
 from breadbox_rollout.models import NO_MODEL, Model, ModelWatcher
 from breadbox_rollout.pool import Part
+from breadbox_rollout.rounds import Round, play_round
 from breadbox_rollout.sender import Sender
 from breadbox_rollout.slots import Reader, Slot
-from breadbox_rollout.turns import Turn, take_turn
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Seated(ABC):
     def __init__(self, watcher: ModelWatcher) -> None:
         self.watcher = watcher
         self.model: Model = NO_MODEL
-        """What it acts with; adopted between two turns."""
+        """What it acts with; adopted between two rounds."""
         self._shunned_id = ""
         """Session of another policy that was current before this worker, and is waited out."""
 
@@ -156,7 +156,7 @@ class Seated(ABC):
         """Choose and write the actions of the groups' rows.
 
         Returns:
-            What cuts the turn into fragments; to be called once, when the environments step.
+            What cuts the round into fragments; to be called once, when the environments step.
         """
 
     def name_task(self, group: int, row: int, task: str) -> None:
@@ -317,27 +317,27 @@ class Player(Seated):
         """Choose and write the actions of the groups' rows.
 
         Returns:
-            What cuts the turn into fragments; to be called once, when the environments step.
+            What cuts the round into fragments; to be called once, when the environments step.
         """
         assert self._inference is not None
         slots = [slot for group in groups for slot in self._slots[group]]
         states_before = [slot.state for slot in slots]
-        turn = take_turn(arrays, self._inference, states_before, self.model.model_version)
-        return lambda: self._cut(slots, states_before, turn)
+        played = play_round(arrays, self._inference, states_before, self.model.model_version)
+        return lambda: self._cut(slots, states_before, played)
 
-    def _cut(self, slots: list[Slot], states_before: list[State], turn: Turn) -> list[Fragment]:
+    def _cut(self, slots: list[Slot], states_before: list[State], played: Round) -> list[Fragment]:
         fragments = []
         for index, slot in enumerate(slots):
-            if not turn.acts[index]:
+            if not played.acts[index]:
                 continue
-            slot.state = turn.decision.states[index]
-            fragment = self._push(slot, index, turn, states_before[index])
+            slot.state = played.decision.states[index]
+            fragment = self._push(slot, index, played, states_before[index])
             if fragment is not None:
                 fragments.append(fragment)
         self._fragment_count += len(fragments)
         return fragments
 
-    def _push(self, slot: Slot, index: int, turn: Turn, state_before: State) -> Fragment | None:
+    def _push(self, slot: Slot, index: int, played: Round, state_before: State) -> Fragment | None:
         model = self.model
         wants_state = state_before is not None and slot.fragmenter.wants_state(
             model.session_id, model.model_version
@@ -347,12 +347,12 @@ class Player(Seated):
             Step(
                 session_id=model.session_id,
                 model_version=model.model_version,
-                obs=tree_row(turn.obs, index),
-                action=tree_row(turn.decision.action, index),
-                first=bool(turn.first[index]),
+                obs=tree_row(played.obs, index),
+                action=tree_row(played.decision.action, index),
+                first=bool(played.first[index]),
                 episode_id=slot.episode_id,
                 state=state_arrays(state_before) if wants_state else None,
-                log_prob=float(turn.decision.log_prob[index]),
-                value=float(turn.decision.value[index]),
+                log_prob=float(played.decision.log_prob[index]),
+                value=float(played.decision.value[index]),
             )
         )

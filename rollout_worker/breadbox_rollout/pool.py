@@ -40,7 +40,7 @@ CHECK_INTERVAL_S = 0.1
 """How often limits are looked at; a hanging process lives at most this much longer."""
 _FATAL_FAILURES = 3
 """Of one process in a row, before any environment has answered a step; then the pool gives up."""
-_FRUITLESS_TURNS_MAX = 10
+_FRUITLESS_ROUNDS_MAX = 10
 """Turns in a row in which environments failed and none answered; then the process is replaced."""
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.1, 30.0
 
@@ -104,7 +104,7 @@ class GroupFailed:
     detail: str
     final: bool
     notes: dict[str, Any] | None = None
-    """What its last turn brought besides, as in `GroupReady`."""
+    """What its last round brought besides, as in `GroupReady`."""
 
 
 Event = GroupReady | GroupFailed
@@ -137,7 +137,7 @@ class _Group:
         """Ends of the process since an environment of it last answered a step."""
         self.fruitless_ends = 0
         """Those of them that happened while it was asked for something."""
-        self.fruitless_turns = 0
+        self.fruitless_rounds = 0
         self.answer_count = 0
         """Of all its environments, when it was last heard of."""
 
@@ -381,15 +381,15 @@ class EnvProcesses:
         events.append(GroupReady(group.index, notes))
 
     def _is_fruitless(self, group: _Group, notes: dict[str, Any] | None) -> bool:
-        """Note whether the turn brought an answer; true where too many in a row brought none."""
+        """Note whether the round brought an answer; true where too many in a row brought none."""
         before = group.answer_count
         group.answer_count = sum(int(arrays.answer_count.sum()) for arrays in group.parts)
         if group.answer_count != before:
-            group.failures_in_a_row = group.fruitless_ends = group.fruitless_turns = 0
+            group.failures_in_a_row = group.fruitless_ends = group.fruitless_rounds = 0
             self._answered = True
         elif notes is not None and notes["failures"]:
-            group.fruitless_turns += 1
-        return group.fruitless_turns >= _FRUITLESS_TURNS_MAX
+            group.fruitless_rounds += 1
+        return group.fruitless_rounds >= _FRUITLESS_ROUNDS_MAX
 
     def _died(self, group: _Group, events: list[Event]) -> None:
         assert group.process is not None
@@ -449,7 +449,7 @@ class EnvProcesses:
         group.failures_in_a_row += 1
         # One that died while nobody wanted anything of it proves nothing.
         group.fruitless_ends += group.state is not _State.READY
-        group.fruitless_turns = group.answer_count = 0
+        group.fruitless_rounds = group.answer_count = 0
         if not self._answered and group.fruitless_ends >= _FATAL_FAILURES:
             what = "answers a step" if self._said_hello else "starts"
             raise EnvironmentStartError(f"no environment {what}; {kind.value}: {detail}")

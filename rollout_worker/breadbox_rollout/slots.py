@@ -1,4 +1,4 @@
-"""What the worker knows of one row (an agent of an environment) between two of its turns."""
+"""What the worker knows of one row (an agent of an environment) between two of its rounds."""
 
 from dataclasses import dataclass, field
 

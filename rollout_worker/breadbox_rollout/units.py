@@ -8,7 +8,7 @@ does. There are three kinds of units, told apart by what their environment offer
     `VectorUnit`        1 for each environment inside          gymnasium.vector.VectorEnv, EnvPool
     `ParallelUnit`      1 for each agent that may take part    pettingzoo.ParallelEnv
 
-In each turn a unit is given an action for every row and answers for those that *act*: a row does
+In each round a unit is given an action for every row and answers for those that *act*: a row does
 not act while its agent has no episode to be in, as between the end of an episode and the reset that
 comes with the next step, or after an agent's end until the others have ended too. Nothing is
 recorded of a row that does not act.

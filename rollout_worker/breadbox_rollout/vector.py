@@ -4,7 +4,7 @@ What a step answers for a row whose episode ended depends on the autoreset mode:
 
     mode        this step            how the next episode begins
     NEXT_STEP   final observation    the next step ignores the row's action and resets it: the row
-                                     does not act in that turn
+                                     does not act in that round
     SAME_STEP   first observation    with this step; the final one is in info["final_obs"]
     DISABLED    final observation    by reset(options={"reset_mask": ...}), which follows at once
 """

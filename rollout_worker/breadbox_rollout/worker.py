@@ -1,7 +1,7 @@
 """The rollout worker: environments, policy, fragments and sender, joined in one loop.
 
 The loop's thread owns everything but the watchers, the senders and the reporters, which have a
-thread each and meet the loop at a lock. One turn: take new models if there are any; read what
+thread each and meet the loop at a lock. One round: take new models if there are any; read what
 groups answered; run the policies on those that have waited longest; tell them to step; and only
 then, while they do, cut fragments.
 
@@ -80,7 +80,7 @@ class RolloutWorker:
         options: See there.
         clock: Monotonic seconds.
         recordings: Where the processes record episodes; None: nowhere.
-        heartbeat: Told at every turn; None: nobody watches.
+        heartbeat: Told at every round; None: nobody watches.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RolloutWorker:
         self.stats = WorkerStats()
 
     def stop(self) -> None:
-        """End the loop at its next turn. From any thread, or a signal handler."""
+        """End the loop at its next round. From any thread, or a signal handler."""
         self._stop.set()
 
     @property

@@ -1,6 +1,6 @@
-"""One test for each of the ancestor's buffer defects: its numbers, our behaviour.
+"""One test for each of the ancestor's buffer defects: what it got wrong, our behaviour.
 
-D6 (a blocking call inside the buffer's event loop) cannot be repeated by code that knows neither
+A blocking call inside the buffer's event loop cannot be repeated by code that knows neither
 loop nor network, which an import contract sees to; what is left of it is tested here by reading the
 core's imports.
 """
@@ -28,7 +28,7 @@ from support.metadata import make_fragment
 CORE = Path(breadbox_server.core.__file__).parent
 
 
-def test_d1_stale_chunk_behind_a_fresh_head_is_not_served() -> None:
+def test_stale_chunk_behind_a_fresh_head_is_not_served() -> None:
     """Versions 5, 3, 5 by arrival; version 6 with staleness 2 makes the middle one stale."""
     world = World(staleness_max=2)
     world.publish(5)
@@ -38,7 +38,7 @@ def test_d1_stale_chunk_behind_a_fresh_head_is_not_served() -> None:
     assert {0, 2} == set(indices(world.granted(2)))
 
 
-def test_d2_stale_or_refused_newcomers_push_out_no_fresh_chunk() -> None:
+def test_stale_or_refused_newcomers_push_out_no_fresh_chunk() -> None:
     world = World(staleness_max=2, capacity_chunks=3)
     world.publish(5)
     for index, version in enumerate((5, 3, 5)):
@@ -49,7 +49,7 @@ def test_d2_stale_or_refused_newcomers_push_out_no_fresh_chunk() -> None:
     assert [0, 2, 3] == [index for _, index, _ in world.held()]
 
 
-def test_d3_one_learners_fetch_does_not_delete_what_another_one_holds() -> None:
+def test_one_learners_fetch_does_not_delete_what_another_one_holds() -> None:
     world = World()
     world.fill(4)
     first = world.granted(2, request_id="first")
@@ -59,7 +59,7 @@ def test_d3_one_learners_fetch_does_not_delete_what_another_one_holds() -> None:
     assert second.fragments == world.buffers.prepared(DEFAULT_BUFFER, "second")
 
 
-def test_d3_batch_of_a_learner_that_stopped_is_not_pinned_for_ever() -> None:
+def test_batch_of_a_learner_that_stopped_is_not_pinned_for_ever() -> None:
     world = World(lease_s=60.0)
     world.fill(2)
     world.granted(2)
@@ -67,7 +67,7 @@ def test_d3_batch_of_a_learner_that_stopped_is_not_pinned_for_ever() -> None:
     assert 2 == len(world.held())
 
 
-def test_d4_fetch_of_a_dead_learner_takes_nothing_from_the_next_one() -> None:
+def test_fetch_of_a_dead_learner_takes_nothing_from_the_next_one() -> None:
     world = World()
     dead = world.fetch(2)
     world.cancel(dead)
@@ -76,14 +76,14 @@ def test_d4_fetch_of_a_dead_learner_takes_nothing_from_the_next_one() -> None:
     assert [alive] == [grant.caller_id for grant in world.events(FetchGranted)]
 
 
-def test_d4_fetch_that_nobody_cancels_ends_by_itself() -> None:
+def test_fetch_that_nobody_cancels_ends_by_itself() -> None:
     world = World()
     world.fetch(2, max_wait_s=30.0)
     world.advance(30.0)
     assert 0 == world.seen().waiter_count
 
 
-def test_d5_large_request_is_not_starved_by_small_ones_behind_it() -> None:
+def test_large_request_is_not_starved_by_small_ones_behind_it() -> None:
     world = World()
     large = world.fetch(3)
     small = [world.fetch(1) for _ in range(2)]
@@ -91,7 +91,7 @@ def test_d5_large_request_is_not_starved_by_small_ones_behind_it() -> None:
     assert [large, *small] == [grant.caller_id for grant in world.events(FetchGranted)]
 
 
-def test_d5_end_of_a_session_leaves_waiters_their_turn() -> None:
+def test_end_of_a_session_leaves_waiters_their_turn() -> None:
     world = World()
     waits = world.fetch(1)
     world.start("s1")
@@ -99,7 +99,7 @@ def test_d5_end_of_a_session_leaves_waiters_their_turn() -> None:
     assert [waits] == [grant.caller_id for grant in world.events(FetchGranted)]
 
 
-def test_d6_core_knows_no_loop_network_clock_or_log() -> None:
+def test_core_knows_no_loop_network_clock_or_log() -> None:
     forbidden = {"asyncio", "time", "socket", "threading", "logging", "os", "grpc", "redis"}
     imported = set()
     for path in CORE.rglob("*.py"):
@@ -111,7 +111,7 @@ def test_d6_core_knows_no_loop_network_clock_or_log() -> None:
     assert set() == imported & forbidden
 
 
-def test_d7_payloads_to_delete_are_told_in_one_batch_and_deleted_by_somebody_else() -> None:
+def test_payloads_to_delete_are_told_in_one_batch_and_deleted_by_somebody_else() -> None:
     world = World(staleness_max=0)
     world.fill(400)
     world.buffers.take_events()
@@ -120,7 +120,7 @@ def test_d7_payloads_to_delete_are_told_in_one_batch_and_deleted_by_somebody_els
     assert 400 == len(event.payloads)
 
 
-def test_d8_payloads_live_by_explicit_references_not_by_the_collector() -> None:
+def test_payloads_live_by_explicit_references_not_by_the_collector() -> None:
     world = World()
     world.append()
     grant = world.granted()
@@ -133,7 +133,7 @@ def test_d8_payloads_live_by_explicit_references_not_by_the_collector() -> None:
     assert not any("__del__" in path.read_text() for path in CORE.rglob("*.py"))
 
 
-def test_d9_nothing_is_lost_that_was_written_down() -> None:
+def test_nothing_is_lost_that_was_written_down() -> None:
     world = World(fragments_per_chunk=2, uses_max=2)
     world.fill(3)
     world.append("w1", 0)
@@ -143,7 +143,7 @@ def test_d9_nothing_is_lost_that_was_written_down() -> None:
     assert world.buffers.snapshot() == twin.snapshot()
 
 
-def test_d10_gap_or_duplicate_costs_the_open_chunk_at_most_and_never_the_worker() -> None:
+def test_gap_or_duplicate_costs_the_open_chunk_at_most_and_never_the_worker() -> None:
     world = World(fragments_per_chunk=2)
     assert AdmissionOutcome.ADMITTED is world.append("w0", 0)
     assert AdmissionOutcome.DUPLICATE is world.append("w0", 0)
@@ -152,14 +152,14 @@ def test_d10_gap_or_duplicate_costs_the_open_chunk_at_most_and_never_the_worker(
     assert [("w0", 5, 0)] == world.held()
 
 
-def test_d10_duplicate_is_no_second_chunk_even_with_chunks_of_one() -> None:
+def test_duplicate_is_no_second_chunk_even_with_chunks_of_one() -> None:
     world = World()
     for index in (0, 0, 1, 0):
         world.append("w0", index)
     assert [("w0", 0, 0), ("w0", 1, 0)] == world.held()
 
 
-def test_d11_open_chunks_of_workers_that_died_do_not_stay() -> None:
+def test_open_chunks_of_workers_that_died_do_not_stay() -> None:
     world = World(fragments_per_chunk=4, staleness_max=1, open_chunk_s=100.0)
     for number in range(5):
         world.append(f"w{number}", 0)
@@ -170,14 +170,14 @@ def test_d11_open_chunks_of_workers_that_died_do_not_stay() -> None:
     assert (0, 0) == (world.seen().open_fragment_count, world.seen().payload_bytes)
 
 
-def test_d11_open_chunks_do_not_outlive_their_session() -> None:
+def test_open_chunks_do_not_outlive_their_session() -> None:
     world = World(fragments_per_chunk=4)
     world.append("w0", 0)
     world.start("s1")
     assert (0, 0) == (world.seen().open_fragment_count, world.seen().worker_count)
 
 
-def test_d12_dropped_steps_break_a_chunk_although_the_indices_go_on() -> None:
+def test_dropped_steps_break_a_chunk_although_the_indices_go_on() -> None:
     world = World(fragments_per_chunk=2)
     world.append("w0", 0)
     world.append("w0", 1, discontinuity=True)
@@ -186,7 +186,7 @@ def test_d12_dropped_steps_break_a_chunk_although_the_indices_go_on() -> None:
     assert [("w0", 1, 0)] == world.held()
 
 
-def test_d13_versions_neither_go_back_nor_come_from_the_future() -> None:
+def test_versions_neither_go_back_nor_come_from_the_future() -> None:
     world = World()
     world.publish(3)
     with pytest.raises(VersionRegressedError):
@@ -196,7 +196,7 @@ def test_d13_versions_neither_go_back_nor_come_from_the_future() -> None:
 
 
 @pytest.mark.parametrize("fragment_count", [0, -1])
-def test_d13_fetch_of_nothing_is_refused_and_releases_nothing(fragment_count: int) -> None:
+def test_fetch_of_nothing_is_refused_and_releases_nothing(fragment_count: int) -> None:
     world = World()
     world.append()
     lease = world.granted()
@@ -206,12 +206,12 @@ def test_d13_fetch_of_nothing_is_refused_and_releases_nothing(fragment_count: in
 
 
 @pytest.mark.parametrize("uses_max", [0, -1])
-def test_d13_limits_that_make_no_sense_are_refused(uses_max: int) -> None:
+def test_limits_that_make_no_sense_are_refused(uses_max: int) -> None:
     with pytest.raises(InvalidArgumentError, match="uses_max"):
         BufferConfig(uses_max=uses_max)
 
 
-def test_d14_nothing_is_taken_before_or_after_a_session() -> None:
+def test_nothing_is_taken_before_or_after_a_session() -> None:
     world = World(starts=False)
     assert AdmissionOutcome.WRONG_SESSION is world.append(session_id="early")
     world.start("s0")
@@ -221,7 +221,7 @@ def test_d14_nothing_is_taken_before_or_after_a_session() -> None:
     assert 0 == world.seen().payload_bytes
 
 
-def test_d15_staleness_is_known_at_each_delivery_and_counters_only_grow() -> None:
+def test_staleness_is_known_at_each_delivery_and_counters_only_grow() -> None:
     world = World(staleness_max=2, uses_max=2)
     world.append()
     world.publish(1)
@@ -236,21 +236,21 @@ def test_d15_staleness_is_known_at_each_delivery_and_counters_only_grow() -> Non
     assert 2 == after["uses"]
 
 
-def test_d15_one_dropped_fragment_counts_as_one() -> None:
+def test_one_dropped_fragment_counts_as_one() -> None:
     world = World(fragments_per_chunk=4)
     world.append("w0", 0)
     world.append("w0", 2)
     assert 1 == world.count("fragments_discarded_gap")
 
 
-def test_d16_bytes_have_a_limit_of_their_own() -> None:
+def test_bytes_have_a_limit_of_their_own() -> None:
     world = World(capacity_chunks=1000, capacity_bytes=50)
     for index in range(20):
         world.append("w0", index, size_bytes=20)
     assert (40, 2) == (world.seen().payload_bytes, world.seen().chunk_count)
 
 
-def test_d17_several_buffers_live_beside_each_other() -> None:
+def test_several_buffers_live_beside_each_other() -> None:
     world = World()
     other = BufferName("other")
     for _ in range(2):
@@ -260,7 +260,7 @@ def test_d17_several_buffers_live_beside_each_other() -> None:
     assert "another run" == world.buffers.model(other).session_id
 
 
-def test_d18_fetch_ends_at_its_deadline_and_says_what_it_waited_for() -> None:
+def test_fetch_ends_at_its_deadline_and_says_what_it_waited_for() -> None:
     world = World()
     world.append()
     world.fetch(3, max_wait_s=20.0)
@@ -272,7 +272,7 @@ def test_d18_fetch_ends_at_its_deadline_and_says_what_it_waited_for() -> None:
     )
 
 
-def test_d18_fetch_may_only_look() -> None:
+def test_fetch_may_only_look() -> None:
     world = World()
     world.fetch(1, max_wait_s=0.0)
     assert 1 == len(world.events(WaitElapsed))

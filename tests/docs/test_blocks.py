@@ -114,7 +114,7 @@ def run_offline() -> None:
     names["serialized_episodes"] = [pack_episode(an_episode(number)) for number in range(60)]
     names = run("docs/offline.md#batches", **names)
     assert 256 == names["batch"].env_step_count
-    run("docs/offline.md#pieces", **names)
+    run("docs/offline.md#stages", **names)
 
 
 def run_mixer() -> None:
@@ -170,7 +170,7 @@ HERE: dict[str, Callable[[], None]] = {
     "docs/offline.md#reading": run_offline,
     "docs/offline.md#findings": run_offline,
     "docs/offline.md#batches": run_offline,
-    "docs/offline.md#pieces": run_offline,
+    "docs/offline.md#stages": run_offline,
     "docs/offline.md#mixer": run_mixer,
     "docs/rollout.md#generator": run_generator,
     "docs/minestudio.md#switch": lambda: with_fragments("docs/minestudio.md#switch"),

@@ -198,8 +198,8 @@ def test_a_bug_in_the_load_is_neither_retried_nor_skipped() -> None:
     assert [[0]] == calls
 
 
-def test_d38_a_failed_iteration_leaks_nothing_into_the_next() -> None:
-    """D38: in-flight loads of an iteration that ended early were delivered by the next one."""
+def test_a_failed_iteration_leaks_nothing_into_the_next() -> None:
+    """In-flight loads of an iteration that ended early were delivered by the next one."""
     made = loader(missing(1), threads=4, prefetch_batches=6, retries=0)
     with pytest.raises(PayloadMissingError):
         list(made.batches(references(8), 1))
@@ -207,7 +207,7 @@ def test_d38_a_failed_iteration_leaks_nothing_into_the_next() -> None:
     assert [[n] for n in range(10, 20)] == list(made.batches(fresh, 1))
 
 
-def test_d38_leaving_the_loop_early_releases_everything() -> None:
+def test_leaving_the_loop_early_releases_everything() -> None:
     begun = []
 
     def load(job: Sequence[FragmentReference]) -> list[int]:

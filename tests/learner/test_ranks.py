@@ -21,7 +21,7 @@ import torch
 import breadbox
 from breadbox.errors import InvalidRequestError
 from breadbox.testing import ServerProcess, start_server
-from breadbox_learner.place import Place, place_from_environment
+from breadbox_learner.membership import Membership, membership_from_environment
 from breadbox_learner.ranks import RankLostError, meeting_of
 from breadbox_learner.source import FetchedBatch, LeaseSource, Share
 from support.eventually import eventually_sync
@@ -408,8 +408,10 @@ def test_ranks_meet_in_a_store_that_remembers_dead_ones(world_size: int) -> None
     met: list[str] = []
     for _ in range(3):
         with ThreadPoolExecutor(world_size) as threads:
-            places = [Place(rank, world_size) for rank in range(world_size)]
-            names = set(threads.map(lambda place: meeting_of(store, place, 20.0), places))
+            memberships = [Membership(rank, world_size) for rank in range(world_size)]
+            names = set(
+                threads.map(lambda membership: meeting_of(store, membership, 20.0), memberships)
+            )
         assert 1 == len(names)
         met += names
     assert 3 == len(set(met))
@@ -419,12 +421,12 @@ def test_rank_0_says_who_did_not_come() -> None:
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     store.set("breadbox/name/1", "of a dead rank 1")
     with pytest.raises(RankLostError, match=r"deadline 0\.2 s\): ranks \[1, 2\] did not come"):
-        meeting_of(store, Place(0, 3), 0.2)
+        meeting_of(store, Membership(0, 3), 0.2)
 
 
 def test_the_place_is_read_as_torchrun_sets_it() -> None:
-    assert Place(0, 1) == place_from_environment({})
-    assert Place(3, 4) == place_from_environment({"RANK": "3", "WORLD_SIZE": "4"})
+    assert Membership(0, 1) == membership_from_environment({})
+    assert Membership(3, 4) == membership_from_environment({"RANK": "3", "WORLD_SIZE": "4"})
     for wrong in ({"RANK": "4", "WORLD_SIZE": "4"}, {"RANK": "-1"}, {"RANK": "first"}):
         with pytest.raises(InvalidRequestError, match="RANK"):
-            place_from_environment(wrong)
+            membership_from_environment(wrong)

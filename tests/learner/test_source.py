@@ -219,7 +219,7 @@ def test_it_stops_waiting_when_told(
     assert 2 == len(client.requests)
 
 
-def test_d38_a_batch_that_cannot_be_loaded_is_left_out_and_poisons_nothing(
+def test_a_batch_that_cannot_be_loaded_is_left_out_and_poisons_nothing(
     client: FakeClient, make_source: Callable[..., LeaseSource]
 ) -> None:
     client.failing = {0, 2}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from breadbox.errors import SessionEndedError
-from breadbox_learner.place import Place
+from breadbox_learner.membership import Membership
 from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.progress import JsonLines, Progress
 from breadbox_learner.ranks import Alone, Ranks
@@ -261,7 +261,7 @@ def test_a_batch_that_could_not_be_trained_on_is_given_back(
 class ThreeRanks(Alone):
     """Rank 0 of three; the two others are scripted, and their share is as large as this one's."""
 
-    place = Place(0, 3)
+    membership = Membership(0, 3)
 
     def __init__(self, theirs: list[float]) -> None:
         self.theirs = theirs

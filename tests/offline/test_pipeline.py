@@ -9,12 +9,6 @@ import torch
 
 from breadbox_offline.episode import Episode
 from breadbox_offline.errors import SamplingError, SchemaError
-from breadbox_offline.pieces import (
-    default_pipeline,
-    make_advantages,
-    make_returns_to_go,
-    returns_to_go,
-)
 from breadbox_offline.pipeline import Draft, Pipeline, PipelineContext
 from breadbox_offline.prelearner import (
     InputMode,
@@ -25,6 +19,12 @@ from breadbox_offline.prelearner import (
 from breadbox_offline.report import FindingKind
 from breadbox_offline.sampling import StepSampling
 from breadbox_offline.serialized import pack_episode
+from breadbox_offline.stages import (
+    default_pipeline,
+    make_advantages,
+    make_returns_to_go,
+    returns_to_go,
+)
 from breadbox_offline.writers import step_columns
 from support.rllib_cases import make_toy_episode
 
@@ -47,7 +47,7 @@ def run(pipeline: Pipeline, episodes: list[Episode], **context: Any) -> dict[str
 
 
 class TestPieces:
-    def test_user_pieces_may_stand_anywhere(self) -> None:
+    def test_user_stages_may_stand_anywhere(self) -> None:
         def double(draft: Draft, _context: PipelineContext) -> None:
             draft.columns["rewards"] = [2 * each for each in draft.columns["rewards"]]
 
@@ -61,7 +61,7 @@ class TestPieces:
 
     def test_unknown_and_doubled_names_are_refused(self) -> None:
         pipeline = default_pipeline()
-        with pytest.raises(ValueError, match="no piece is named 'x'"):
+        with pytest.raises(ValueError, match="no stage is named 'x'"):
             pipeline.insert_before("x", "y", lambda _draft, _context: None)
         with pytest.raises(ValueError, match="already"):
             pipeline.append("batch", lambda _draft, _context: None)

@@ -70,8 +70,8 @@ class TestCapacity:
             assert model == [(episode.id, len(episode)) for episode in buffer.episodes()]
             assert sum(size for _, size in model) == buffer.step_count
             everything = [(key, step) for key, size in model for step in range(size)]
-            places = buffer.places(np.arange(buffer.step_count))
-            assert everything == [(place.episode.id, place.step) for place in places]
+            held = buffer.held_steps(np.arange(buffer.step_count))
+            assert everything == [(held.episode.id, held.step) for held in held]
 
 
 class TestJoining:
@@ -83,7 +83,9 @@ class TestJoining:
         assert [AddOutcome.ADDED, AddOutcome.HELD_APART, AddOutcome.JOINED] == outcomes
         (joined,) = buffer.episodes()
         assert whole.content_digest() == joined.content_digest()
-        assert {0, 1, 2, 3, 4, 5, 6, 7, 8} == {place.step for place in buffer.places(np.arange(9))}
+        assert {0, 1, 2, 3, 4, 5, 6, 7, 8} == {
+            held.step for held in buffer.held_steps(np.arange(9))
+        }
 
     @pytest.mark.parametrize(
         "part", [toy("a", 3), toy("a", 3, start=3), toy("a", 2, start=7, end="")]

@@ -148,7 +148,7 @@ def test_weights_travel_as_arrays_and_make_two_policies_equal() -> None:
 
 
 def test_weights_that_do_not_fit_are_named_and_change_nothing() -> None:
-    """D31: the ancestor loaded what fitted and labelled it as the new version."""
+    """The ancestor loaded what fitted and labelled it as the new version."""
     policy = policy_of("mlp", ACTIONS[0])
     before = policy_weights(policy)
     weights = {name: array + 1 for name, array in before.items()}

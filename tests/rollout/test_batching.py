@@ -35,7 +35,7 @@ def test_a_part_of_a_batch_waits_for_what_is_left_of_the_maximum() -> None:
 
 
 def test_fewer_live_environments_than_a_batch_holds_do_not_stall() -> None:
-    """D26: the ancestor spun forever."""
+    """The ancestor spun forever."""
     ready = queue(batch=8, wait_s=1e9)
     ready.add(0, 1, now=0.0)
     ready.add(1, 1, now=0.0)

@@ -120,7 +120,7 @@ def test_a_hidden_secret_that_is_read_back_is_not_taken_for_one(
 def test_a_mistake_is_one_line_and_exit_code_2(
     runner: CliRunner, arguments: list[str], problem: str
 ) -> None:
-    """D34: the ancestor started, and then waited forever."""
+    """The ancestor started, and then waited forever."""
     result = runner.invoke(cli, ["rollout", "--dry-run", *arguments])
     assert (2, "") == (result.exit_code, result.stdout)
     assert 1 == len(result.stderr.splitlines())
@@ -248,7 +248,7 @@ def test_ctrl_c_ends_generate_and_keeps_finished_episodes(tmp_path: Path) -> Non
 
 
 def test_a_worker_without_a_server_waits_says_so_and_drains_on_sigterm(tmp_path: Path) -> None:
-    """D35: the ancestor was killed, and with it everything that was under way."""
+    """The ancestor was killed, and with it everything that was under way."""
     log = tmp_path / "log"
     with log.open("w") as errors:
         process = subprocess.Popen(
@@ -295,7 +295,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_what_waiting_does_not_mend_ends_the_worker_before_it_starts(
     method: str, code: grpc.StatusCode, reason: str, runner: CliRunner, started: list[str]
 ) -> None:
-    """D34: a wrong token was a warning every second, beside environments that ran for nothing."""
+    """A wrong token was a warning every second, beside environments that ran for nothing."""
     fake = FakeService()
     fake.will(method, refuse(code, reason))
     with serving(fake) as address:

@@ -48,7 +48,7 @@ def test_an_episode_without_a_step_is_no_episode_and_the_next_starts_at_zero() -
 
 
 def test_a_task_lasts_for_its_episode_only() -> None:
-    """D28: the ancestor took a task for a dictionary, and its thread died."""
+    """The ancestor took a task for a dictionary, and its thread died."""
     tracker = EpisodeTracker("w", "default", 0.5)
     tasks = []
     for next_task in ("dig", None, None):
@@ -60,7 +60,7 @@ def test_a_task_lasts_for_its_episode_only() -> None:
 
 
 def test_reports_wait_for_nobody_and_those_that_are_too_many_are_counted() -> None:
-    """D28: the ancestor's rollout thread waited for every episode."""
+    """The ancestor's rollout thread waited for every episode."""
     gate, entered = threading.Event(), threading.Event()
 
     class Stuck(FakeService):

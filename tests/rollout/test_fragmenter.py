@@ -167,7 +167,7 @@ def test_an_episode_that_ends_just_after_the_border_belongs_to_the_next_fragment
 
 
 def test_both_flags_of_one_step_are_kept_apart() -> None:
-    """D24: the ancestor merged them."""
+    """The ancestor merged them."""
     trace = Trace()
     trace.run(["tc", "t", "c"])
     trace.push()
@@ -187,7 +187,7 @@ def test_one_step_fragments_and_one_step_episodes() -> None:
 
 
 def test_a_version_change_inside_is_kept_per_step() -> None:
-    """D25: the ancestor kept the oldest only."""
+    """The ancestor kept the oldest only."""
     trace = Trace()
     trace.run([""])
     trace.version = 4
@@ -213,7 +213,7 @@ def test_a_single_version_needs_no_column_even_if_the_next_step_is_newer() -> No
 
 
 def test_steps_too_old_to_be_admitted_are_dropped_and_the_next_fragment_says_so() -> None:
-    """D12: the ancestor's next fragment looked contiguous."""
+    """The ancestor's next fragment looked contiguous."""
     trace = Trace(staleness_max=1)
     trace.run([""] * 5)
     trace.version = 3
@@ -265,7 +265,7 @@ def test_a_new_session_counts_from_0_and_holds_nothing_of_the_old_one() -> None:
 def test_an_environment_that_failed_is_truncated_never_terminated_and_keeps_its_last_reward() -> (
     None
 ):
-    """D22, D23: the ancestor recorded a true terminal with reward 0."""
+    """The ancestor recorded a true terminal with reward 0."""
     trace = Trace()
     trace.run(["", ""])
     trace.push()
@@ -351,7 +351,7 @@ def test_a_failure_inside_a_fragment_breaks_no_chain_between_fragments() -> None
 
 
 def test_keys_that_vary_are_an_error_that_names_path_and_fragment_and_is_survived() -> None:
-    """D27: the ancestor's sender died."""
+    """The ancestor's sender died."""
     fragmenter = Fragmenter(worker_id="w", step_count=2)
 
     def push(obs: Any, first: bool = False) -> Fragment | None:

@@ -69,7 +69,7 @@ def test_an_episode_decoded_equals_the_frames_that_went_in(tmp_path: Path) -> No
 
 
 def test_an_episode_has_its_files_and_a_line_in_the_manifest(tmp_path: Path) -> None:
-    """D43, D44: the ancestor stored neither rewards nor ends, and no manifest."""
+    """The ancestor stored neither rewards nor ends, and no manifest."""
     with generating(tmp_path, "..t.c", worker_count=1, task="dig", model_version=7) as episodes:
         first, second = list(episodes)
     assert (True, False) == (first["terminated"], first["truncated"])
@@ -116,7 +116,7 @@ def test_exactly_so_many_episodes_are_finished_by_any_number_of_workers(tmp_path
     ("script", "kind"), [("..t.!", "step_raised"), ("..t.x", "died"), ("..t.h", "step_hung")]
 )
 def test_a_failure_costs_its_episode_only(tmp_path: Path, script: str, kind: str) -> None:
-    """D42: the ancestor's generator ended, and with it every other worker's episode."""
+    """The ancestor's generator ended, and with it every other worker's episode."""
     # On a busy machine any step may take long, so only the one that hangs is hurried.
     step_s_max = 0.5 if "h" in script else 30.0
     with generating(tmp_path, script, count=3, step_s_max=step_s_max) as episodes:
@@ -130,7 +130,7 @@ def test_a_failure_costs_its_episode_only(tmp_path: Path, script: str, kind: str
 
 
 def test_a_worker_that_always_fails_ends_the_generator_with_its_reason(tmp_path: Path) -> None:
-    """D42: the ancestor's limit on restarts was without effect."""
+    """The ancestor's limit on restarts was without effect."""
     with (
         generating(tmp_path, ".!", restarts_max=2) as episodes,
         pytest.raises(EnvironmentStartError, match="more than 2 times; last: step_raised"),
@@ -155,7 +155,7 @@ def test_ending_early_keeps_what_is_finished_and_nothing_else(tmp_path: Path) ->
 
 
 def test_workers_run_ahead_of_the_consumer_but_not_without_limit(tmp_path: Path) -> None:
-    """D45: the ancestor's worker idled until the consumer came back."""
+    """The ancestor's worker idled until the consumer came back."""
     with generating(tmp_path, "t", count=50, media="none", ready_max=3) as episodes:
         iterator = iter(episodes)
         next(iterator)
@@ -173,7 +173,7 @@ def test_workers_run_ahead_of_the_consumer_but_not_without_limit(tmp_path: Path)
 def test_a_relative_folder_means_the_same_in_every_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D33: the ancestor's processes each resolved it where they happened to be."""
+    """The ancestor's processes each resolved it where they happened to be."""
     monkeypatch.chdir(tmp_path)
     with generating(Path("out"), "..t", count=1, media="none") as episodes:
         monkeypatch.chdir("/")
@@ -230,7 +230,7 @@ def test_cartpole_is_drawn_into_its_video(tmp_path: Path) -> None:
 
 
 def test_nothing_in_the_files_can_be_executed_and_nothing_is_refused(tmp_path: Path) -> None:
-    """D32, D45: the ancestor's infos were pickles."""
+    """The ancestor's infos were pickles."""
     files = EpisodeFiles(tmp_path, "e", tmp_path / "partial", FileOptions(media="none"))
     files.add_info(
         {"odd": object, "nan": float("nan"), "big": np.zeros(1000), "small": np.arange(2)}
@@ -248,7 +248,7 @@ def test_nothing_in_the_files_can_be_executed_and_nothing_is_refused(tmp_path: P
 def test_a_lossy_video_of_odd_size_has_its_frames_and_an_empty_one_is_no_error(
     tmp_path: Path,
 ) -> None:
-    """D30: the ancestor's writer died without frames, and its environment then hung."""
+    """The ancestor's writer died without frames, and its environment then hung."""
     VideoWriter(tmp_path / "empty.mp4", 30).close()
     writer = VideoWriter(tmp_path / "odd.mp4", 30, crf=20)
     for step in range(7):

@@ -108,7 +108,7 @@ def test_an_ended_episode_shows_its_final_observation_and_the_first_of_the_next(
 def test_a_failed_step_is_no_answer_but_an_abort_followed_by_a_new_episode(
     letter: str, kind: str
 ) -> None:
-    """D23: the ancestor answered it with a terminal state."""
+    """The ancestor answered it with a terminal state."""
     group, arrays = started(f".{letter}.")
     group.step()
     notes = group.step()
@@ -134,7 +134,7 @@ def test_a_failure_costs_its_own_environment_only() -> None:
 
 
 def test_a_reset_that_raises_after_an_ended_episode_keeps_the_answer() -> None:
-    """D22: the ancestor lost the last reward."""
+    """The ancestor lost the last reward."""
     group, arrays = started("..r.")
     for _ in range(2):
         group.step()
@@ -163,7 +163,7 @@ def test_the_step_limit_truncates() -> None:
 def test_a_planned_rebuild_waits_for_the_end_of_the_episode_and_0_means_never(
     interval_s: float, builds: int
 ) -> None:
-    """D22, D29: the ancestor lost the last reward, and took 0 for always."""
+    """The ancestor lost the last reward, and took 0 for always."""
     made = []
     clock = Clock()
 
@@ -182,7 +182,7 @@ def test_a_planned_rebuild_waits_for_the_end_of_the_episode_and_0_means_never(
 
 
 def test_the_task_of_an_episode_is_noted_when_it_begins() -> None:
-    """D27: the ancestor put it into the first observation, which then had a key more."""
+    """The ancestor put it into the first observation, which then had a key more."""
     group, _ = group_of(lambda: scripted_env.make(".t", task="chop"))
     group.start()
     assert [{"env": 0, "task": "chop"}] == group.notes.tasks
@@ -191,7 +191,7 @@ def test_the_task_of_an_episode_is_noted_when_it_begins() -> None:
 
 
 def test_actions_are_copies_and_boxes_are_clipped() -> None:
-    """D43: the ancestor's environment changed the recorded action in place."""
+    """The ancestor's environment changed the recorded action in place."""
     seen = []
 
     class Greedy(ScriptedEnv):

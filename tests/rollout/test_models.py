@@ -42,7 +42,7 @@ def take(watcher: ModelWatcher) -> Model:
 
 
 def test_a_model_has_session_version_weights_and_limit_together() -> None:
-    """D21: the ancestor set them one by one."""
+    """The ancestor set them one by one."""
     service = FakeService(staleness_max=3)
     with watching(service) as watcher:
         assert None is watcher.take()
@@ -54,7 +54,7 @@ def test_a_model_has_session_version_weights_and_limit_together() -> None:
 
 
 def test_a_version_without_weights_keeps_those_that_nobody_took_yet() -> None:
-    """D21 (i): the ancestor lost the weights that came while it was busy."""
+    """The ancestor lost the weights that came while it was busy."""
     service = FakeService()
     with watching(service) as watcher:
         service.publish("s", 1, weights(1.0))
@@ -66,7 +66,7 @@ def test_a_version_without_weights_keeps_those_that_nobody_took_yet() -> None:
 
 
 def test_the_end_of_a_session_is_a_model_in_which_nothing_may_be_produced() -> None:
-    """D14: the ancestor produced for the session ""."""
+    """The ancestor produced for the session ""."""
     service = FakeService()
     with watching(service) as watcher:
         service.publish("s", 1, weights(1.0))
@@ -132,7 +132,7 @@ def test_why_there_is_no_answer_is_known_and_logged_once(
 
 
 def test_a_bug_that_ends_the_thread_is_raised_where_models_are_taken() -> None:
-    """D20: else the worker would go on with its model until all it makes is stale."""
+    """Else the worker would go on with its model until all it makes is stale."""
 
     class Buggy(FakeService):
         def load_weights(self, reference: PayloadReference) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_a_failure_inside_is_a_note_and_the_process_lives_on() -> None:
 
 
 def test_a_process_that_is_killed_is_noticed_and_started_again() -> None:
-    """D26: the ancestor kept both ends of the pipe, so it never saw the end."""
+    """The ancestor kept both ends of the pipe, so it never saw the end."""
     with pool_of(".x") as pool:
         next_event(pool)
         step(pool)
@@ -119,7 +119,7 @@ def test_a_process_that_is_killed_is_noticed_and_started_again() -> None:
 
 
 def test_a_step_that_hangs_is_killed_after_its_limit() -> None:
-    """D26: the ancestor had no limit on a step."""
+    """The ancestor had no limit on a step."""
     with pool_of(".h", step_s_max=0.5) as pool:
         next_event(pool)
         step(pool)
@@ -127,7 +127,7 @@ def test_a_step_that_hangs_is_killed_after_its_limit() -> None:
 
 
 def test_a_reset_that_hangs_has_a_limit_of_its_own_and_keeps_the_last_answer() -> None:
-    """D22: reward and end of the finished episode are still there."""
+    """Reward and end of the finished episode are still there."""
     with pool_of(".R", step_s_max=60.0, reset_s_max=0.5) as pool:
         next_event(pool)
         step(pool)

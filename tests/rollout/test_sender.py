@@ -112,7 +112,7 @@ def test_two_workers_of_one_name_are_noticed(caplog: pytest.LogCaptureFixture) -
 
 
 def test_what_is_known_to_be_refused_is_dropped_before_the_upload() -> None:
-    """D25, D19: the ancestor wrote 20 MB first."""
+    """The ancestor wrote 20 MB first."""
     with bench_of() as bench:
         bench.put(
             fragment_of(0, version=3),
@@ -169,7 +169,7 @@ def test_a_full_buffer_is_asked_again_with_what_was_not_admitted() -> None:
 
 
 def test_an_array_that_cannot_be_stored_costs_its_own_fragment_only() -> None:
-    """D27, D20: the ancestor's sender thread died, and the worker hung."""
+    """The ancestor's sender thread died, and the worker hung."""
 
     def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
         if any(fragment.fragment_index == 1 for fragment in fragments):
@@ -201,7 +201,7 @@ def test_what_cannot_be_delivered_before_the_end_is_counted() -> None:
 
 
 def test_a_bug_that_ends_the_thread_is_raised_where_the_environments_wait() -> None:
-    """D20: the ancestor's sender died in silence, and everybody waited for it for ever."""
+    """The ancestor's sender died in silence, and everybody waited for it for ever."""
 
     def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
         raise ZeroDivisionError("a bug")

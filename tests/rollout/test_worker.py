@@ -43,7 +43,7 @@ def fresh_weights(seed: int) -> dict[str, np.ndarray]:
 
 
 def test_nothing_is_produced_before_a_session_and_everything_after_is_right() -> None:
-    """D14: the ancestor filled the buffer for the session ""."""
+    """The ancestor filled the buffer for the session ""."""
     service = FakeService()
     with running_worker(service, LONG_SCRIPT) as rollout:
         assert 0 == rollout.worker.step_count
@@ -56,7 +56,7 @@ def test_nothing_is_produced_before_a_session_and_everything_after_is_right() ->
 
 
 def test_a_label_is_the_version_whose_weights_chose_the_action() -> None:
-    """D21: with labels and weights apart, the recorded log-prob would be another policy's."""
+    """With labels and weights apart, the recorded log-prob would be another policy's."""
     service = FakeService()
     published = {version: fresh_weights(version) for version in range(6)}
     with running_worker(service, LONG_SCRIPT) as rollout:
@@ -186,7 +186,7 @@ def test_a_fragment_that_begins_after_dropped_steps_has_its_state() -> None:
 
 
 def test_a_full_service_slows_the_environments_and_loses_nothing() -> None:
-    """D20: the ancestor's environments hung for good."""
+    """The ancestor's environments hung for good."""
     service = FakeService()
     gate = threading.Event()
 
@@ -269,7 +269,7 @@ def test_a_worker_that_a_full_service_holds_up_is_seen_to_live(tmp_path: Path) -
 
 
 def test_more_environments_than_a_batch_and_fewer_both_run() -> None:
-    """D26: the ancestor hung with fewer environments than a batch holds."""
+    """The ancestor hung with fewer environments than a batch holds."""
     for env_count, batch in ((1, 64), (5, 2)):
         service = FakeService()
         service.publish("s", 0)
@@ -299,7 +299,7 @@ def test_episodes_are_reported_with_how_they_ended() -> None:
 
 
 def test_chosen_episodes_are_recorded_while_fragments_stay_right(tmp_path: Path) -> None:
-    """D28, D30: every second episode of the first environment, also across failures."""
+    """Every second episode of the first environment, also across failures."""
     service = FakeService()
     service.publish("s", 3)
     manifest = tmp_path / "manifest.jsonl"
@@ -342,7 +342,7 @@ def test_an_environment_that_never_answers_ends_the_worker_with_a_few_lines(
 
 
 def test_weights_that_diverged_end_the_worker_with_their_reason() -> None:
-    """D36: the ancestor opened a debugger and hung."""
+    """The ancestor opened a debugger and hung."""
     service = FakeService()
     weights = fresh_weights(0)
     service.publish("s", 0, {name: np.full_like(array, np.nan) for name, array in weights.items()})
@@ -357,7 +357,7 @@ OTHER_WEIGHTS = {"head.weight": np.zeros(1, np.float32)}
 
 
 def test_a_new_session_of_another_policy_ends_the_worker_by_name() -> None:
-    """D31: the ancestor labelled its weights as the new version."""
+    """The ancestor labelled its weights as the new version."""
     service = FakeService()
     with running_worker(service, ".") as rollout:
         service.wait_until(lambda: service.watch_count > 0)
@@ -416,7 +416,7 @@ def test_what_was_answered_before_a_shared_process_died_is_kept() -> None:
 def test_a_failure_is_counted_by_kind_and_every_fragment_stays_right(
     script: str, kind: str
 ) -> None:
-    """D20, D23, D26: the ancestor died, hung, or invented a terminal state."""
+    """The ancestor died, hung, or invented a terminal state."""
     service = FakeService()
     service.publish("s", 0)
     limits: dict[str, Any] = {"step_s_max": 1.0, "reset_s_max": 1.0} if "hung" in kind else {}

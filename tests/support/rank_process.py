@@ -10,7 +10,7 @@ import sys
 import torch
 
 import breadbox
-from breadbox_learner.place import place_from_environment
+from breadbox_learner.membership import membership_from_environment
 from breadbox_learner.ranks import joined
 from breadbox_learner.returns import EpisodeReturns
 from breadbox_learner.source import LeaseSource, Share
@@ -19,21 +19,21 @@ RANK_LIMIT_S = 60.0
 
 
 def main(address: str, fragments_per_draw: int, draws: int) -> None:
-    place = place_from_environment()
+    membership = membership_from_environment()
     returns = EpisodeReturns(window=10_000)
     own: list[float] = []
     seen: list[tuple[str, str, int]] = []
     sizes = []
     with (
         breadbox.connect(address) as client,
-        joined(place, device=torch.device("cpu"), limit_s=RANK_LIMIT_S) as ranks,
+        joined(membership, device=torch.device("cpu"), limit_s=RANK_LIMIT_S) as ranks,
     ):
         # Ranks meet here once; asking for their shares they say nothing to each other.
-        nonce = ranks.from_main(f"made-by-rank-{place.rank}".encode()).decode()
+        nonce = ranks.from_main(f"made-by-rank-{membership.rank}".encode()).decode()
         source = LeaseSource(
             client,
             fragment_count=fragments_per_draw,
-            share=Share(place.rank, place.world_size, nonce),
+            share=Share(membership.rank, membership.world_size, nonce),
             prefetch_batches=1,
         )
         for _ in range(draws):
@@ -50,7 +50,7 @@ def main(address: str, fragments_per_draw: int, draws: int) -> None:
         sys.stdout.write(
             json.dumps(
                 {
-                    "rank": place.rank,
+                    "rank": membership.rank,
                     "nonce": nonce,
                     "seen": seen,
                     "sizes": sizes,
@@ -58,11 +58,13 @@ def main(address: str, fragments_per_draw: int, draws: int) -> None:
                     "gathered": ranks.gathered(mine).tolist(),
                     # Unequal lengths: rank 1 has none.
                     "uneven": ranks.gathered(
-                        torch.full((place.rank - 1 if place.rank else 1, 2), place.rank)
+                        torch.full(
+                            (membership.rank - 1 if membership.rank else 1, 2), membership.rank
+                        )
                     ).tolist(),
                     "none": ranks.gathered(torch.zeros(0, 2)).tolist(),
                     "summed": float(ranks.sum(mine.sum())),
-                    "largest": ranks.largest(place.rank),
+                    "largest": ranks.largest(membership.rank),
                 }
             )
             + "\n"

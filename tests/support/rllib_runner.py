@@ -15,7 +15,6 @@ from breadbox_offline.episode import Episode
 from breadbox_offline.episode_buffer import EpisodeBuffer
 from breadbox_offline.multi_agent import MultiAgentEpisode
 from breadbox_offline.options import MappingOptions, RowGrouping
-from breadbox_offline.pieces import add_one_step, default_pipeline, returns_to_go
 from breadbox_offline.pipeline import DEFAULT_MODULE, PipelineContext
 from breadbox_offline.prelearner import (
     InputMode,
@@ -40,6 +39,7 @@ from breadbox_offline.sampling import (
 )
 from breadbox_offline.schema import OfflineSchema
 from breadbox_offline.serialized import map_serialized
+from breadbox_offline.stages import add_one_step, default_pipeline, returns_to_go
 from breadbox_offline.validation import validate_episodes
 from support.rllib_cases import describe, make_episode, make_toy_episode
 

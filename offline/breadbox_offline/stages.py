@@ -1,4 +1,4 @@
-"""The pieces of the default pipeline, and a few that algorithms add."""
+"""The stages of the default pipeline, and a few that algorithms add."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,10 +15,10 @@ from breadbox_offline.errors import OfflineDataError, SamplingError
 from breadbox_offline.pipeline import (
     DEFAULT_MODULE,
     Draft,
-    Piece,
     Pipeline,
     PipelineContext,
     RowSpan,
+    Stage,
 )
 from breadbox_offline.rows import stack
 from breadbox_offline.schema import (
@@ -44,16 +44,16 @@ VALUE_TARGETS = "value_targets"
 
 
 def default_pipeline(*, next_observations: bool = True, tensors: bool = True) -> Pipeline:
-    """The pieces that most algorithms need, in order.
+    """The stages that most algorithms need, in order.
 
     Args:
         next_observations: Add the column `new_obs`.
         tensors: End with torch tensors on the context's device; else everything stays numpy.
     """
-    pieces: list[tuple[str, Piece]] = [("observations", add_observations)]
+    stages: list[tuple[str, Stage]] = [("observations", add_observations)]
     if next_observations:
-        pieces.append(("next_observations", add_next_observations))
-    pieces += [
+        stages.append(("next_observations", add_next_observations))
+    stages += [
         ("columns", add_columns),
         ("rows", cut_rows),
         ("states", add_states),
@@ -61,8 +61,8 @@ def default_pipeline(*, next_observations: bool = True, tensors: bool = True) ->
         ("batch", batch_items),
     ]
     if tensors:
-        pieces.append(("tensors", convert_to_tensors))
-    return Pipeline(pieces)
+        stages.append(("tensors", convert_to_tensors))
+    return Pipeline(stages)
 
 
 def add_observations(draft: Draft, _context: PipelineContext) -> None:
@@ -195,8 +195,8 @@ def add_one_step(draft: Draft, _context: PipelineContext) -> None:
     draft.columns[LOSS_MASK] = [np.arange(len(e) + 1) < len(e) for e in originals]
 
 
-def make_returns_to_go(discount: float) -> Piece:
-    """A piece that adds `returns_to_go`: discounted sums of the rewards still to come."""
+def make_returns_to_go(discount: float) -> Stage:
+    """A stage that adds `returns_to_go`: discounted sums of the rewards still to come."""
 
     def add_returns_to_go(draft: Draft, _context: PipelineContext) -> None:
         draft.columns[RETURNS_TO_GO] = [
@@ -216,8 +216,8 @@ def returns_to_go(rewards: NDArray[Any], discount: float) -> NDArray[np.float32]
     return sums.astype(np.float32)
 
 
-def make_advantages(discount: float, gae_lambda: float) -> Piece:
-    """A piece that adds `advantages` and `value_targets` by generalised advantage estimation.
+def make_advantages(discount: float, gae_lambda: float) -> Stage:
+    """A stage that adds `advantages` and `value_targets` by generalised advantage estimation.
 
     Needs `values` in the context: all T + 1 observations are valued, so that an episode that was
     cut off, or a slice, bootstraps from what it led to.

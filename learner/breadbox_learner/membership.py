@@ -8,7 +8,7 @@ from breadbox.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Membership:
     """This process among its peers."""
 
     rank: int = 0
@@ -20,20 +20,23 @@ class Place:
         return self.rank == 0
 
 
-def place_from_environment(environment: Mapping[str, str] = os.environ) -> Place:
+def membership_from_environment(environment: Mapping[str, str] = os.environ) -> Membership:
     """Read RANK and WORLD_SIZE as torchrun sets them; without them the process is alone.
 
     Raises:
         InvalidRequestError: They are no numbers, or contradict each other.
     """
     try:
-        place = Place(int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1")))
+        membership = Membership(
+            int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+        )
     except ValueError as error:
         raise InvalidRequestError(
             "RANK and WORLD_SIZE", f"must be whole numbers: {error}"
         ) from error
-    if not 0 <= place.rank < place.world_size:
+    if not 0 <= membership.rank < membership.world_size:
         raise InvalidRequestError(
-            "RANK", f"must be from 0 to WORLD_SIZE - 1, got {place.rank} of {place.world_size}"
+            "RANK",
+            f"must be from 0 to WORLD_SIZE - 1, got {membership.rank} of {membership.world_size}",
         )
-    return place
+    return membership

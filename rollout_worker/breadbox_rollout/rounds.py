@@ -1,4 +1,4 @@
-"""One turn of a policy: it acts for the rows of some groups, whose environments then may step."""
+"""One round of a policy: it acts for the rows of some groups, whose environments then may step."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,20 @@ from breadbox_rollout.inference import Decision, Inference
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Round:
     """What the policy saw and did; rows in the order of the arrays."""
 
     obs: Tree
-    """Leaves [B, ...]; the turn's own memory."""
+    """Leaves [B, ...]; the round's own memory."""
     first: NDArray[np.bool_]
     acts: NDArray[np.bool_]
     """Where the action counts."""
     decision: Decision
 
 
-def take_turn(
+def play_round(
     arrays: list[GroupArrays], inference: Inference, states: list[State], model_version: int
-) -> Turn:
+) -> Round:
     """Run the policy once for all rows, and write its actions for the environments to read."""
     # Copied: environments overwrite theirs as soon as they are told to step.
     obs = joined([entry.obs for entry in arrays])
@@ -33,7 +33,7 @@ def take_turn(
     acts = np.concatenate([entry.acts for entry in arrays])
     decision = inference.act(obs, states, first)
     write_actions(arrays, decision.action, decision.value, model_version)
-    return Turn(obs, first, acts, decision)
+    return Round(obs, first, acts, decision)
 
 
 def write_actions(
