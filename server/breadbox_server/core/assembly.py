@@ -64,8 +64,8 @@ class Worker:
         self.open_chunk: OpenChunk | None = None
 
 
-class Placement(NamedTuple):
-    """What placing a fragment would do, or did."""
+class Foreseen(NamedTuple):
+    """What taking a fragment in would do, or did."""
 
     gap: DiscardReason | None
     """Why the worker's open chunk goes first; None: it goes on, or there is none."""
@@ -74,8 +74,8 @@ class Placement(NamedTuple):
     closes_chunk: bool
 
 
-_CLOSES = Placement(None, 0, closes_chunk=True)
-_GOES_ON = Placement(None, 0, closes_chunk=False)
+_CLOSES = Foreseen(None, 0, closes_chunk=True)
+_GOES_ON = Foreseen(None, 0, closes_chunk=False)
 
 
 class Assembly:
@@ -128,14 +128,14 @@ class Assembly:
         assert worker.open_chunk is None
         del self._workers[worker.worker_id]
 
-    def foresee(self, worker: Worker | None, fragment: Fragment) -> Placement:
+    def foresee(self, worker: Worker | None, fragment: Fragment) -> Foreseen:
         """Say what `place` would do with a fragment; None is a worker not yet remembered."""
         open_chunk = None if worker is None else worker.open_chunk
         if open_chunk is None:
             return _CLOSES if self._fragments_per_chunk == 1 else _GOES_ON
         gap = open_chunk.gap_before(fragment)
         if gap is not None:
-            return Placement(gap, open_chunk.size_bytes, self._fragments_per_chunk == 1)
+            return Foreseen(gap, open_chunk.size_bytes, self._fragments_per_chunk == 1)
         closes = len(open_chunk.fragments) + 1 == self._fragments_per_chunk
         return _CLOSES if closes else _GOES_ON
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from breadbox_server.core import admission
-from breadbox_server.core.assembly import Placement, Worker
+from breadbox_server.core.assembly import Foreseen, Worker
 from breadbox_server.core.config import FullPolicy
 from breadbox_server.core.counters import FRAGMENTS_JUDGED
 from breadbox_server.core.description import AppendCredit
@@ -50,8 +50,8 @@ class Intake:
         worker = assembly.find(fragment.worker_id)
         return self._judge(fragment, worker, assembly.foresee(worker, fragment))
 
-    def _judge(self, fragment: Fragment, worker: Worker | None, placement: Placement) -> Appended:
-        outcome = admission.judge(self._circumstances(fragment, worker, placement))
+    def _judge(self, fragment: Fragment, worker: Worker | None, foreseen: Foreseen) -> Appended:
+        outcome = admission.judge(self._circumstances(fragment, worker, foreseen))
         if outcome is AdmissionOutcome.DUPLICATE and worker is not None:
             return Appended(outcome, worker.outcomes.outcome(fragment.fragment_index))
         if outcome is not AdmissionOutcome.WRONG_SESSION:
@@ -68,11 +68,11 @@ class Intake:
         check_fragment(fragment)
         state = self._state
         worker = state.assembly.find(fragment.worker_id)
-        placement = state.assembly.foresee(worker, fragment)
-        answer = self._judge(fragment, worker, placement)
+        foreseen = state.assembly.foresee(worker, fragment)
+        answer = self._judge(fragment, worker, foreseen)
         outcome = answer.outcome
         if outcome in REMEMBERED:
-            self._carry_out(fragment, outcome, placement, now=now)
+            self._carry_out(fragment, outcome, foreseen, now=now)
         else:
             state.counters.add(FRAGMENTS_JUDGED[outcome])
         state.events.append(FragmentJudged(state.name, outcome, fragment.payload.size_bytes))
@@ -81,16 +81,16 @@ class Intake:
     def carry_out(self, fragment: Fragment, outcome: AdmissionOutcome, *, now: float) -> None:
         """Do what an outcome of ADMITTED or STALE, once decided, does to the buffer."""
         assembly = self._state.assembly
-        placement = assembly.foresee(assembly.find(fragment.worker_id), fragment)
-        self._carry_out(fragment, outcome, placement, now=now)
+        foreseen = assembly.foresee(assembly.find(fragment.worker_id), fragment)
+        self._carry_out(fragment, outcome, foreseen, now=now)
 
     def _carry_out(
-        self, fragment: Fragment, outcome: AdmissionOutcome, placement: Placement, *, now: float
+        self, fragment: Fragment, outcome: AdmissionOutcome, foreseen: Foreseen, *, now: float
     ) -> None:
         state = self._state
         worker = self._remember(fragment.worker_id)
         if outcome is AdmissionOutcome.ADMITTED:
-            self._admit(worker, fragment, placement, now=now)
+            self._admit(worker, fragment, foreseen, now=now)
             state.model.step_count = fragment.step_count
         worker.outcomes.remember(
             fragment.fragment_index, outcome, state.config.outcomes_per_worker_max
@@ -215,7 +215,7 @@ class Intake:
         return self._state.assembly.first_idle(self._state.payloads.holds_of)
 
     def _circumstances(
-        self, fragment: Fragment, worker: Worker | None, placement: Placement
+        self, fragment: Fragment, worker: Worker | None, foreseen: Foreseen
     ) -> admission.Circumstances:
         state = self._state
         config, table = state.config, state.holdings.table
@@ -226,12 +226,12 @@ class Intake:
             fragment.model_version_min,
             state.model.version_min(config.staleness_max),
             fragment.payload.size_bytes,
-            placement.closes_chunk,
+            foreseen.closes_chunk,
             len(table),
             config.capacity_chunks,
-            not placement.closes_chunk or self._limiter_permits(),
+            not foreseen.closes_chunk or self._limiter_permits(),
             config.full_policy,
-            state.payloads.referred_bytes - placement.discarded_bytes,
+            state.payloads.referred_bytes - foreseen.discarded_bytes,
             table.unleased_bytes,
             config.capacity_bytes,
         )
@@ -241,15 +241,13 @@ class Intake:
         limiter = state.limiter
         return not limiter.limits_inserts or limiter.may_insert(state.flow) or state.is_starved()
 
-    def _admit(
-        self, worker: Worker, fragment: Fragment, placement: Placement, *, now: float
-    ) -> None:
+    def _admit(self, worker: Worker, fragment: Fragment, foreseen: Foreseen, *, now: float) -> None:
         """Make room for an admitted fragment, then take it."""
         state = self._state
-        if placement.gap is not None:
-            state.discard(state.assembly.discard(worker), placement.gap)
+        if foreseen.gap is not None:
+            state.discard(state.assembly.discard(worker), foreseen.gap)
         config, holdings = state.config, state.holdings
-        if placement.closes_chunk and len(holdings.table) >= config.capacity_chunks:
+        if foreseen.closes_chunk and len(holdings.table) >= config.capacity_chunks:
             holdings.evict_to_count(config.capacity_chunks - 1)
         size_bytes_max = config.capacity_bytes - fragment.payload.size_bytes
         if state.payloads.referred_bytes > size_bytes_max:
