@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from breadbox.types import QuarantinedFragment as QuarantinedFragment
     from breadbox.types import ReleaseMode as ReleaseMode
     from breadbox.types import SampleToInsertRatio as SampleToInsertRatio
+    from breadbox.types import SchemaPolicy as SchemaPolicy
     from breadbox.types import StoreConfig as StoreConfig
     from breadbox.types import TorchDevice as TorchDevice
 
@@ -99,6 +100,7 @@ _HOMES = {
         "QuarantinedFragment",
         "ReleaseMode",
         "SampleToInsertRatio",
+        "SchemaPolicy",
         "StoreConfig",
         "TorchDevice",
     ),

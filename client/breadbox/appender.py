@@ -27,6 +27,7 @@ from breadbox.errors import (
     InvalidRequestError,
     LimitExceededError,
     ReplayBufferError,
+    SchemaMismatchError,
     UnsupportedArrayError,
 )
 from breadbox.fragment import Fragment
@@ -49,6 +50,7 @@ OnFailure = Literal["stop", "persist"]
 
 stop: it ends, and raises the error where fragments are given. persist: it tries again, for as long
 as it is open, whatever may pass; a fragment that no server or store takes is dropped, and counted.
+A schema that is not the session's ends it all the same: no fragment that follows has another.
 """
 
 
@@ -129,9 +131,17 @@ class _Held(NamedTuple):
     given_at: float
 
 
+_UNSETTLED = (
+    AdmissionOutcome.BUFFER_FULL,
+    AdmissionOutcome.BYTES_FULL,
+    AdmissionOutcome.PAYLOAD_MISSING,
+    AdmissionOutcome.SCHEMA_UNKNOWN,
+)
+
+
 def _is_settled(result: AppendResult) -> bool:
     """Whether its fragment is not to be sent again."""
-    return not (result.outcome.asks_to_wait or result.outcome is AdmissionOutcome.PAYLOAD_MISSING)
+    return result.outcome not in _UNSETTLED
 
 
 class Appender:
@@ -359,6 +369,9 @@ class Appender:
                 self._refuse(fragments, error)
                 return True
             return self._goes_on_after(error)
+        except SchemaMismatchError as error:
+            self._stop(error)
+            return False
         except ReplayBufferError as error:
             return self._goes_on_after(error)
         self._outage.succeeded()

@@ -12,7 +12,12 @@ from breadbox.errors import InvalidRequestError, TreeMismatchError, UnsupportedA
 from breadbox.fragment import Tree
 from breadbox.payload.dtypes import BFLOAT16, as_leaf, byte_view
 from breadbox.payload.format import Head
-from breadbox.payload.fragments import FIELDS, Selection, decode_fragment
+from breadbox.payload.fragments import (
+    FIELDS,
+    PER_FRAGMENT_FIELDS,
+    Selection,
+    decode_fragment,
+)
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.receive import Placement, receive
 from breadbox.stores.base import PayloadStore
@@ -40,10 +45,7 @@ else:
 
     LeafT = TypeVar("LeafT")
 
-_PER_FRAGMENT_FIELDS = frozenset({"final_obs_step", "final_obs", "model_version"})
-"""Fields that one fragment of a batch may have and another not, or in another length."""
-
-_STACKED_FIELDS = tuple(name for name in FIELDS if name not in _PER_FRAGMENT_FIELDS)
+_STACKED_FIELDS = tuple(name for name in FIELDS if name not in PER_FRAGMENT_FIELDS)
 
 _LEAF_FIELDS = (*_STACKED_FIELDS, "model_version", "final_obs_row", "final_obs_step", "final_obs")
 
@@ -383,7 +385,7 @@ class _Builder:
             numbers = range(len(head.layout.arrays))
             pairs = list(zip(numbers, numbers, strict=True))
         else:
-            pairs = self._pair_by_structure(position, head, stack)
+            pairs = self._pair_by_name(position, head, stack)
         rows = {}
         for index, template_index in pairs:
             array = stack.arrays[template_index]
@@ -397,23 +399,35 @@ class _Builder:
             rows[index] = array
         return rows
 
-    def _pair_by_structure(self, position: int, head: Head, stack: Stack) -> list[tuple[int, int]]:
-        """Pair the arrays of two structures that may number them differently."""
+    def _pair_by_name(self, position: int, head: Head, stack: Stack) -> list[tuple[int, int]]:
+        """Pair the arrays of two structures that may number them differently.
+
+        Fragments of the same arrays are alike, whatever else is in their trees: lists or tuples,
+        None where others have nothing.
+        """
         part_read = self._selection.part_read
-        for name in _STACKED_FIELDS:
-            # What is not read may differ.
-            require_alike(
-                part_read(stack.structure[name], stack.template),
-                part_read(head.layout.structure[name], head.layout.arrays),
-                path=name,
-                where=self._where(position),
-            )
         by_name = {stored.name: index for index, stored in enumerate(stack.template)}
+        if self._names_read(head.layout.arrays) != self._names_read(stack.template):
+            for name in _STACKED_FIELDS:
+                # What is not read may differ.
+                require_alike(
+                    part_read(stack.structure[name], stack.template),
+                    part_read(head.layout.structure[name], head.layout.arrays),
+                    path=name,
+                    where=self._where(position),
+                )
         return [
             (index, by_name[stored.name])
             for index, stored in enumerate(head.layout.arrays)
             if stored.name in by_name and not _is_per_fragment(stored.name)
         ]
+
+    def _names_read(self, arrays: Sequence[StoredArray]) -> set[str]:
+        return {
+            stored.name
+            for stored in arrays
+            if not _is_per_fragment(stored.name) and self._selection.reads(stored.name)
+        }
 
     def _model_versions(self) -> NDArray[np.int64] | None:
         """int64[B, T], from what the fragments hold and, where they hold nothing, from metadata."""
@@ -472,7 +486,7 @@ class _Builder:
 
 
 def _is_per_fragment(name: str) -> bool:
-    return field_of(name) in _PER_FRAGMENT_FIELDS
+    return field_of(name) in PER_FRAGMENT_FIELDS
 
 
 def _named(structure: Structure, head: Head, leaves: Mapping[str, Any]) -> Tree:

@@ -6,14 +6,18 @@ every RPC why repeating it is safe; an RPC that is not in it cannot be called.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from uuid import uuid4
 
 from google.protobuf.message import Message
 
 from breadbox import types, wire
 from breadbox.fragment import Fragment
+from breadbox.schemas import SCHEMAS_TOLD_MAX
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from breadbox.payload import Written
 
 Reply = TypeVar("Reply")
 
@@ -134,16 +138,29 @@ def append_fragments(
 
 
 def announce_fragments(
-    buffer: str, fragments: Sequence[Fragment], payloads: Sequence[types.PayloadReference]
+    buffer: str,
+    fragments: Sequence[Fragment],
+    written: "Sequence[Written]",
+    *,
+    tells_schemas: bool = False,
 ) -> Call[types.AppendReply]:
-    """Announce fragments whose payloads are written, one payload each; as `append_fragments`."""
+    """Announce fragments whose payloads are written; as `append_fragments`.
+
+    Args:
+        buffer: Where they go.
+        fragments: What they are.
+        written: One for each.
+        tells_schemas: Whether their schemas go with them.
+    """
+    schemas = {each.schema.hash: each.schema.message for each in written if each.schema}
     request = wire.build(
         pb.AppendFragmentsRequest,
         buffer=buffer,
         fragments=[
-            wire.announcement(fragment, payload)
-            for fragment, payload in zip(fragments, payloads, strict=True)
+            wire.announcement(fragment, each.payload, each.schema.hash if each.schema else 0)
+            for fragment, each in zip(fragments, written, strict=True)
         ],
+        schemas=list(schemas.values())[:SCHEMAS_TOLD_MAX] if tells_schemas else (),
     )
     return Call("AppendFragments", request, wire.append_reply_from_wire)
 

@@ -204,6 +204,21 @@ class PayloadFormatError(StoreError):
         self.supported = supported
 
 
+class SchemaMismatchError(ReplayBufferError):
+    """A fragment has other arrays than those of its session; names the path, wanted and got.
+
+    A learner could not stack them, so the server refuses it. All workers of a session need the same
+    environment, wrappers and policy; a new session may have others, and a buffer whose `schema` is
+    `any` takes all.
+    """
+
+    def __init__(self, text: str, path: str, wanted: str, got: str) -> None:
+        super().__init__(text)
+        self.path = path
+        self.wanted = wanted
+        self.got = got
+
+
 class TreeMismatchError(ReplayBufferError, ValueError):
     """Two trees that should be alike differ; names the path, what was wanted and what was got."""
 

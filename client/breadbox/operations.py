@@ -627,12 +627,14 @@ class _Appending:
         self._store = store
         self._fragments = fragments
         self._codecs = codecs
-        self._references: list[PayloadReference] = []
+        self._written: list[payload.Written] = []
         self._call: Call[AppendReply] | None = None
         """Announces all of the group; None: not made yet, or not for all any more."""
         self._results = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
         self._failed: tuple[errors.StoreUnavailableError, float] | None = None
         """How the first attempt at writing failed, and when."""
+        self._tells_schemas = False
+        """Whether the server asked for them."""
         self._doubtful: set[int] = set()
         """Positions announced by a call that was sent more than once (O3)."""
         self._losses = RetryBudget(context.policy, context.rng)
@@ -640,7 +642,7 @@ class _Appending:
 
     def run(self, following: "_Appending | None") -> Operation[list[AppendResult]]:
         pending: Sequence[int] = range(len(self._fragments))
-        if not self._references:
+        if not self._written:
             halves = yield from self._write_or_halve()
             if halves:
                 return (yield from _run_in_order(halves, len(self._fragments)))
@@ -670,27 +672,27 @@ class _Appending:
                 ]
             except errors.StoreUnavailableError:
                 pass  # Below the store is waited for.
-        if not self._references:
-            self._references = yield from self._write(range(len(self._fragments)))
+        if not self._written:
+            self._written = yield from self._write(range(len(self._fragments)))
         return []
 
     def _write_now(self, deadline: Deadline) -> None:
         """Write everything. That the store was away is remembered: it is part of the outage."""
         try:
-            self._references = payload.write_fragments(
+            self._written = payload.write_and_describe(
                 self._store.within(deadline), self._fragments, codecs=self._codecs
             )
         except errors.StoreUnavailableError as error:
             self._failed = error, self._context.now()
             raise
 
-    def _write(self, positions: Sequence[int]) -> Operation[list[PayloadReference]]:
+    def _write(self, positions: Sequence[int]) -> Operation[list[payload.Written]]:
         fragments = [self._fragments[position] for position in positions]
         failed, self._failed = self._failed, None
         return (
             yield from storing(
                 self._context,
-                lambda deadline: payload.write_fragments(
+                lambda deadline: payload.write_and_describe(
                     self._store.within(deadline), fragments, codecs=self._codecs
                 ),
                 failed,
@@ -706,7 +708,8 @@ class _Appending:
         return calls.announce_fragments(
             self._buffer,
             [self._fragments[position] for position in pending],
-            [self._references[position] for position in pending],
+            [self._written[position] for position in pending],
+            tells_schemas=self._tells_schemas,
         )
 
     def _announce(
@@ -727,13 +730,17 @@ class _Appending:
             )
         if attempts > 1:
             self._doubtful.update(pending)
+        told = self._tells_schemas
         left, missing, refused = self._sort(pending, reply.results)
         yield from _discard(context, self._store, refused)
         if missing:
             yield from self._rewrite(missing)
         if len(missing) < len(pending):
             self._losses = RetryBudget(context.policy, context.rng)
-        waits = any(self._results[position].outcome.asks_to_wait for position in left)
+        outcomes = {self._results[position].outcome for position in left}
+        waits = any(each.asks_to_wait for each in outcomes)
+        # Told, and not known all the same: a session began meanwhile, again and again.
+        waits = waits or (told and AdmissionOutcome.SCHEMA_UNKNOWN in outcomes)
         return ((reply.retry_delay_s or 0.25) if waits else None), left
 
     def _sort(
@@ -747,19 +754,22 @@ class _Appending:
             self._results[position] = result
             if result.outcome.asks_to_wait:
                 left.append(position)
+            elif result.outcome is AdmissionOutcome.SCHEMA_UNKNOWN:
+                left.append(position)
+                self._tells_schemas = True
             elif result.outcome is AdmissionOutcome.PAYLOAD_MISSING:
                 left.append(position)
                 missing.append(position)
             elif result.outcome in _REFUSED and position not in self._doubtful:
-                refused.append(self._references[position])
+                refused.append(self._written[position].payload)
         return left, missing, refused
 
     def _rewrite(self, missing: Sequence[int]) -> Operation[None]:
-        lost = errors.PayloadMissingError(self._references[missing[0]].payload_id)
+        lost = errors.PayloadMissingError(self._written[missing[0]].payload.payload_id)
         yield from _wait_after_loss(self._context, self._losses, lost)
-        references = yield from self._write(missing)
-        for position, reference in zip(missing, references, strict=True):
-            self._references[position] = reference
+        rewritten = yield from self._write(missing)
+        for position, written in zip(missing, rewritten, strict=True):
+            self._written[position] = written
 
     def _give_up_if_late(
         self, progress_at: float, left: Sequence[int], delay_s: float
@@ -767,7 +777,7 @@ class _Appending:
         waited_s = self._context.now() - progress_at
         if waited_s < self._context.options.append_wait_s:
             return
-        sure = [self._references[p] for p in left if p not in self._doubtful]
+        sure = [self._written[p].payload for p in left if p not in self._doubtful]
         yield from _discard(self._context, self._store, sure)
         error = errors.BackpressureError(
             f"{len(left)} fragments found no room in buffer {self._buffer!r} for {waited_s:.0f} s",

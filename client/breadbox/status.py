@@ -89,6 +89,11 @@ def _backpressure(failure: Failure) -> errors.ReplayBufferError:
     )
 
 
+def _schema_mismatch(failure: Failure) -> errors.ReplayBufferError:
+    fields = (failure.text_of(name) for name in ("path", "wanted", "got"))
+    return errors.SchemaMismatchError(failure.text, *fields)
+
+
 BY_REASON: Mapping[int, Callable[[Failure], errors.ReplayBufferError]] = {
     errors_pb2.ARGUMENT_INVALID: _invalid,
     errors_pb2.PAYLOAD_SIZE_MISMATCH: _invalid,
@@ -130,6 +135,7 @@ BY_REASON: Mapping[int, Callable[[Failure], errors.ReplayBufferError]] = {
         f"{failure.text}; give one as BREADBOX_TOKEN, --token or connect(token=...)"
     ),
     errors_pb2.PERMISSION_DENIED: lambda failure: errors.PermissionDeniedError(failure.text),
+    errors_pb2.SCHEMA_MISMATCH: _schema_mismatch,
     errors_pb2.INTERNAL: lambda failure: errors.InternalError(failure.text),
 }
 """Every value of `breadbox.v1.ErrorReason`; a test holds it against the server's own table."""

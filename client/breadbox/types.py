@@ -39,6 +39,8 @@ class AdmissionOutcome(Enum):
     BUFFER_FULL = "buffer_full"
     BYTES_FULL = "bytes_full"
     PAYLOAD_MISSING = "payload_missing"
+    SCHEMA_UNKNOWN = "schema_unknown"
+    """The library tells the schema, and sends the fragment again: nobody else meets this."""
 
     @property
     def asks_to_wait(self) -> bool:
@@ -51,6 +53,13 @@ class FullPolicy(Enum):
 
     EVICT_OLDEST = "evict_oldest"
     BLOCK = "block"
+
+
+class SchemaPolicy(Enum):
+    """Whether fragments of a session may differ in their arrays; see `BufferDescription.schema`."""
+
+    ONE = "one"
+    ANY = "any"
 
 
 class LeaseExpiryPolicy(Enum):
@@ -99,6 +108,8 @@ class FragmentMetadata:
     payload: PayloadReference
     step_count: int
     discontinuity: bool = False
+    schema_hash: int = 0
+    """Of its schema; fragments of one hash can be stacked. 0: its producer does not say."""
 
 
 class ArrayType(NamedTuple):
@@ -224,6 +235,7 @@ class BufferConfig:
     open_chunk_s: float | None = None
     sampler: str | None = None
     limiter: MinimumChunks | SampleToInsertRatio | None = None
+    schema: SchemaPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +285,16 @@ class BufferDescription:
     session_id: str
     model_version: int | None
     state: BufferState
+    schemas: tuple[Mapping[str, ArrayType], ...] = ()
+    """Of the session's fragments, the one that was told first at the front: what is at each path
+    that a learner stacks; shapes are of one step, but for `next_obs` and `in_state`. One without
+    arrays stands for fragments whose producer does not say. More than one only where
+    `config.schema` is, or was, ANY; of more than 16 the first 16."""
+
+    @property
+    def schema(self) -> Mapping[str, ArrayType] | None:
+        """The first of `schemas`; None: no fragment of the session was told yet."""
+        return self.schemas[0] if self.schemas else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from breadbox import types
 from breadbox.errors import InvalidRequestError
 from breadbox.fragment import Fragment
+from breadbox.schemas import NO_SCHEMA
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -32,6 +33,7 @@ _OUTCOMES: dict[int, types.AdmissionOutcome] = {
     fragment_pb2.ADMISSION_OUTCOME_BUFFER_FULL: types.AdmissionOutcome.BUFFER_FULL,
     fragment_pb2.ADMISSION_OUTCOME_BYTES_FULL: types.AdmissionOutcome.BYTES_FULL,
     fragment_pb2.ADMISSION_OUTCOME_PAYLOAD_MISSING: types.AdmissionOutcome.PAYLOAD_MISSING,
+    fragment_pb2.ADMISSION_OUTCOME_SCHEMA_UNKNOWN: types.AdmissionOutcome.SCHEMA_UNKNOWN,
 }
 _FULL_POLICIES = {
     buffer_pb2.FULL_POLICY_EVICT_OLDEST: types.FullPolicy.EVICT_OLDEST,
@@ -40,6 +42,10 @@ _FULL_POLICIES = {
 _LEASE_EXPIRY_POLICIES = {
     buffer_pb2.LEASE_EXPIRY_POLICY_GIVE_BACK: types.LeaseExpiryPolicy.GIVE_BACK,
     buffer_pb2.LEASE_EXPIRY_POLICY_CONSUME: types.LeaseExpiryPolicy.CONSUME,
+}
+_SCHEMA_POLICIES = {
+    buffer_pb2.SCHEMA_POLICY_ONE: types.SchemaPolicy.ONE,
+    buffer_pb2.SCHEMA_POLICY_ANY: types.SchemaPolicy.ANY,
 }
 _RELEASE_MODES = {
     replay_buffer_service_pb2.RELEASE_MODE_CONSUMED: types.ReleaseMode.CONSUMED,
@@ -51,6 +57,7 @@ _EPISODE_ENDS = {
     replay_buffer_service_pb2.EPISODE_END_ABORTED: types.EpisodeEnd.ABORTED,
 }
 _FULL_POLICIES_TO_WIRE = {value: key for key, value in _FULL_POLICIES.items()}
+_SCHEMA_POLICIES_TO_WIRE = {value: key for key, value in _SCHEMA_POLICIES.items()}
 _LEASE_EXPIRY_POLICIES_TO_WIRE = {value: key for key, value in _LEASE_EXPIRY_POLICIES.items()}
 _RELEASE_MODES_TO_WIRE = {value: key for key, value in _RELEASE_MODES.items()}
 _EPISODE_ENDS_TO_WIRE = {value: key for key, value in _EPISODE_ENDS.items()}
@@ -141,7 +148,9 @@ def payload_from_wire(message: fragment_pb2.PayloadReference) -> types.PayloadRe
     return types.PayloadReference(message.payload_id, message.size_bytes, message.piece_size_bytes)
 
 
-def metadata_of(fragment: Fragment, payload: types.PayloadReference) -> types.FragmentMetadata:
+def metadata_of(
+    fragment: Fragment, payload: types.PayloadReference, schema_hash: int = NO_SCHEMA
+) -> types.FragmentMetadata:
     """What to tell the service of a fragment whose payload is written."""
     return types.FragmentMetadata(
         worker_id=fragment.worker_id,
@@ -152,29 +161,30 @@ def metadata_of(fragment: Fragment, payload: types.PayloadReference) -> types.Fr
         payload=payload,
         step_count=fragment.step_count,
         discontinuity=fragment.discontinuity,
+        schema_hash=schema_hash,
     )
 
 
 def metadata_to_wire(metadata: types.FragmentMetadata) -> fragment_pb2.FragmentMetadata:
     """Say what the service is to know of a fragment."""
     try:
-        return _metadata(metadata, metadata.payload)
+        return _metadata(metadata, metadata.payload, metadata.schema_hash)
     except (TypeError, ValueError):
         return _checked_metadata(metadata)
 
 
 def announcement(
-    fragment: Fragment, payload: types.PayloadReference
+    fragment: Fragment, payload: types.PayloadReference, schema_hash: int
 ) -> fragment_pb2.FragmentMetadata:
     """Say what the service is to know of a fragment whose payload is written."""
     try:
-        return _metadata(fragment, payload)
+        return _metadata(fragment, payload, schema_hash)
     except (TypeError, ValueError):
-        return _checked_metadata(metadata_of(fragment, payload))
+        return _checked_metadata(metadata_of(fragment, payload, schema_hash))
 
 
 def _metadata(
-    source: Fragment | types.FragmentMetadata, payload: types.PayloadReference
+    source: Fragment | types.FragmentMetadata, payload: types.PayloadReference, schema_hash: int
 ) -> fragment_pb2.FragmentMetadata:
     """The common case, once per fragment on the way in: no check that names a field."""
     return fragment_pb2.FragmentMetadata(
@@ -190,6 +200,7 @@ def _metadata(
             piece_size_bytes=payload.piece_size_bytes,
         ),
         step_count=source.step_count,
+        schema_hash=schema_hash,
     )
 
 
@@ -204,6 +215,7 @@ def _checked_metadata(metadata: types.FragmentMetadata) -> fragment_pb2.Fragment
         discontinuity=metadata.discontinuity,
         payload=payload_to_wire(metadata.payload),
         step_count=metadata.step_count,
+        schema_hash=metadata.schema_hash,
     )
 
 
@@ -218,6 +230,7 @@ def metadata_from_wire(message: fragment_pb2.FragmentMetadata) -> types.Fragment
         payload=payload_from_wire(message.payload),
         step_count=message.step_count,
         discontinuity=message.discontinuity,
+        schema_hash=message.schema_hash,
     )
 
 
@@ -262,6 +275,7 @@ def config_to_wire(config: types.BufferConfig) -> buffer_pb2.BufferConfig:
         open_chunk_duration=duration("open_chunk_s", config.open_chunk_s),
         sampler=_sampler_to_wire(config.sampler),
         limiter=_limiter_to_wire(config.limiter),
+        schema=config.schema and _SCHEMA_POLICIES_TO_WIRE[config.schema],
     )
 
 
@@ -282,6 +296,7 @@ def config_from_wire(message: buffer_pb2.BufferConfig) -> types.BufferConfig:
         ),
         sampler=message.sampler.WhichOneof("sampler"),
         limiter=_limiter_from_wire(message),
+        schema=_SCHEMA_POLICIES.get(message.schema),
     )
 
 
@@ -378,6 +393,12 @@ def buffer_from_wire(message: buffer_pb2.Buffer) -> types.BufferDescription:
             chunk_count_by_staleness=MappingProxyType(
                 dict(sorted(state.chunk_count_by_staleness.items()))
             ),
+        ),
+        schemas=tuple(
+            MappingProxyType(
+                {each.path: types.ArrayType(each.dtype, tuple(each.shape)) for each in told.arrays}
+            )
+            for told in message.schemas
         ),
     )
 

@@ -228,7 +228,7 @@ class AppendQueue:
                 items.append(item)
                 if fragment.payload.piece_size_bytes:
                     piece_count += fragment.payload.piece_count
-                if item.judged is not None and item.judged.outcome.asks_to_wait:
+                if item.judged is not None and item.judged.outcome.asks_again:
                     break
         return items
 
@@ -305,7 +305,7 @@ class AppendQueue:
                 job.charge.admitted(item.fragment.payload)
             else:
                 self._disown(item)
-            if result.outcome.asks_to_wait:
+            if result.outcome.asks_again:
                 job.fill(result)
             else:
                 job.results.append(result)

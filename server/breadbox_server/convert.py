@@ -11,9 +11,16 @@ from typing import Any, Final, TypeVar
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
+from breadbox.schemas import (
+    SCHEMA_ARRAYS_MAX,
+    SCHEMA_BYTES_MAX,
+    SCHEMAS_TOLD_MAX,
+    hash_of,
+    message_of,
+)
 from breadbox.stores.keys import PIECE_SIZE_BYTES_MIN
 from breadbox.types import PayloadReference
-from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2
+from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2, schema_pb2
 from breadbox_server.core.config import (
     NAME_SIZE_BYTES_MAX,
     BufferConfig,
@@ -22,6 +29,7 @@ from breadbox_server.core.config import (
     LimiterConfig,
     MinimumChunksConfig,
     SampleToInsertRatioConfig,
+    SchemaPolicy,
     check_duration,
 )
 from breadbox_server.core.errors import InvalidArgumentError
@@ -38,6 +46,7 @@ from breadbox_server.core.inputs import (
     Payload,
     ReleaseMode,
 )
+from breadbox_server.core.schemas import Schema, SchemaArray
 from breadbox_server.core.validation import check_fragment, check_int, check_payload
 from breadbox_server.limits import (
     APPEND_FRAGMENTS_MAX,
@@ -66,6 +75,10 @@ _FULL_POLICIES: Final = {
 _LEASE_EXPIRY_POLICIES: Final = {
     LeaseExpiryPolicy.GIVE_BACK: buffer_pb2.LEASE_EXPIRY_POLICY_GIVE_BACK,
     LeaseExpiryPolicy.CONSUME: buffer_pb2.LEASE_EXPIRY_POLICY_CONSUME,
+}
+_SCHEMA_POLICIES: Final = {
+    SchemaPolicy.ONE: buffer_pb2.SCHEMA_POLICY_ONE,
+    SchemaPolicy.ANY: buffer_pb2.SCHEMA_POLICY_ANY,
 }
 _RELEASE_MODES: Final[Mapping[int, ReleaseMode]] = {
     pb.RELEASE_MODE_CONSUMED: ReleaseMode.CONSUMED,
@@ -187,6 +200,31 @@ def fragments(messages: Sequence[fragment_pb2.FragmentMetadata]) -> list[Fragmen
     return checked
 
 
+def schemas(messages: Sequence[schema_pb2.Schema]) -> dict[int, Schema]:
+    """Check the schemas that come with an append; by their hashes."""
+    check_int("schemas", len(messages), 0, SCHEMAS_TOLD_MAX)
+    told = {}
+    for position, message in enumerate(messages):
+        if message.ByteSize() > SCHEMA_BYTES_MAX or len(message.arrays) > SCHEMA_ARRAYS_MAX:
+            raise InvalidArgumentError(
+                f"schemas[{position}]",
+                f"must have at most {SCHEMA_BYTES_MAX} bytes and {SCHEMA_ARRAYS_MAX} arrays",
+            )
+        value = schema_of(message)
+        told[hash_of(message_of(value))] = value
+    return told
+
+
+def schema_of(message: schema_pb2.Schema) -> Schema:
+    """A schema as it is told, or was written down."""
+    return tuple([SchemaArray(each.path, each.dtype, tuple(each.shape)) for each in message.arrays])
+
+
+def to_schema(value: Schema) -> schema_pb2.Schema:
+    """Say a schema."""
+    return message_of(value)
+
+
 def _check_pieces_left(pieces_left: int) -> None:
     """Refuse the fragment with which a call names more pieces than it may."""
     if pieces_left < 0:
@@ -219,6 +257,7 @@ def fragment(message: fragment_pb2.FragmentMetadata) -> Fragment:
         ),
         message.step_count,
         message.discontinuity,
+        message.schema_hash,
     )
 
 
@@ -305,6 +344,7 @@ def put_metadata(value: Fragment, metadata: fragment_pb2.FragmentMetadata) -> No
     metadata.model_version_max = value.model_version_max
     metadata.discontinuity = value.discontinuity
     metadata.step_count = value.step_count
+    metadata.schema_hash = value.schema_hash
     put_payload(value.payload, metadata.payload)
 
 
@@ -403,6 +443,8 @@ def _given(message: buffer_pb2.BufferConfig) -> dict[str, Any]:
         changes["lease_expiry_policy"] = _choice(
             _LEASE_EXPIRY_POLICIES, message.lease_expiry_policy, "lease_expiry_policy"
         )
+    if message.schema:
+        changes["schema"] = _choice(_SCHEMA_POLICIES, message.schema, "schema")
     if message.HasField("lease_duration"):
         changes["lease_s"] = seconds(message.lease_duration)
     if message.HasField("open_chunk_duration"):
@@ -452,6 +494,7 @@ def to_config(value: BufferConfig) -> buffer_pb2.BufferConfig:
         open_chunk_duration=to_duration(value.open_chunk_s),
         sampler=buffer_pb2.Sampler(**{value.sampler: {}}),
         limiter=_to_limiter(value.limiter),
+        schema=_SCHEMA_POLICIES[value.schema],
     )
 
 

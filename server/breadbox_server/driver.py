@@ -9,7 +9,7 @@ is no journal.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -61,8 +61,10 @@ from breadbox_server.core.inputs import (
     ReleaseLease,
     ReleaseMode,
     ReportUnreadable,
+    TellSchema,
     UndeliveredGrant,
 )
+from breadbox_server.core.schemas import Schema
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import OutageError, PayloadSizeError
@@ -245,12 +247,17 @@ class Driver:
         await self.settled()
 
     async def append(
-        self, buffer: BufferName, fragments: list[Fragment], caller: Caller = ANONYMOUS
+        self,
+        buffer: BufferName,
+        fragments: list[Fragment],
+        caller: Caller = ANONYMOUS,
+        schemas: Mapping[int, Schema] | None = None,
     ) -> list[Appended | None]:
         """Append fragments in order; see `AppendQueue.append`. None: the payload is not there.
 
         Raises:
             BufferNotFoundError: No buffer has this name.
+            SchemaMismatchError: One of the schemas is not the buffer's.
             QuotaFullError, QuotaExceededError: The caller's token may have no more.
             DrainingError: The server is shutting down.
         """
@@ -259,7 +266,23 @@ class Driver:
         async with self.durable_refusals():
             session = self._buffers.model(buffer).session_id
         with self._quotas.charged(caller, buffer, session, fragments) as charge:
+            if schemas:
+                await self._tell_schemas(buffer, session, fragments, schemas)
             return await self.appends.append(buffer, fragments, charge)
+
+    async def _tell_schemas(
+        self,
+        buffer: BufferName,
+        session: SessionId,
+        fragments: list[Fragment],
+        schemas: Mapping[int, Schema],
+    ) -> None:
+        """Let the core know what the fragments of the session are."""
+        wanted = {each.schema_hash for each in fragments if each.session_id == session}
+        async with self.durable_refusals():
+            for schema_hash, schema in schemas.items():
+                if schema_hash in wanted:
+                    self._apply_now(TellSchema(buffer, session, schema_hash, schema))
 
     async def fetch(
         self,

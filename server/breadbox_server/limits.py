@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from breadbox.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, SCHEMAS_TOLD_MAX
 from breadbox_server.core.config import BUFFER_NAME_LENGTH_MAX, NAME_SIZE_BYTES_MAX, BufferConfig
 from breadbox_server.core.intake import INDEX_JUMP_MAX
+from breadbox_server.core.schemas import SCHEMAS_MAX
 from breadbox_server.core.state import QUARANTINED_MAX
 
 # What a connection may do --------------------------------------------------------------------
@@ -326,6 +328,14 @@ LIMITS: Final = (
         metric="breadbox_quota_refusals_total",
     ),
     Limit(
+        "schemas that come with an append",
+        SCHEMAS_TOLD_MAX,
+        "",
+        Scope.MESSAGE,
+        f"ARGUMENT_INVALID, as for one of over {SCHEMA_BYTES_MAX} bytes or {SCHEMA_ARRAYS_MAX} "
+        "arrays; of fragments with a larger one clients say none",
+    ),
+    Limit(
         "name of a buffer",
         BUFFER_NAME_LENGTH_MAX,
         "characters",
@@ -455,6 +465,13 @@ LIMITS: Final = (
         "the longest silent with nothing held is forgotten; if there is none, WORKERS_FULL",
         metric="breadbox_workers",
         option="--workers-max",
+    ),
+    Limit(
+        "schemas of a session that are remembered",
+        SCHEMAS_MAX,
+        "",
+        Scope.BUFFER,
+        "with `--schema any`, no more are asked for; else there is one",
     ),
     Limit(
         "fetches that wait",

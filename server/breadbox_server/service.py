@@ -169,7 +169,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         """Admit fragments, one result each."""
         buffer = convert.buffer_name(request.buffer)
         fragments = convert.fragments(request.fragments)
-        results = await self._driver.append(buffer, fragments, current_caller())
+        schemas = convert.schemas(request.schemas)
+        results = await self._driver.append(buffer, fragments, current_caller(), schemas)
         if self._gateway is not None:
             for fragment, result in zip(fragments, results, strict=True):
                 if result is not None and result.outcome is AdmissionOutcome.ADMITTED:
@@ -308,7 +309,9 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.GetBufferResponse:
         """Show one buffer."""
         async with self._driver.durable_refusals():
-            buffer = self._buffer(convert.buffer_name(request.name))
+            seen = self._driver.describe(convert.buffer_name(request.name))
+            buffer = to_buffer(seen)
+            buffer.schemas.extend(map(convert.to_schema, seen.schemas))
         await self._driver.settled_or_away()
         self._tell_problems([buffer])
         return pb.GetBufferResponse(buffer=buffer)

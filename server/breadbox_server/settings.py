@@ -19,6 +19,7 @@ from breadbox_server.core.config import (
     FullPolicy,
     LeaseExpiryPolicy,
     MinimumChunksConfig,
+    SchemaPolicy,
 )
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.samplers import SAMPLERS
@@ -105,6 +106,8 @@ class Settings(LogSettings):
     """Deliveries of a chunk, then it leaves."""
     full_policy: FullPolicy = _DEFAULTS.full_policy
     """When there is no room: evict the oldest chunk, or let producers wait."""
+    schema: SchemaPolicy = _DEFAULTS.schema
+    """Fragments of a session must have the same arrays, or may have any."""
     lease_expiry_policy: LeaseExpiryPolicy = _DEFAULTS.lease_expiry_policy
     """Chunks of an expired lease go back for another fetch, or count as used."""
     lease_s: float = _DEFAULTS.lease_s

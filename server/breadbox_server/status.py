@@ -60,6 +60,7 @@ TABLE: Final[Mapping[type[Exception], Row]] = {
         _EXHAUSTED, errors_pb2.WAITERS_FULL, retry_delay_s=WAITERS_RETRY_DELAY_S
     ),
     core_errors.WorkersFullError: Row(_PRECONDITION, errors_pb2.WORKERS_FULL),
+    core_errors.SchemaMismatchError: Row(_PRECONDITION, errors_pb2.SCHEMA_MISMATCH),
     core_errors.DrainingError: Row(_UNAVAILABLE, errors_pb2.DRAINING),
     shell_errors.AppendsFullError: Row(
         _EXHAUSTED, errors_pb2.APPENDS_FULL, retry_delay_s=WAITERS_RETRY_DELAY_S

@@ -9,6 +9,7 @@ from breadbox_server.core.config import (
     FullPolicy,
     LeaseExpiryPolicy,
     SampleToInsertRatioConfig,
+    SchemaPolicy,
 )
 from breadbox_server.core.events import FetchGranted
 from breadbox_server.core.ids import (
@@ -38,9 +39,11 @@ from breadbox_server.core.inputs import (
     RenewLease,
     ReportUnreadable,
     StartSession,
+    TellSchema,
     UndeliveredGrant,
     UpdateBuffer,
 )
+from breadbox_server.core.schemas import SchemaArray
 
 STARTED_AT = 1_700_000_000.25
 LIMITS = BufferConfig(
@@ -50,8 +53,11 @@ LIMITS = BufferConfig(
     lease_expiry_policy=LeaseExpiryPolicy.CONSUME,
     lease_s=45.5,
     sampler="freshest_first",
+    schema=SchemaPolicy.ANY,
     limiter=SampleToInsertRatioConfig(ratio=1.5, error_chunks=1000.0, minimum_chunk_count=2),
 )
+SCHEMA = (SchemaArray("obs.image", "|u1", (84, 84, 3)), SchemaArray("reward", "<f4", ()))
+SCHEMA_HASH = 2**64 - 7
 CHUNKS = BufferName("chunks")
 GONE = BufferName("gone")
 RUN = 20
@@ -113,6 +119,7 @@ class _Act:
         """Chunks of several fragments, of which one cannot be read, one is used up, one is open."""
         session = SessionId(f"third-{self._act}")
         self._do(StartSession(CHUNKS, session))
+        self._do(TellSchema(CHUNKS, session, SCHEMA_HASH, SCHEMA))
         for index in range(14):
             self._append(CHUNKS, session, "w0", index, discontinuity=index == 0)
         self._append(CHUNKS, session, "w1", 5, pieces=True)
@@ -157,6 +164,7 @@ class _Act:
             payload=self._payload(100 + index, 65_536 if pieces else 0),
             step_count=16,
             discontinuity=discontinuity,
+            schema_hash=SCHEMA_HASH if buffer == CHUNKS else 0,
         )
         outcome: AdmissionOutcome = self._do(AppendFragment(buffer, fragment)).outcome
         return outcome

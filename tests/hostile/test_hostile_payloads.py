@@ -9,6 +9,9 @@ import pytest
 
 import breadbox
 from breadbox.errors import PayloadCorruptError
+from breadbox.payload import encode_fragment
+from breadbox.payload.format import parse_head
+from breadbox.payload.fragments import Schema, schema_of
 from breadbox.stores import open_store
 from breadbox.types import BufferState
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -27,6 +30,16 @@ GARBAGE = {
     "a gigabyte of zeros": bomb_of(1, 1024 * MIB),
     "a head that is none": b"BREADBOX\x01\x00\x00\x00" + b"\x20\x00\x00\x00" + b"\x01" * 80,
 }
+
+
+def _schema_of_honest_fragments() -> Schema:
+    payload = b"".join(encode_fragment(vector_fragment(0)))
+    schema = schema_of(parse_head(memoryview(payload), len(payload)).layout)
+    assert schema is not None
+    return schema
+
+
+SCHEMA = _schema_of_honest_fragments()
 
 
 class Buffer:
@@ -49,8 +62,11 @@ class Buffer:
     def append_garbage(self, garbage: bytes) -> str:
         references = self._store.write_many([[memoryview(garbage)]])
         fragments = fragments_of(references, worker="mallory", first=self._garbage_count)
+        for fragment in fragments:
+            fragment.schema_hash = SCHEMA.hash  # A lie: else it would be refused.
         self._garbage_count += 1
-        self._stub.AppendFragments(pb.AppendFragmentsRequest(fragments=fragments), timeout=CALL_S)
+        request = pb.AppendFragmentsRequest(fragments=fragments, schemas=[SCHEMA.message])
+        self._stub.AppendFragments(request, timeout=CALL_S)
         return references[0].payload_id
 
     @property

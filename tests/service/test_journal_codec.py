@@ -21,6 +21,7 @@ from breadbox_server.core.config import (
     BufferConfig,
     FullPolicy,
     SampleToInsertRatioConfig,
+    SchemaPolicy,
 )
 from breadbox_server.core.inputs import (
     AdmissionOutcome,
@@ -35,9 +36,11 @@ from breadbox_server.core.inputs import (
     RenewLease,
     ReportUnreadable,
     StartSession,
+    TellSchema,
     UndeliveredGrant,
     UpdateBuffer,
 )
+from breadbox_server.core.schemas import SchemaArray
 from breadbox_server.errors import BugError
 from breadbox_server.journal import codec
 from breadbox_server.journal.codec import (
@@ -81,11 +84,14 @@ FRAGMENT = Fragment(
     payload=PAYLOAD,
     step_count=5,
     discontinuity=True,
+    schema_hash=2**64 - 1,
 )
 LIMITS = BufferConfig(
     full_policy=FullPolicy.BLOCK,
+    schema=SchemaPolicy.ANY,
     limiter=SampleToInsertRatioConfig(ratio=2.5, error_chunks=10.0),
 )
+SCHEMA = (SchemaArray("obs", "<f4", (84, 84)), SchemaArray("r", "<f4", ()))
 ENTRIES = [
     core_entries.BufferCreated("b", LIMITS, 2**63 - 1),
     core_entries.FragmentTaken("b", FRAGMENT, AdmissionOutcome.ADMITTED),
@@ -105,6 +111,10 @@ ENTRIES = [
     ReportUnreadable("b", "l0", ("0" * 32,), 3),
     UpdateBuffer("b", BufferConfig()),
     DeleteBuffer("b"),
+    TellSchema(
+        "b", "run", 2**63, (SchemaArray("obs", "<f4", (84, 84)), SchemaArray("r", "<f4", ()))
+    ),
+    TellSchema("b", "run", 7, ()),
 ]
 
 
@@ -120,6 +130,7 @@ def fragments(count: int) -> list[Fragment]:
             payload=Payload(f"{index:032x}", 100 + index, 4096 * (index % 2)),
             step_count=1 + index % 5,
             discontinuity=index % 4 == 0,
+            schema_hash=2**64 - 1 - index % 3,
         )
         for index in range(count)
     ]

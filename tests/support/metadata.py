@@ -23,6 +23,7 @@ def make_fragment(
     size_bytes: int = 10,
     discontinuity: bool = False,
     step_count: int = 4,
+    schema_hash: int = 0,
     payload: Payload | None = None,
 ) -> Fragment:
     """Make a fragment; its payload is new unless one is given."""
@@ -35,4 +36,5 @@ def make_fragment(
         payload=make_payload(size_bytes) if payload is None else payload,
         step_count=step_count,
         discontinuity=discontinuity,
+        schema_hash=schema_hash,
     )

@@ -9,7 +9,7 @@ from breadbox.cli.command import command
 from breadbox.cli.connection import Target
 from breadbox.cli.group import Group
 from breadbox.cli.settings import Bytes, of_one_call, setting
-from breadbox.cli.stats import describe, outage_text, staleness_text
+from breadbox.cli.stats import describe, outage_text, schema_table, staleness_text
 from breadbox.errors import InvalidRequestError
 from breadbox.types import (
     BufferConfig,
@@ -18,6 +18,7 @@ from breadbox.types import (
     LeaseExpiryPolicy,
     MinimumChunks,
     SampleToInsertRatio,
+    SchemaPolicy,
 )
 
 
@@ -63,6 +64,30 @@ def _line(description: BufferDescription) -> tuple[object, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShowSettings(Target):
+    """Which buffer."""
+
+    name: str = of_one_call("default", positional=True)
+
+
+@buffers.add
+@command(ShowSettings, short_help="Show a buffer, and the arrays of its fragments.")
+def show(settings: ShowSettings) -> None:
+    """Show a buffer, and the arrays of its fragments: paths, dtypes and shapes of one step."""
+    with settings.connect() as client:
+        description = client.get_buffer(settings.name)
+    _show(settings, description)
+    if settings.as_json:
+        return
+    console = frame.console()
+    console.print("")
+    for number, schema in enumerate(description.schemas):
+        console.print(schema_table(number, schema))
+    if not description.schemas:
+        console.print("No fragment of the session was appended yet: its arrays are not known.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LimitSettings(Target):
     """A buffer, and limits for it.
 
@@ -82,6 +107,8 @@ class LimitSettings(Target):
     """Deliveries after which a chunk leaves."""
     full_policy: FullPolicy | None = setting(None, environment=False)
     """At the limit: evict the oldest chunk, or let producers wait."""
+    schema: SchemaPolicy | None = setting(None, environment=False)
+    """Fragments of a session must have the same arrays, or may have any."""
     lease_expiry_policy: LeaseExpiryPolicy | None = setting(None, environment=False)
     """An expired lease gives its uses back, or counts as consumed."""
     lease_s: float | None = setting(None, environment=False, gt=0)

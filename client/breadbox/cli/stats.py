@@ -1,5 +1,6 @@
 """`breadbox stats`: what a buffer holds, and what it has counted."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.console import Group
@@ -9,7 +10,14 @@ from breadbox.cli import frame
 from breadbox.cli.command import command
 from breadbox.cli.connection import Target
 from breadbox.cli.settings import of_one_call
-from breadbox.types import BufferConfig, BufferDescription, MinimumChunks, SampleToInsertRatio
+from breadbox.types import (
+    ArrayType,
+    BufferConfig,
+    BufferDescription,
+    MinimumChunks,
+    SampleToInsertRatio,
+    SchemaPolicy,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +110,18 @@ def _gauges(description: BufferDescription) -> Table:
     return frame.rows(frame.table("", "#now", "limit"), lines)
 
 
+def schema_table(number: int, schema: Mapping[str, ArrayType]) -> Table | str:
+    """What fragments hold, a line for each array."""
+    if not schema:
+        return "Fragments whose producer does not say what is in them."
+    title = "path" if number == 0 else f"path (schema {number + 1})"
+    lines = [
+        (frame.shown(path), each.type_name, " × ".join(map(str, each.shape)) or "-")
+        for path, each in schema.items()
+    ]
+    return frame.rows(frame.table(title, "dtype", "shape"), lines)
+
+
 def of(limit: int | None) -> str:
     """A limit beside its gauge."""
     return "" if limit is None else f"of {limit:,}"
@@ -121,6 +141,8 @@ def limits_text(config: BufferConfig) -> str:
         f"full: {config.full_policy.value if config.full_policy else '?'}",
         f"sampler {config.sampler}",
     ]
+    if config.schema is SchemaPolicy.ANY:
+        parts.append("any schema")
     match config.limiter:
         case MinimumChunks(chunk_count=count) if count > 1:
             parts.append(f"waits for {count} chunks")

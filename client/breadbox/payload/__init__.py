@@ -3,9 +3,11 @@
 from breadbox.payload.auto import CodecReport, picker
 from breadbox.payload.format import FORMAT_VERSION, decode_tree, encode_tree
 from breadbox.payload.fragments import (
+    Written,
     describe_arrays,
     encode_fragment,
     read_fragments,
+    write_and_describe,
     write_fragments,
 )
 from breadbox.payload.weights import read_weights, write_weights
@@ -19,6 +21,7 @@ def codec_reports() -> tuple[CodecReport, ...]:
 __all__ = [
     "FORMAT_VERSION",
     "CodecReport",
+    "Written",
     "codec_reports",
     "decode_tree",
     "describe_arrays",
@@ -26,6 +29,7 @@ __all__ = [
     "encode_tree",
     "read_fragments",
     "read_weights",
+    "write_and_describe",
     "write_fragments",
     "write_weights",
 ]

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,9 +16,11 @@ from breadbox.payload.dtypes import BFLOAT16, as_leaf
 from breadbox.payload.format import Head, decode_tree, encode_with_layout
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.receive import Placement, receive
+from breadbox.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, hash_of, message_of
 from breadbox.stores.base import PayloadStore
 from breadbox.trees import Structure, field_of, is_within, map_present, map_tree, rows
 from breadbox.types import ArrayType, FragmentReference, PayloadReference
+from breadbox.v1 import schema_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +43,9 @@ WHOLE_FIELDS: Final = ("next_obs", "in_state", "final_obs_step", "final_obs")
 """Fields that belong to the fragment, not to its steps."""
 
 FIELDS: Final = (*STEP_FIELDS, *WHOLE_FIELDS)
+
+PER_FRAGMENT_FIELDS: Final = frozenset({"final_obs_step", "final_obs", "model_version"})
+"""Fields that one fragment of a batch may have and another not, or in another length."""
 
 _KINDS_OF_FIELD: Final = {
     "reward": "biuf",
@@ -123,6 +128,10 @@ def encode_fragment(fragment: Fragment, *, codecs: Codecs = "raw") -> list[memor
         TreeMismatchError: A leaf does not have one row per step.
         UnsupportedArrayError: A leaf cannot be stored.
     """
+    return _encode(fragment, codecs)[1]
+
+
+def _encode(fragment: Fragment, codecs: Codecs) -> tuple[Layout, list[memoryview]]:
     layout, buffers = encode_with_layout(
         fragment_tree(fragment), attributes=fragment_attributes(fragment), codecs=codecs
     )
@@ -131,7 +140,7 @@ def encode_fragment(fragment: Fragment, *, codecs: Codecs = "raw") -> list[memor
     except TreeMismatchError as error:
         where = f"worker {fragment.worker_id!r}, fragment {fragment.fragment_index}"
         raise TreeMismatchError(error.path, error.wanted, error.got, where) from None
-    return buffers
+    return layout, buffers
 
 
 def write_fragments(
@@ -147,7 +156,49 @@ def write_fragments(
         UnsupportedArrayError: A leaf cannot be stored.
         StoreError: As the store does.
     """
-    return store.write_many([encode_fragment(each, codecs=codecs) for each in fragments])
+    return [written.payload for written in write_and_describe(store, fragments, codecs=codecs)]
+
+
+class Schema(NamedTuple):
+    """What of a fragment a learner stacks, as it is told to the service."""
+
+    hash: int
+    message: schema_pb2.Schema
+
+
+class Written(NamedTuple):
+    """A fragment whose payload is written."""
+
+    payload: PayloadReference
+    schema: Schema | None
+    """None: it is too large to be told."""
+
+
+def write_and_describe(
+    store: PayloadStore, fragments: Sequence[Fragment], *, codecs: Codecs = "raw"
+) -> list[Written]:
+    """Do as `write_fragments`, and say the schemas as well."""
+    encoded = [_encode(each, codecs) for each in fragments]
+    payloads = store.write_many([buffers for _, buffers in encoded])
+    return [
+        Written(payload, schema_of(layout))
+        for payload, (layout, _) in zip(payloads, encoded, strict=True)
+    ]
+
+
+@lru_cache(maxsize=64)
+def schema_of(layout: Layout) -> Schema | None:
+    """The schema of fragments of a layout; None where it is too large to be told."""
+    arrays = []
+    for stored in layout.arrays:
+        name = field_of(stored.name)
+        if name not in PER_FRAGMENT_FIELDS:
+            shape = stored.shape[1:] if name in STEP_FIELDS else stored.shape
+            arrays.append((stored.name, stored.type_name, shape))
+    message = message_of(arrays)
+    if len(arrays) > SCHEMA_ARRAYS_MAX or message.ByteSize() > SCHEMA_BYTES_MAX:
+        return None
+    return Schema(hash_of(message), message)
 
 
 def read_fragments(
@@ -315,6 +366,10 @@ class Selection:
             items = [self.part_read(node, arrays) for node in structure]
             return type(structure)(items) if any(item is not None for item in items) else None
         return None if self._matching(arrays[structure].name) is None else structure
+
+    def reads(self, name: str) -> bool:
+        """Whether the array of this name is read."""
+        return self._matching(name) is not None
 
     def _matching(self, name: str) -> set[str] | None:
         """Columns that select the array of this name; None when it is not selected."""

@@ -1,3 +1,4 @@
+from breadbox.v1 import schema_pb2 as _schema_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -6,6 +7,12 @@ from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class SchemaPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCHEMA_POLICY_UNSPECIFIED: _ClassVar[SchemaPolicy]
+    SCHEMA_POLICY_ONE: _ClassVar[SchemaPolicy]
+    SCHEMA_POLICY_ANY: _ClassVar[SchemaPolicy]
 
 class FullPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -18,6 +25,9 @@ class LeaseExpiryPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEASE_EXPIRY_POLICY_UNSPECIFIED: _ClassVar[LeaseExpiryPolicy]
     LEASE_EXPIRY_POLICY_GIVE_BACK: _ClassVar[LeaseExpiryPolicy]
     LEASE_EXPIRY_POLICY_CONSUME: _ClassVar[LeaseExpiryPolicy]
+SCHEMA_POLICY_UNSPECIFIED: SchemaPolicy
+SCHEMA_POLICY_ONE: SchemaPolicy
+SCHEMA_POLICY_ANY: SchemaPolicy
 FULL_POLICY_UNSPECIFIED: FullPolicy
 FULL_POLICY_EVICT_OLDEST: FullPolicy
 FULL_POLICY_BLOCK: FullPolicy
@@ -26,7 +36,7 @@ LEASE_EXPIRY_POLICY_GIVE_BACK: LeaseExpiryPolicy
 LEASE_EXPIRY_POLICY_CONSUME: LeaseExpiryPolicy
 
 class BufferConfig(_message.Message):
-    __slots__ = ("fragments_per_chunk", "capacity_chunks", "capacity_bytes", "staleness_max", "uses_max", "full_policy", "lease_expiry_policy", "lease_duration", "waiters_max", "leases_max", "workers_max", "open_chunk_duration", "sampler", "limiter")
+    __slots__ = ("fragments_per_chunk", "capacity_chunks", "capacity_bytes", "staleness_max", "uses_max", "full_policy", "lease_expiry_policy", "lease_duration", "waiters_max", "leases_max", "workers_max", "open_chunk_duration", "sampler", "limiter", "schema")
     FRAGMENTS_PER_CHUNK_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +51,7 @@ class BufferConfig(_message.Message):
     OPEN_CHUNK_DURATION_FIELD_NUMBER: _ClassVar[int]
     SAMPLER_FIELD_NUMBER: _ClassVar[int]
     LIMITER_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
     fragments_per_chunk: int
     capacity_chunks: int
     capacity_bytes: int
@@ -55,7 +66,8 @@ class BufferConfig(_message.Message):
     open_chunk_duration: _duration_pb2.Duration
     sampler: Sampler
     limiter: Limiter
-    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ...) -> None: ...
+    schema: SchemaPolicy
+    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ..., schema: _Optional[_Union[SchemaPolicy, str]] = ...) -> None: ...
 
 class Sampler(_message.Message):
     __slots__ = ("uniform", "oldest_first", "freshest_first")
@@ -104,18 +116,20 @@ class SampleToInsertRatio(_message.Message):
     def __init__(self, ratio: _Optional[float] = ..., error_chunks: _Optional[float] = ..., minimum_chunk_count: _Optional[int] = ...) -> None: ...
 
 class Buffer(_message.Message):
-    __slots__ = ("name", "config", "session_id", "model_version", "state")
+    __slots__ = ("name", "config", "session_id", "model_version", "state", "schemas")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    SCHEMAS_FIELD_NUMBER: _ClassVar[int]
     name: str
     config: BufferConfig
     session_id: str
     model_version: int
     state: BufferState
-    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[BufferConfig, _Mapping]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., state: _Optional[_Union[BufferState, _Mapping]] = ...) -> None: ...
+    schemas: _containers.RepeatedCompositeFieldContainer[_schema_pb2.Schema]
+    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[BufferConfig, _Mapping]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., state: _Optional[_Union[BufferState, _Mapping]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ...) -> None: ...
 
 class BufferState(_message.Message):
     __slots__ = ("chunk_count", "open_chunk_count", "open_fragment_count", "fragment_count", "payload_bytes", "lease_count", "waiter_count", "worker_count", "counters", "chunk_count_by_staleness", "waiting_reason", "outage", "hold", "quarantined", "latest_request_id")

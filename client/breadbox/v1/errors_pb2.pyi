@@ -36,6 +36,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     UNAUTHENTICATED: _ClassVar[ErrorReason]
     PERMISSION_DENIED: _ClassVar[ErrorReason]
     INTERNAL: _ClassVar[ErrorReason]
+    SCHEMA_MISMATCH: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ARGUMENT_INVALID: ErrorReason
 FETCH_EXCEEDS_CAPACITY: ErrorReason
@@ -66,3 +67,4 @@ DRAINING: ErrorReason
 UNAUTHENTICATED: ErrorReason
 PERMISSION_DENIED: ErrorReason
 INTERNAL: ErrorReason
+SCHEMA_MISMATCH: ErrorReason

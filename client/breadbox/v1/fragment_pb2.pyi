@@ -15,6 +15,7 @@ class AdmissionOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ADMISSION_OUTCOME_BUFFER_FULL: _ClassVar[AdmissionOutcome]
     ADMISSION_OUTCOME_BYTES_FULL: _ClassVar[AdmissionOutcome]
     ADMISSION_OUTCOME_PAYLOAD_MISSING: _ClassVar[AdmissionOutcome]
+    ADMISSION_OUTCOME_SCHEMA_UNKNOWN: _ClassVar[AdmissionOutcome]
 ADMISSION_OUTCOME_UNSPECIFIED: AdmissionOutcome
 ADMISSION_OUTCOME_ADMITTED: AdmissionOutcome
 ADMISSION_OUTCOME_DUPLICATE: AdmissionOutcome
@@ -23,6 +24,7 @@ ADMISSION_OUTCOME_WRONG_SESSION: AdmissionOutcome
 ADMISSION_OUTCOME_BUFFER_FULL: AdmissionOutcome
 ADMISSION_OUTCOME_BYTES_FULL: AdmissionOutcome
 ADMISSION_OUTCOME_PAYLOAD_MISSING: AdmissionOutcome
+ADMISSION_OUTCOME_SCHEMA_UNKNOWN: AdmissionOutcome
 
 class PayloadReference(_message.Message):
     __slots__ = ("payload_id", "size_bytes", "piece_size_bytes")
@@ -35,7 +37,7 @@ class PayloadReference(_message.Message):
     def __init__(self, payload_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., piece_size_bytes: _Optional[int] = ...) -> None: ...
 
 class FragmentMetadata(_message.Message):
-    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "payload", "step_count")
+    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "payload", "step_count", "schema_hash")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +46,7 @@ class FragmentMetadata(_message.Message):
     DISCONTINUITY_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     fragment_index: int
     session_id: str
@@ -52,7 +55,8 @@ class FragmentMetadata(_message.Message):
     discontinuity: bool
     payload: PayloadReference
     step_count: int
-    def __init__(self, worker_id: _Optional[str] = ..., fragment_index: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version_min: _Optional[int] = ..., model_version_max: _Optional[int] = ..., discontinuity: bool = ..., payload: _Optional[_Union[PayloadReference, _Mapping]] = ..., step_count: _Optional[int] = ...) -> None: ...
+    schema_hash: int
+    def __init__(self, worker_id: _Optional[str] = ..., fragment_index: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version_min: _Optional[int] = ..., model_version_max: _Optional[int] = ..., discontinuity: bool = ..., payload: _Optional[_Union[PayloadReference, _Mapping]] = ..., step_count: _Optional[int] = ..., schema_hash: _Optional[int] = ...) -> None: ...
 
 class FragmentReference(_message.Message):
     __slots__ = ("metadata", "chunk_id", "staleness", "use_count")

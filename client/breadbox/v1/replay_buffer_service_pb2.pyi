@@ -1,5 +1,6 @@
 from breadbox.v1 import buffer_pb2 as _buffer_pb2
 from breadbox.v1 import fragment_pb2 as _fragment_pb2
+from breadbox.v1 import schema_pb2 as _schema_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
@@ -108,12 +109,14 @@ class WatchModelResponse(_message.Message):
     def __init__(self, changed: bool = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., weights: _Optional[_Union[_fragment_pb2.PayloadReference, _Mapping]] = ...) -> None: ...
 
 class AppendFragmentsRequest(_message.Message):
-    __slots__ = ("buffer", "fragments")
+    __slots__ = ("buffer", "fragments", "schemas")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SCHEMAS_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     fragments: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.FragmentMetadata]
-    def __init__(self, buffer: _Optional[str] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentMetadata, _Mapping]]] = ...) -> None: ...
+    schemas: _containers.RepeatedCompositeFieldContainer[_schema_pb2.Schema]
+    def __init__(self, buffer: _Optional[str] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentMetadata, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ...) -> None: ...
 
 class AppendFragmentsResponse(_message.Message):
     __slots__ = ("results", "session_id", "model_version", "append_credit_count", "append_credit_bytes", "retry_delay")

@@ -34,7 +34,7 @@ from typing import Any
 
 from breadbox_server.core import inputs, snapshot
 from breadbox_server.core.chunks import Chunk, ChunkState
-from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.config import BufferConfig, SchemaPolicy
 from breadbox_server.core.description import (
     AppendCredit,
     BufferDescription,
@@ -258,6 +258,22 @@ class ReplayBuffer:
         self._finish()
         self._fetching.serve(now=now)
         return answer
+
+    def tell_schema(self, input: inputs.TellSchema, *, now: float) -> None:
+        """Learn what the arrays of fragments are (B30); see `inputs.TellSchema`.
+
+        Raises:
+            SchemaMismatchError: The buffer takes one schema in a session, and this is another.
+        """
+        state = self._state
+        schemas = state.model.schemas
+        if input.session_id != state.model.session_id or input.schema_hash in schemas:
+            return
+        if state.config.schema is SchemaPolicy.ONE and schemas.first_hash is not None:
+            schemas.require_first(input.schema, input.session_id)
+        if not schemas.is_full:
+            schemas.add(input.schema_hash, input.schema)
+            self._record(input, now)
 
     def judge(self, fragment: Fragment) -> Appended | None:
         """Say how `append` would answer, changing nothing; None: it would admit the fragment.
@@ -505,6 +521,7 @@ class ReplayBuffer:
             waiting_reason=self._fetching.next_reason(),
             quarantined=tuple(state.quarantined),
             latest_request_id=RequestId("") if latest is None else latest.request_id,
+            schemas=tuple([schema for _, schema in state.model.schemas.all()]),
         )
 
     def prepared(self, request_id: RequestId) -> tuple[GrantedFragment, ...]:
@@ -640,6 +657,7 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.EndSession: ReplayBuffer.end_session,
     inputs.PublishModel: ReplayBuffer.publish,
     inputs.AppendFragment: ReplayBuffer.append,
+    inputs.TellSchema: ReplayBuffer.tell_schema,
     inputs.Fetch: ReplayBuffer.fetch,
     inputs.CancelFetch: ReplayBuffer.cancel_fetch,
     inputs.RenewLease: ReplayBuffer.renew_lease,

@@ -29,6 +29,13 @@ class LeaseExpiryPolicy(Enum):
     CONSUME = "consume"
 
 
+class SchemaPolicy(Enum):
+    """Whether fragments of a session may differ in their arrays (B30)."""
+
+    ONE = "one"
+    ANY = "any"
+
+
 @dataclass(frozen=True, slots=True)
 class MinimumChunksConfig:
     """A fetch waits until the buffer holds this many chunks."""
@@ -91,6 +98,8 @@ class BufferConfig:
     sampler: str = "uniform"
     """Name of the sampler; see `breadbox_server.core.samplers`."""
     limiter: LimiterConfig = field(default_factory=MinimumChunksConfig)
+    schema: SchemaPolicy = SchemaPolicy.ONE
+    """Whether fragments of a session have one schema, that which was told first, or any."""
 
     def __post_init__(self) -> None:
         self._check_counts()

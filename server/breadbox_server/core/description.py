@@ -14,6 +14,7 @@ from breadbox_server.core.ids import (
     WorkerId,
 )
 from breadbox_server.core.inputs import ModelState
+from breadbox_server.core.schemas import Schema
 
 
 class QuarantinedFragment(NamedTuple):
@@ -57,6 +58,8 @@ class BufferDescription:
     """The latest fragments that readers could not read, oldest first."""
     latest_request_id: RequestId
     """Of the requests that still have a lease the one that was granted last; empty: none has."""
+    schemas: tuple[Schema, ...]
+    """Of the session, the one that was told first at the front."""
 
 
 class AppendCredit(NamedTuple):

@@ -24,6 +24,7 @@ from breadbox_server.core.inputs import (
     RenewLease,
     ReportUnreadable,
     StartSession,
+    TellSchema,
     UndeliveredGrant,
     UpdateBuffer,
     exhaust,
@@ -106,6 +107,7 @@ Entry = (
     | StartSession
     | EndSession
     | PublishModel
+    | TellSchema
     | RenewLease
     | ReleaseLease
     | UndeliveredGrant

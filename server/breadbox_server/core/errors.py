@@ -134,6 +134,23 @@ class WorkersFullError(DomainError):
         self.limit = limit
 
 
+class SchemaMismatchError(DomainError):
+    """A fragment's arrays are others than those of its session (B30)."""
+
+    def __init__(
+        self, session: str, path: str, wanted: str, got: str, *, more_count: int = 0
+    ) -> None:
+        more = f" (and {more_count} more differ)" if more_count else ""
+        super().__init__(
+            f"{path}: {wanted} wanted, {got} got{more}; a learner stacks the fragments of session "
+            f"{session!r}, so all its workers need the same environment, wrappers and policy; "
+            "start a new session for others, or let the buffer take any (--schema any)"
+        )
+        self.path = path
+        self.wanted = wanted
+        self.got = got
+
+
 class DrainingError(DomainError):
     """The server is shutting down and takes no new work."""
 

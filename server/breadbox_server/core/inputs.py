@@ -24,6 +24,7 @@ from breadbox_server.core.ids import (
     SessionId,
     WorkerId,
 )
+from breadbox_server.core.schemas import NO_SCHEMA, Schema
 
 Answer = TypeVar("Answer")
 
@@ -37,16 +38,20 @@ class AdmissionOutcome(Enum):
     WRONG_SESSION = "wrong_session"
     BUFFER_FULL = "buffer_full"
     BYTES_FULL = "bytes_full"
+    SCHEMA_UNKNOWN = "schema_unknown"
 
     __hash__ = object.__hash__
     """Enum's own is written in Python, and outcomes are looked up by for every fragment."""
 
     asks_to_wait: bool
     """Whether the caller should send the same fragment again later."""
+    asks_again: bool
+    """Whether it should send it again at all."""
 
     def __init__(self, value: str) -> None:
         # Asked once per fragment: an attribute, since a property of an enum is slow to look up.
         self.asks_to_wait = value in ("buffer_full", "bytes_full")
+        self.asks_again = self.asks_to_wait or value == "schema_unknown"
 
 
 class ReleaseMode(Enum):
@@ -92,6 +97,7 @@ class Fragment:
     payload: Payload
     step_count: int = 1
     discontinuity: bool = False
+    schema_hash: int = NO_SCHEMA
 
     @classmethod
     def restored(
@@ -104,6 +110,7 @@ class Fragment:
         payload: Payload,
         step_count: int,
         discontinuity: bool,
+        schema_hash: int,
     ) -> "Fragment":
         """Build one as the class itself does, in half the time: a restart waits for very many."""
         fragment = _new(cls)
@@ -115,6 +122,7 @@ class Fragment:
         _set_payload(fragment, payload)
         _set_step_count(fragment, step_count)
         _set_discontinuity(fragment, discontinuity)
+        _set_schema_hash(fragment, schema_hash)
         return fragment
 
     @classmethod
@@ -155,6 +163,7 @@ _set_model_version_max = Fragment.__dict__["model_version_max"].__set__
 _set_payload = Fragment.__dict__["payload"].__set__
 _set_step_count = Fragment.__dict__["step_count"].__set__
 _set_discontinuity = Fragment.__dict__["discontinuity"].__set__
+_set_schema_hash = Fragment.__dict__["schema_hash"].__set__
 
 
 class Input(Generic[Answer]):
@@ -205,6 +214,20 @@ class AppendFragment(Input["Appended"]):
 
     buffer: BufferName
     fragment: Fragment
+
+
+@dataclass(frozen=True, slots=True)
+class TellSchema(Input[None]):
+    """Say what fragments of a session are whose `schema_hash` this is (B30). Answer: None.
+
+    Nothing happens where it is known, where the session is not current, or where as many are
+    remembered as may.
+    """
+
+    buffer: BufferName
+    session_id: SessionId
+    schema_hash: int
+    schema: Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from typing import Final
 
 from breadbox_server.core import admission
 from breadbox_server.core.assembly import Foreseen, Worker
-from breadbox_server.core.config import FullPolicy
+from breadbox_server.core.config import FullPolicy, SchemaPolicy
 from breadbox_server.core.counters import FRAGMENTS_JUDGED
 from breadbox_server.core.description import AppendCredit
 from breadbox_server.core.entries import FragmentTaken
@@ -19,6 +19,7 @@ from breadbox_server.core.validation import check_fragment
 REMEMBERED = (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE)
 """Outcomes that change the buffer, and are what a re-append is answered with (B2)."""
 _ADMITTED = Appended(AdmissionOutcome.ADMITTED)
+_SCHEMA_UNKNOWN = Appended(AdmissionOutcome.SCHEMA_UNKNOWN)
 
 INDEX_JUMP_MAX: Final = 2**20
 """Indices that a worker may leave out at once: more than any outage makes it drop. What an index
@@ -56,6 +57,8 @@ class Intake:
             return Appended(outcome, worker.outcomes.outcome(fragment.fragment_index))
         if outcome is not AdmissionOutcome.WRONG_SESSION:
             self._check_novelty(fragment, worker)
+            if outcome is not AdmissionOutcome.STALE and not self._is_known(fragment):
+                return _SCHEMA_UNKNOWN
         return _ADMITTED if outcome is AdmissionOutcome.ADMITTED else Appended(outcome)
 
     def append(self, fragment: Fragment, *, now: float) -> Appended:
@@ -92,6 +95,7 @@ class Intake:
         if outcome is AdmissionOutcome.ADMITTED:
             self._admit(worker, fragment, foreseen, now=now)
             state.model.step_count = fragment.step_count
+            state.model.schemas.note(fragment.schema_hash)
         worker.outcomes.remember(
             fragment.fragment_index, outcome, state.config.outcomes_per_worker_max
         )
@@ -126,6 +130,8 @@ class Intake:
             fragments.append(_with_shared_ids(fragment, worker, session_id))
         holdings.close_each(fragments)
         state.model.step_count = run[-1].fragment.step_count
+        for schema_hash in {each.fragment.schema_hash for each in run}:
+            state.model.schemas.note(schema_hash)
         state.inserted_count += len(run)
         state.counters.add(FRAGMENTS_JUDGED[AdmissionOutcome.ADMITTED], len(run))
         return True
@@ -198,6 +204,24 @@ class Intake:
             )
         if worker is None and self._is_full() and self._first_idle() is None:
             raise WorkersFullError(state.config.workers_max)
+
+    def _is_known(self, fragment: Fragment) -> bool:
+        """Whether a fragment's schema is known, or need not be (B30).
+
+        Raises:
+            SchemaMismatchError: It is known, and is not the one that the buffer takes.
+        """
+        schemas = self._state.model.schemas
+        schema_hash, first_hash = fragment.schema_hash, schemas.first_hash
+        if schema_hash == first_hash:
+            return True
+        takes_any = self._state.config.schema is SchemaPolicy.ANY
+        schema = schemas.find(schema_hash)
+        if schema is None:
+            return takes_any and schemas.is_full
+        if not takes_any and first_hash is not None:
+            schemas.require_first(schema, fragment.session_id)
+        return True
 
     def _remember(self, worker_id: WorkerId) -> Worker:
         """Give a worker; a new one may take the place of one that has nothing here any more."""
@@ -278,4 +302,5 @@ def _with_shared_ids(fragment: Fragment, worker: Worker, session_id: SessionId) 
         payload=fragment.payload,
         step_count=fragment.step_count,
         discontinuity=fragment.discontinuity,
+        schema_hash=fragment.schema_hash,
     )

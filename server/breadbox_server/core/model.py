@@ -15,6 +15,7 @@ from breadbox_server.core.errors import SessionNotCurrentError, VersionRegressed
 from breadbox_server.core.ids import ModelVersion, PayloadId, SessionId
 from breadbox_server.core.inputs import ModelState, Payload
 from breadbox_server.core.payloads import PayloadLedger
+from breadbox_server.core.schemas import SCHEMAS_MAX, SessionSchemas
 
 NO_SESSION = SessionId("")
 ENDED_SESSIONS_MAX = 1024
@@ -39,6 +40,8 @@ class CurrentModel:
         """None if and only if no session is current."""
         self.step_count: int | None = None
         """Steps of every fragment of the session; None until one was admitted."""
+        self.schemas = SessionSchemas()
+        """What the session's fragments are."""
 
     @property
     def state(self) -> ModelState:
@@ -74,6 +77,7 @@ class CurrentModel:
         self._kept.clear()
         self.session_id, self.version = NO_SESSION, None
         self.step_count = None
+        self.schemas.clear()
 
     def check_publish(self, session_id: SessionId, version: ModelVersion) -> None:
         """Refuse a version of another session, or a lower one.
@@ -126,6 +130,8 @@ class CurrentModel:
         assert (self.version is None) == (self.session_id == NO_SESSION), "M1: session and version"
         assert self.session_id not in self._ended_sessions, "M1: a session that has ended"
         assert self.version is not None or self.step_count is None, "M3: steps without a session"
+        known_count = len(self.schemas.all())
+        assert known_count <= (0 if self.version is None else SCHEMAS_MAX), "S1: schemas"
         assert len(self._kept) <= WEIGHTS_KEPT, "M2: weights kept"
         assert list(self._kept) == sorted(self._kept), "M2: order"
         assert self.version is not None or not self._kept, "M2: weights without a session"

@@ -27,6 +27,7 @@ from breadbox_server.core.ids import (
 from breadbox_server.core.inputs import Fragment, Payload
 from breadbox_server.core.leases import Grant, GrantedChunk, Lease
 from breadbox_server.core.outcomes import OutcomeWindow
+from breadbox_server.core.schemas import Schema
 from breadbox_server.core.state import BufferState
 
 
@@ -118,6 +119,8 @@ class BufferSnapshot:
     live_grants: tuple[GrantSnapshot, ...]
     ended_grants: tuple[GrantSnapshot, ...]
     """The first to have ended first."""
+    schemas: tuple[tuple[int, Schema], ...] = ()
+    """Of the session, by hash, the one that was told first at the front."""
 
 
 def take(state: BufferState) -> BufferSnapshot:
@@ -156,6 +159,7 @@ def take(state: BufferState) -> BufferSnapshot:
         quarantined=tuple(state.quarantined),
         live_grants=tuple([_taken_grant(grant) for grant in state.leases.live_grants()]),
         ended_grants=tuple([_taken_grant(grant) for grant in state.leases.ended_grants()]),
+        schemas=state.model.schemas.all(),
     )
 
 
@@ -172,6 +176,7 @@ def restore(taken: BufferSnapshot, events: list[Event]) -> BufferState:
     if taken.model_version is not None:
         state.model.start(taken.session_id, taken.model_version)
         state.model.step_count = taken.step_count
+        state.model.schemas.restore(taken.schemas)
     for version, weights in taken.weights:
         state.model.restore_weights(version, weights)
     state.inserted_count = taken.inserted_count

@@ -6,7 +6,15 @@ from typing import Any, Final
 
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
-from breadbox_server.convert import as_one_object, fragment, payload_of, put_metadata, put_payload
+from breadbox_server.convert import (
+    as_one_object,
+    fragment,
+    payload_of,
+    put_metadata,
+    put_payload,
+    schema_of,
+    to_schema,
+)
 from breadbox_server.core import entries as core
 from breadbox_server.core import inputs
 from breadbox_server.core.entries import Entry, FragmentTaken
@@ -178,6 +186,13 @@ def _put_unreadable(entry: inputs.ReportUnreadable, message: pb.Entry) -> None:
     reported.reports_max = entry.reports_max
 
 
+def _put_told(entry: inputs.TellSchema, message: pb.Entry) -> None:
+    told = message.schema_told
+    told.session_id = entry.session_id
+    told.hash = entry.schema_hash
+    told.schema.CopyFrom(to_schema(entry.schema))
+
+
 def _put_updated(entry: inputs.UpdateBuffer, message: pb.Entry) -> None:
     put_limits(entry.config, message.buffer_updated.limits)
 
@@ -239,6 +254,7 @@ _WRITERS: Final[Mapping[type, Callable[[Any, pb.Entry], None]]] = {
     inputs.ReportUnreadable: _put_unreadable,
     inputs.UpdateBuffer: _put_updated,
     inputs.DeleteBuffer: _put_deleted,
+    inputs.TellSchema: _put_told,
 }
 _READERS: Final[Mapping[str, Callable[[Any, Any], Entry]]] = {
     "fragment_stale": lambda buffer, message: FragmentTaken.restored(
@@ -271,4 +287,7 @@ _READERS: Final[Mapping[str, Callable[[Any, Any], Entry]]] = {
         buffer, limits_of(message.limits)
     ),
     "buffer_deleted": lambda buffer, _: inputs.DeleteBuffer(buffer),
+    "schema_told": lambda buffer, message: inputs.TellSchema(
+        buffer, SessionId(message.session_id), message.hash, schema_of(message.schema)
+    ),
 }

@@ -5,7 +5,13 @@ from itertools import accumulate, pairwise
 from typing import Final
 
 from breadbox.v1 import buffer_pb2
-from breadbox_server.convert import as_one_object, payload_of, put_payload
+from breadbox_server.convert import (
+    as_one_object,
+    payload_of,
+    put_payload,
+    schema_of,
+    to_schema,
+)
 from breadbox_server.core.chunks import ChunkState
 from breadbox_server.core.description import QuarantinedFragment
 from breadbox_server.core.ids import (
@@ -78,6 +84,8 @@ def put_buffer(value: BufferSnapshot, message: pb.BufferSnapshot) -> None:
         _put_grant(grant, message.live_grants.add())
     for grant in value.ended_grants:
         _put_grant(grant, message.ended_grants.add())
+    for schema_hash, schema in value.schemas:
+        message.schemas.add(hash=schema_hash, schema=to_schema(schema))
 
 
 def buffer_of(message: pb.BufferSnapshot) -> BufferSnapshot:
@@ -120,6 +128,7 @@ def buffer_of(message: pb.BufferSnapshot) -> BufferSnapshot:
         quarantined=tuple(map(_quarantined_of, message.quarantined)),
         live_grants=tuple(map(_grant_of, message.live_grants)),
         ended_grants=tuple(map(_grant_of, message.ended_grants)),
+        schemas=tuple([(each.hash, schema_of(each.schema)) for each in message.schemas]),
     )
 
 

@@ -1,5 +1,6 @@
 from breadbox.v1 import buffer_pb2 as _buffer_pb2
 from breadbox.v1 import fragment_pb2 as _fragment_pb2
+from breadbox.v1 import schema_pb2 as _schema_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -39,7 +40,7 @@ class Turn(_message.Message):
     def __init__(self, version: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("now", "buffer", "buffer_created", "fragment_admitted", "fragment_stale", "fragments_admitted", "grant_made", "session_started", "session_ended", "model_published", "lease_renewed", "lease_released", "grant_undone", "payloads_dropped", "unreadable_reported", "buffer_updated", "buffer_deleted")
+    __slots__ = ("now", "buffer", "buffer_created", "fragment_admitted", "fragment_stale", "fragments_admitted", "grant_made", "session_started", "session_ended", "model_published", "lease_renewed", "lease_released", "grant_undone", "payloads_dropped", "unreadable_reported", "buffer_updated", "buffer_deleted", "schema_told")
     NOW_FIELD_NUMBER: _ClassVar[int]
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     BUFFER_CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +58,7 @@ class Entry(_message.Message):
     UNREADABLE_REPORTED_FIELD_NUMBER: _ClassVar[int]
     BUFFER_UPDATED_FIELD_NUMBER: _ClassVar[int]
     BUFFER_DELETED_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_TOLD_FIELD_NUMBER: _ClassVar[int]
     now: float
     buffer: str
     buffer_created: BufferCreated
@@ -74,7 +76,8 @@ class Entry(_message.Message):
     unreadable_reported: UnreadableReported
     buffer_updated: BufferUpdated
     buffer_deleted: BufferDeleted
-    def __init__(self, now: _Optional[float] = ..., buffer: _Optional[str] = ..., buffer_created: _Optional[_Union[BufferCreated, _Mapping]] = ..., fragment_admitted: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragment_stale: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragments_admitted: _Optional[_Union[FragmentRun, _Mapping]] = ..., grant_made: _Optional[_Union[GrantMade, _Mapping]] = ..., session_started: _Optional[_Union[SessionStarted, _Mapping]] = ..., session_ended: _Optional[_Union[SessionEnded, _Mapping]] = ..., model_published: _Optional[_Union[ModelPublished, _Mapping]] = ..., lease_renewed: _Optional[_Union[LeaseRenewed, _Mapping]] = ..., lease_released: _Optional[_Union[LeaseReleased, _Mapping]] = ..., grant_undone: _Optional[_Union[GrantUndone, _Mapping]] = ..., payloads_dropped: _Optional[_Union[PayloadsDropped, _Mapping]] = ..., unreadable_reported: _Optional[_Union[UnreadableReported, _Mapping]] = ..., buffer_updated: _Optional[_Union[BufferUpdated, _Mapping]] = ..., buffer_deleted: _Optional[_Union[BufferDeleted, _Mapping]] = ...) -> None: ...
+    schema_told: SchemaTold
+    def __init__(self, now: _Optional[float] = ..., buffer: _Optional[str] = ..., buffer_created: _Optional[_Union[BufferCreated, _Mapping]] = ..., fragment_admitted: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragment_stale: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragments_admitted: _Optional[_Union[FragmentRun, _Mapping]] = ..., grant_made: _Optional[_Union[GrantMade, _Mapping]] = ..., session_started: _Optional[_Union[SessionStarted, _Mapping]] = ..., session_ended: _Optional[_Union[SessionEnded, _Mapping]] = ..., model_published: _Optional[_Union[ModelPublished, _Mapping]] = ..., lease_renewed: _Optional[_Union[LeaseRenewed, _Mapping]] = ..., lease_released: _Optional[_Union[LeaseReleased, _Mapping]] = ..., grant_undone: _Optional[_Union[GrantUndone, _Mapping]] = ..., payloads_dropped: _Optional[_Union[PayloadsDropped, _Mapping]] = ..., unreadable_reported: _Optional[_Union[UnreadableReported, _Mapping]] = ..., buffer_updated: _Optional[_Union[BufferUpdated, _Mapping]] = ..., buffer_deleted: _Optional[_Union[BufferDeleted, _Mapping]] = ..., schema_told: _Optional[_Union[SchemaTold, _Mapping]] = ...) -> None: ...
 
 class BufferCreated(_message.Message):
     __slots__ = ("limits", "draw_seed")
@@ -180,6 +183,16 @@ class BufferDeleted(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SchemaTold(_message.Message):
+    __slots__ = ("session_id", "hash", "schema")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    hash: int
+    schema: _schema_pb2.Schema
+    def __init__(self, session_id: _Optional[str] = ..., hash: _Optional[int] = ..., schema: _Optional[_Union[_schema_pb2.Schema, _Mapping]] = ...) -> None: ...
+
 class BufferLimits(_message.Message):
     __slots__ = ("config", "outcomes_per_worker_max", "requests_remembered_max", "retry_delay_seconds")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
@@ -193,7 +206,7 @@ class BufferLimits(_message.Message):
     def __init__(self, config: _Optional[_Union[_buffer_pb2.BufferConfig, _Mapping]] = ..., outcomes_per_worker_max: _Optional[int] = ..., requests_remembered_max: _Optional[int] = ..., retry_delay_seconds: _Optional[float] = ...) -> None: ...
 
 class FragmentColumns(_message.Message):
-    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "step_count", "payload_id", "size_bytes", "piece_size_bytes")
+    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "step_count", "payload_id", "size_bytes", "piece_size_bytes", "schema_hash")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +217,7 @@ class FragmentColumns(_message.Message):
     PAYLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PIECE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
     worker_id: StringColumn
     fragment_index: _containers.RepeatedScalarFieldContainer[int]
     session_id: StringColumn
@@ -214,7 +228,8 @@ class FragmentColumns(_message.Message):
     payload_id: _containers.RepeatedScalarFieldContainer[str]
     size_bytes: _containers.RepeatedScalarFieldContainer[int]
     piece_size_bytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[_Union[StringColumn, _Mapping]] = ..., fragment_index: _Optional[_Iterable[int]] = ..., session_id: _Optional[_Union[StringColumn, _Mapping]] = ..., model_version_min: _Optional[_Iterable[int]] = ..., model_version_max: _Optional[_Iterable[int]] = ..., discontinuity: _Optional[_Iterable[bool]] = ..., step_count: _Optional[_Iterable[int]] = ..., payload_id: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., piece_size_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    schema_hash: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[_Union[StringColumn, _Mapping]] = ..., fragment_index: _Optional[_Iterable[int]] = ..., session_id: _Optional[_Union[StringColumn, _Mapping]] = ..., model_version_min: _Optional[_Iterable[int]] = ..., model_version_max: _Optional[_Iterable[int]] = ..., discontinuity: _Optional[_Iterable[bool]] = ..., step_count: _Optional[_Iterable[int]] = ..., payload_id: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., piece_size_bytes: _Optional[_Iterable[int]] = ..., schema_hash: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StringColumn(_message.Message):
     __slots__ = ("strings", "places")
@@ -237,7 +252,7 @@ class Snapshot(_message.Message):
     def __init__(self, version: _Optional[int] = ..., sequence: _Optional[int] = ..., now: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferSnapshot, _Mapping]]] = ...) -> None: ...
 
 class BufferSnapshot(_message.Message):
-    __slots__ = ("name", "limits", "draw_seed", "draw_count", "counters", "session_id", "model_version", "step_count", "ended_session_ids", "weights", "inserted_count", "delivered_count", "closed_count", "chunks", "workers", "open_chunks", "quarantined", "live_grants", "ended_grants")
+    __slots__ = ("name", "limits", "draw_seed", "draw_count", "counters", "session_id", "model_version", "step_count", "ended_session_ids", "weights", "inserted_count", "delivered_count", "closed_count", "chunks", "workers", "open_chunks", "quarantined", "live_grants", "ended_grants", "schemas")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +279,7 @@ class BufferSnapshot(_message.Message):
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     LIVE_GRANTS_FIELD_NUMBER: _ClassVar[int]
     ENDED_GRANTS_FIELD_NUMBER: _ClassVar[int]
+    SCHEMAS_FIELD_NUMBER: _ClassVar[int]
     name: str
     limits: BufferLimits
     draw_seed: int
@@ -283,7 +299,16 @@ class BufferSnapshot(_message.Message):
     quarantined: _containers.RepeatedCompositeFieldContainer[_buffer_pb2.QuarantinedFragment]
     live_grants: _containers.RepeatedCompositeFieldContainer[Grant]
     ended_grants: _containers.RepeatedCompositeFieldContainer[Grant]
-    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[BufferLimits, _Mapping]] = ..., draw_seed: _Optional[int] = ..., draw_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., step_count: _Optional[int] = ..., ended_session_ids: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[_Union[Weights, _Mapping]]] = ..., inserted_count: _Optional[int] = ..., delivered_count: _Optional[int] = ..., closed_count: _Optional[int] = ..., chunks: _Optional[_Union[ChunkColumns, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., open_chunks: _Optional[_Union[OpenChunkColumns, _Mapping]] = ..., quarantined: _Optional[_Iterable[_Union[_buffer_pb2.QuarantinedFragment, _Mapping]]] = ..., live_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., ended_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ...) -> None: ...
+    schemas: _containers.RepeatedCompositeFieldContainer[KnownSchema]
+    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[BufferLimits, _Mapping]] = ..., draw_seed: _Optional[int] = ..., draw_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., step_count: _Optional[int] = ..., ended_session_ids: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[_Union[Weights, _Mapping]]] = ..., inserted_count: _Optional[int] = ..., delivered_count: _Optional[int] = ..., closed_count: _Optional[int] = ..., chunks: _Optional[_Union[ChunkColumns, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., open_chunks: _Optional[_Union[OpenChunkColumns, _Mapping]] = ..., quarantined: _Optional[_Iterable[_Union[_buffer_pb2.QuarantinedFragment, _Mapping]]] = ..., live_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., ended_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[KnownSchema, _Mapping]]] = ...) -> None: ...
+
+class KnownSchema(_message.Message):
+    __slots__ = ("hash", "schema")
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    hash: int
+    schema: _schema_pb2.Schema
+    def __init__(self, hash: _Optional[int] = ..., schema: _Optional[_Union[_schema_pb2.Schema, _Mapping]] = ...) -> None: ...
 
 class Weights(_message.Message):
     __slots__ = ("model_version", "payload")
