@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -61,7 +62,9 @@ def command_parts(command: click.Command, path: str, extra: str, level: int) -> 
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"{'#' * level} {path}\n"
     yield f"`{path} {usage}`" + (f", with the extra `{extra}`" if extra else "") + "\n"
-    yield inspect.cleandoc(command.help or command.short_help or "").replace("\b\n", "") + "\n"
+    said = inspect.cleandoc(command.help or command.short_help or "")
+    # Click's mark of lines that stay as they are.
+    yield re.sub(r"\x08\n((?:.+\n)+)", r"```text\n\1```\n", said + "\n")
     options = [
         each for each in command.params if isinstance(each, click.Option) and not each.hidden
     ]

@@ -136,3 +136,9 @@ def test_a_tokens_file_that_holds_none_is_said_so(
         (tmp_path / "token").write_bytes(written)
     with pytest.raises(InvalidRequestError, match=problem):
         ClientOptions(token=f"@{tmp_path}/token").metadata()
+
+
+def test_help_shows_the_files_line_by_line() -> None:
+    shown = CliRunner().invoke(make_secrets, ["--help"]).output
+    assert "\n  server/tokens       for breadbox serve --tokens\n" in shown
+    assert "\\b" not in shown

@@ -66,7 +66,8 @@ def command(
         return SettingsCommand(
             name or function.__name__,
             callback=run,
-            help=inspect.getdoc(function),
+            # Docstrings with a backslash are raw: click's mark of lines that stay as they are.
+            help=(inspect.getdoc(function) or "").replace("\\b\n", "\b\n"),
             params=[*(each.parameter() for each in fields), _config(fields, reads_variable)],
             **attributes,
         )
