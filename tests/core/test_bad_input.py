@@ -12,7 +12,8 @@ from breadbox_server.core.config import (
     SampleToInsertRatioConfig,
 )
 from breadbox_server.core.errors import InvalidArgumentError
-from breadbox_server.core.inputs import AppendFragment, Payload
+from breadbox_server.core.inputs import AdmissionOutcome, AppendFragment, Payload
+from breadbox_server.core.intake import INDEX_JUMP_MAX
 from core.world import World
 from support.metadata import make_fragment, make_payload
 
@@ -137,3 +138,11 @@ def test_largest_fetch_is_capacity_in_fragments() -> None:
 def test_unknown_sampler_is_refused_at_the_start() -> None:
     with pytest.raises(InvalidArgumentError, match="sampler"):
         BufferSet(random.Random(1), BufferConfig(sampler="best"))
+
+
+def test_an_index_that_leaves_out_more_than_may_be_is_refused_with_the_next() -> None:
+    world = World()
+    world.append("w0", 0)
+    with pytest.raises(InvalidArgumentError, match=r"the next of worker 'w0' .* is 1, and at most"):
+        world.append("w0", INDEX_JUMP_MAX + 2)
+    assert world.append("w0", INDEX_JUMP_MAX + 1) is AdmissionOutcome.ADMITTED

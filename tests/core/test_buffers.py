@@ -14,12 +14,13 @@ from breadbox_server.core.errors import (
     InvalidArgumentError,
 )
 from breadbox_server.core.events import FetchGranted, FetchRefused, PayloadsDisposable
-from breadbox_server.core.ids import BufferName
+from breadbox_server.core.ids import BufferName, LeaseId, PayloadId
 from breadbox_server.core.inputs import (
     AppendFragment,
     CreateBuffer,
     DeleteBuffer,
     Fetch,
+    Payload,
     StartSession,
 )
 from core.world import World
@@ -210,6 +211,50 @@ def test_payloads_that_go_while_batches_are_held_are_not_among_them() -> None:
     assert [0, 2] == [len(next(batches)) for _ in range(2)]
     world.end()
     assert [] == [each for batch in batches for each in batch]
+
+
+def test_weights_are_told_from_fragments_and_from_what_is_elsewhere() -> None:
+    world = World()
+    weights = make_payload()
+    world.publish(0, weights=weights)
+    fragment = make_fragment()
+    world.offer(fragment)
+
+    def has_weights(payload_id: PayloadId, name: BufferName = DEFAULT_BUFFER) -> bool:
+        return world.buffers.has_weights(name, payload_id)
+
+    assert has_weights(weights.payload_id)
+    assert not has_weights(fragment.payload.payload_id)
+    assert not has_weights(make_payload().payload_id)
+    assert not has_weights(weights.payload_id, OTHER)
+
+
+def test_fragments_are_those_of_all_buffers_and_no_weights() -> None:
+    world = World(fragments_per_chunk=2)
+    world.publish(0, weights=make_payload())
+    fragments = [make_fragment("w0", index) for index in range(3)]
+    for fragment in fragments:
+        world.offer(fragment)
+    create(world)
+    assert fragments == sorted(world.buffers.fragments(), key=lambda each: each.fragment_index)
+
+
+def test_a_lease_keeps_the_payloads_of_its_share_until_it_ends() -> None:
+    world = World()
+    fragment = make_fragment()
+    world.offer(fragment)
+    grant = world.granted()
+    assert (fragment.payload,) == world.buffers.leased_payloads(DEFAULT_BUFFER, grant.lease_id)
+    world.release(grant.lease_id)
+    assert () == world.buffers.leased_payloads(DEFAULT_BUFFER, grant.lease_id)
+    assert () == world.buffers.leased_payloads(DEFAULT_BUFFER, LeaseId("unknown"))
+
+
+@pytest.mark.parametrize(("piece_size_bytes", "count"), [(0, 1), (10, 1), (4, 3), (5, 2)])
+def test_a_payload_has_the_pieces_that_its_store_is_said_to_have_made(
+    piece_size_bytes: int, count: int
+) -> None:
+    assert count == Payload(PayloadId("0" * 32), 10, piece_size_bytes).piece_count
 
 
 def test_an_error_keeps_its_fields() -> None:

@@ -13,8 +13,9 @@ from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig, SampleToInsertRatioConfig
 from breadbox_server.core.entries import BufferCreated, FragmentTaken, GrantMade, ReplayError
 from breadbox_server.core.events import FetchGranted, PayloadsDisposable
-from breadbox_server.core.ids import BufferName
+from breadbox_server.core.ids import BufferName, PayloadId
 from breadbox_server.core.inputs import (
+    AdmissionOutcome,
     CreateBuffer,
     DeleteBuffer,
     Payload,
@@ -138,6 +139,45 @@ def test_reports_of_what_cannot_be_read_are_replayed_and_outlive_snapshots() -> 
     world.buffers.check_invariants()
     state = world.buffers.snapshot()
     assert state == BufferSet.restore(state, random.Random(0)).snapshot()
+
+
+def test_a_report_of_what_is_not_of_the_lease_is_not_written_down() -> None:
+    world = World()
+    world.fill(1)
+    lease = world.granted()
+    world.buffers.take_entries()
+    told = ReportUnreadable(DEFAULT_BUFFER, lease.lease_id, (PayloadId("0" * 32),), reports_max=1)
+    world.buffers.apply(told, now=world.now)
+    assert [] == world.buffers.take_entries()
+
+
+def test_a_chunk_in_quarantine_that_is_told_of_again_is_named_once() -> None:
+    world = World(uses_max=2)
+    fragment = make_fragment()
+    world.offer(fragment)
+    leases = [world.granted(request_id=name) for name in ("first", "second")]
+    for lease in leases:
+        told = ReportUnreadable(
+            DEFAULT_BUFFER, lease.lease_id, (fragment.payload.payload_id,), reports_max=1
+        )
+        world.buffers.apply(told, now=world.now)
+    assert 1 == len(world.seen().quarantined)
+
+
+def test_a_worker_that_was_taken_in_is_replayed_though_nobody_could_go_for_it() -> None:
+    """What a journal says was decided stands, whatever is decided otherwise now."""
+    world = World(fragments_per_chunk=2, workers_max=1)
+    world.append("w0")
+    taken = FragmentTaken(DEFAULT_BUFFER, make_fragment("w1"), AdmissionOutcome.ADMITTED)
+    world.buffers.replay([(world.now, taken)])
+    assert 2 == world.seen().worker_count
+
+
+def test_a_snapshot_that_contradicts_itself_is_refused() -> None:
+    (taken,) = World().buffers.snapshot()
+    broken = replace(taken, config=BufferConfig(sampler="best"))
+    with pytest.raises(ReplayError, match="the snapshot cannot be: sampler"):
+        BufferSet.restore([broken], random.Random(0))
 
 
 def test_what_was_due_while_nobody_was_there_happens_at_the_first_timer() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breadbox_server.core.chunks import Chunk, ChunkState, ChunkTable
+from breadbox_server.core.config import MinimumChunksConfig
 from breadbox_server.core.ids import (
     CallerId,
     ChunkId,
@@ -21,6 +22,7 @@ from breadbox_server.core.ids import (
 from breadbox_server.core.inputs import AdmissionOutcome, Fragment, Payload
 from breadbox_server.core.lazy_heap import WASTE_MIN, LazyHeap
 from breadbox_server.core.leases import Grant, Lease, LeaseBook
+from breadbox_server.core.limiters import Flow, make_limiter
 from breadbox_server.core.outcomes import OutcomeWindow
 from breadbox_server.core.samplers import SAMPLERS, Sampler, make_sampler
 from breadbox_server.core.waiters import Caller, Waiter, WaiterQueue
@@ -171,3 +173,9 @@ def test_a_lease_that_is_renewed_for_ever_stands_in_the_order_once() -> None:
         book.renew(grant.leases[1], 2.0 + number)
     assert max(order_sizes(book)) <= 4 + WASTE_MIN
     assert grant.leases[0] is book.first_expiry()
+
+
+def test_a_minimum_of_chunks_holds_back_no_append() -> None:
+    limiter = make_limiter(MinimumChunksConfig(chunk_count=9))
+    assert not limiter.limits_inserts
+    assert limiter.may_insert(Flow(9, 0, 0))

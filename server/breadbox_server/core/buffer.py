@@ -48,6 +48,7 @@ from breadbox_server.core.errors import (
 )
 from breadbox_server.core.events import DiscardReason, EvictionReason, ModelChanged
 from breadbox_server.core.fetching import Fetching
+from breadbox_server.core.flow_meter import FlowMeter
 from breadbox_server.core.ids import CallerId, LeaseId, ModelVersion, PayloadId, RequestId, WorkerId
 from breadbox_server.core.inputs import (
     Answer,
@@ -634,7 +635,7 @@ class ReplayBuffer:
         state.discard(state.assembly.discard_all(), DiscardReason.SESSION_ENDED)
         state.assembly.forget_workers()
         state.model.end()
-        state.inserted_count = state.delivered_count = 0
+        state.meter = FlowMeter()
 
     def _drop_stale(self) -> int:
         """Evict and discard what is stale, and count the chunks."""

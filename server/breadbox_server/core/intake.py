@@ -132,7 +132,7 @@ class Intake:
         state.model.step_count = run[-1].fragment.step_count
         for schema_hash in {each.fragment.schema_hash for each in run}:
             state.model.schemas.note(schema_hash)
-        state.inserted_count += len(run)
+        state.meter.insert(len(run))
         state.counters.add(FRAGMENTS_JUDGED[AdmissionOutcome.ADMITTED], len(run))
         return True
 
@@ -281,7 +281,7 @@ class Intake:
         closed = state.assembly.place(worker, fragment, now=now)
         if closed is not None:
             holdings.close(closed)
-            state.inserted_count += 1
+            state.meter.insert()
 
 
 def _with_shared_ids(fragment: Fragment, worker: Worker, session_id: SessionId) -> Fragment:

@@ -62,7 +62,7 @@ class Leasing:
         for rank, (lease_id, lease_s) in enumerate(zip(made.lease_ids, made.leases_s, strict=True)):
             grant.leases.append(Lease(lease_id, grant, rank, lease_s, now + lease_s))
         state.leases.add(grant)
-        state.delivered_count += len(chunks)
+        state.meter.deliver(len(chunks))
         state.counters.add("grants")
         return grant
 
@@ -170,7 +170,7 @@ class Leasing:
             if gives_back:
                 state.holdings.give_back(chunk)
                 if session_id == state.model.session_id:
-                    state.delivered_count -= 1
+                    state.meter.take_back()
             obstacle = None
             if chunk.state is ChunkState.USED_UP:
                 obstacle = state.return_obstacle(chunk.version, session_id)

@@ -94,8 +94,6 @@ class PayloadLedger:
 
     def take_disposable(self) -> tuple[Payload, ...]:
         """Hand over what was let go of since the last call, in order (P2)."""
-        if not self._disposable:
-            return ()
         disposable = tuple(self._disposable)
         self._disposable.clear()
         return disposable

@@ -15,6 +15,7 @@ from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import QuarantinedFragment
 from breadbox_server.core.entries import ReplayError
 from breadbox_server.core.events import Event, LeaseEnd
+from breadbox_server.core.flow_meter import FlowMeter
 from breadbox_server.core.ids import (
     BufferName,
     ChunkId,
@@ -138,8 +139,8 @@ def take(state: BufferState) -> BufferSnapshot:
         step_count=state.model.step_count,
         ended_sessions=tuple(state.model.ended_sessions()),
         weights=tuple(state.model.kept_weights()),
-        inserted_count=state.inserted_count,
-        delivered_count=state.delivered_count,
+        inserted_count=state.meter.inserted_count,
+        delivered_count=state.meter.delivered_count,
         closed_count=state.holdings.closed_count,
         chunks=tuple([_taken_chunk(chunk) for chunk in [*held, *_granted_only(state)]]),
         workers=tuple(
@@ -179,8 +180,7 @@ def restore(taken: BufferSnapshot, events: list[Event]) -> BufferState:
         state.model.schemas.restore(taken.schemas)
     for version, weights in taken.weights:
         state.model.restore_weights(version, weights)
-    state.inserted_count = taken.inserted_count
-    state.delivered_count = taken.delivered_count
+    state.meter = FlowMeter(taken.inserted_count, taken.delivered_count)
     _restore_workers(state, taken)
     _restore_chunks(state, taken)
     return state

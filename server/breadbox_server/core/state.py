@@ -18,6 +18,7 @@ from breadbox_server.core.events import (
     FragmentsDiscarded,
     PayloadsDisposable,
 )
+from breadbox_server.core.flow_meter import FlowMeter
 from breadbox_server.core.holdings import Holdings
 from breadbox_server.core.ids import BufferName, ModelVersion
 from breadbox_server.core.inputs import Fragment
@@ -66,10 +67,7 @@ class BufferState:
             events=events,
         )
         self.limiter = make_limiter(config.limiter)
-        self.inserted_count = 0
-        """Chunks closed in the current session."""
-        self.delivered_count = 0
-        """Uses granted in the current session, less those given back."""
+        self.meter = FlowMeter()
         self.waiters = WaiterQueue()
         self.leases = LeaseBook()
         self.quarantined: deque[QuarantinedFragment] = deque(maxlen=QUARANTINED_MAX)
@@ -95,7 +93,7 @@ class BufferState:
     @property
     def flow(self) -> Flow:
         """What the limiter judges by."""
-        return Flow(len(self.holdings.table), self.inserted_count, self.delivered_count)
+        return self.meter.flow(len(self.holdings.table))
 
     def may_grant(self, chunk_count: int, world_size: int) -> bool:
         """Whether a request could be granted now, were it its turn."""
