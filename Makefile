@@ -11,7 +11,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 
 .DEFAULT_GOAL := help
 .PHONY: attacks docs verify-reference reference help setup demo test test-quick test-core test-service test-integration test-containers test-peers test-dist \
-  test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos \
+  test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos verify-coverage \
   verify-spelling verify-blocking blocking verify-limits limits protos released-protos simulate fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
 
 help:  ## List the targets
@@ -35,6 +35,9 @@ test-quick: $(VENV)/.ready  ## For the inner loop, within 90 seconds: core, serv
 test-core: $(VENV)/.ready  ## The pure core alone
 	$(BIN)/python -m pytest tests/core $(ARGS)
 
+verify-coverage: $(VENV)/.ready  ## Do the core's own tests take its every branch?
+	$(BIN)/python -m pytest tests/core -n 3 --cov=breadbox_server.core --cov-fail-under=100 $(ARGS)
+
 test-service: $(VENV)/.ready  ## Service and client, without other processes
 	$(BIN)/python -m pytest tests/service tests/client $(ARGS)
 
@@ -56,7 +59,7 @@ attacks: $(VENV)/.ready  ## Attack a server, and hold the times of its honest ca
 test-gpu: $(VENV)/.ready  ## What needs a CUDA device
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
-verify: verify-format verify-lint verify-spelling verify-types verify-imports verify-protos verify-blocking verify-limits verify-reference test  ## Everything that must hold before a merge
+verify: verify-format verify-lint verify-spelling verify-types verify-imports verify-protos verify-blocking verify-limits verify-reference verify-coverage test  ## Everything that must hold before a merge
 
 verify-format: $(VENV)/.ready
 	$(BIN)/ruff format --check .
