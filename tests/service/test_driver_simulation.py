@@ -17,8 +17,6 @@ from breadbox_server.core.errors import DomainError
 from breadbox_server.core.events import FetchGranted, WaitElapsed
 from breadbox_server.core.ids import BufferName, RequestId, SessionId
 from breadbox_server.core.inputs import (
-    Fragment,
-    Payload,
     ReleaseLease,
     ReleaseMode,
     StartSession,
@@ -27,6 +25,7 @@ from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.metrics import Metrics
 from support.fake_custodian import FakeCustodian
 from support.manual_timers import ManualTimers
+from support.metadata import written_fragment
 
 BUFFER = BufferName("default")
 CHUNKS = 6
@@ -54,21 +53,8 @@ async def running_driver(kind: type[Driver], seed: int):
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
         await driver.apply(StartSession(BUFFER, SessionId("run")))
-        references = [custodian.write() for _ in range(CHUNKS)]
-        await driver.append(
-            BUFFER,
-            [
-                Fragment(
-                    worker_id="w",
-                    fragment_index=index,
-                    session_id="run",
-                    model_version_min=0,
-                    model_version_max=0,
-                    payload=Payload(reference.payload_id, reference.size_bytes),
-                )
-                for index, reference in enumerate(references)
-            ],
-        )
+        fragments = [written_fragment(custodian, index, "run") for index in range(CHUNKS)]
+        await driver.append(BUFFER, fragments)
         yield driver, clock, group
         running.cancel()
 

@@ -16,7 +16,6 @@ from breadbox_server.core.inputs import (
     AdmissionOutcome,
     EndSession,
     Fragment,
-    Payload,
     ReleaseLease,
     ReleaseMode,
     StartSession,
@@ -27,6 +26,7 @@ from breadbox_server.reconciliation import Reconciler
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
 from support.manual_timers import ManualTimers
+from support.metadata import written_fragment
 
 BUFFER = BufferName("default")
 RUN = SessionId("run")
@@ -48,15 +48,7 @@ class SlowlyListed(FakeCustodian):
 
 
 def fragment(custodian: FakeCustodian, index: int) -> Fragment:
-    reference = custodian.write()
-    return Fragment(
-        worker_id="w",
-        fragment_index=index,
-        session_id=RUN,
-        model_version_min=0,
-        model_version_max=0,
-        payload=Payload(reference.payload_id, reference.size_bytes),
-    )
+    return written_fragment(custodian, index, RUN)
 
 
 def compared(

@@ -33,6 +33,7 @@ from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
 from support.fake_journal import FakeJournal
 from support.manual_timers import ManualTimers
+from support.metadata import written_fragment
 
 BUFFER = BufferName("default")
 RUN = SessionId("run")
@@ -60,15 +61,7 @@ async def journalled():
 
 
 def fragment(it, index: int) -> Fragment:
-    reference = it.custodian.write()
-    return Fragment(
-        worker_id="w",
-        fragment_index=index,
-        session_id=RUN,
-        model_version_min=0,
-        model_version_max=0,
-        payload=Payload(reference.payload_id, reference.size_bytes),
-    )
+    return written_fragment(it.custodian, index, RUN)
 
 
 def start_fetch(it, wait_s: float = 60.0) -> asyncio.Task:

@@ -4,6 +4,7 @@ import itertools
 
 from breadbox_server.core.ids import FragmentIndex, ModelVersion, PayloadId, SessionId, WorkerId
 from breadbox_server.core.inputs import Fragment, Payload
+from support.fake_custodian import FakeCustodian
 
 _serial = itertools.count(1)
 
@@ -38,3 +39,10 @@ def make_fragment(
         discontinuity=discontinuity,
         schema_hash=schema_hash,
     )
+
+
+def written_fragment(custodian: FakeCustodian, fragment_index: int, session_id: str) -> Fragment:
+    """Make a fragment whose payload a client has just written."""
+    reference = custodian.write()
+    payload = Payload(PayloadId(reference.payload_id), reference.size_bytes)
+    return make_fragment("w", fragment_index, session_id=session_id, payload=payload)
