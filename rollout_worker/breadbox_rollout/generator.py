@@ -23,6 +23,7 @@ from typing import Any
 from breadbox_policies import PolicyModule, State
 from breadbox_rollout.batching import ReadyQueue
 from breadbox_rollout.environments import EnvSpec, check_frames, with_frames
+from breadbox_rollout.failures import FailureKind
 from breadbox_rollout.inference import Inference
 from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.pool import (
@@ -266,7 +267,7 @@ class _Run:
         if notes is None:
             return
         for failure in notes["failures"]:
-            self._note_failure(group, failure["kind"], failure["detail"])
+            self._note_failure(group, failure["kind"], failure["detail"], failure["trace"])
         for episode in notes["episodes"]:
             self._finish(episode)
 
@@ -285,7 +286,7 @@ class _Run:
         self._resting = [resting for resting in self._resting if resting != group]
         self.recordings.clean(group)
         self._read_notes(group, event.notes)
-        self._note_failure(group, event.kind.value, event.detail)
+        self._note_failure(group, event.kind.value, event.detail, event.trace)
         self._begin_wanted()
 
     def _retired(self, group: int) -> bool:
@@ -296,13 +297,20 @@ class _Run:
         self._finished_count += 1
         self._put(entry)
 
-    def _note_failure(self, worker: int, kind: str, detail: str) -> None:
+    def _note_failure(self, worker: int, kind: str, detail: str, trace: str) -> None:
         """Count a failure.
 
         Raises:
-            EnvironmentStartError: No worker is left that may fail again.
+            EnvironmentStartError: No worker is left that may fail again, or nothing is seen of the
+                environment though frames are wanted.
         """
+        if kind == FailureKind.NO_FRAMES.value and not self._finished_count:
+            raise EnvironmentStartError(
+                f"{self._options.env.name!r} draws no frames ({detail}); use --media none"
+            )
         self._failures[kind] += 1
+        if self._failures[kind] == 1 and trace:
+            logger.warning("the first %s, as the environment raised it:\n%s", kind, trace)
         self._failure_counts[worker] += 1
         logger.warning("worker %d failed (%s): %s", worker, kind, detail)
         self.recordings.add_failure({"worker": worker, "kind": kind, "detail": detail})

@@ -156,5 +156,5 @@ class EnvGroup:
             unit.close()
         except Exception as error:  # noqa: BLE001 - an environment that is going may say anything
             self.notes.add_failure(
-                index, EnvironmentFailedError(FailureKind.CLOSE_RAISED, repr(error))
+                index, EnvironmentFailedError(FailureKind.CLOSE_RAISED, repr(error), error)
             )

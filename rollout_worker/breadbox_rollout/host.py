@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from breadbox.errors import InvalidRequestError
 from breadbox_rollout.arrays import GroupArrays, create_arrays
 from breadbox_rollout.environments import EnvSpec, make_environment, takes_seed
 from breadbox_rollout.failures import EnvironmentFailedError, FailureKind
@@ -108,6 +109,18 @@ def _common_spaces(env: Any, agents: list[str]) -> tuple[Space, Space]:
                 "give them policies of their own with --agents"
             )
     return spaces[0]
+
+
+def _encoded(space: Space, path: str) -> dict[str, Any]:
+    """Return the space as plain data, see `encode_space`.
+
+    Raises:
+        EnvironmentFailedError: (BUILD_RAISED) A part of it is none that can be stored as arrays.
+    """
+    try:
+        return encode_space(space, path)
+    except InvalidRequestError as error:
+        raise _unusable(str(error)) from error
 
 
 def _unusable(detail: str) -> EnvironmentFailedError:
@@ -247,20 +260,20 @@ class Host:
 
         Before the first reset, so that the worker can tell which phase takes long.
         """
+        hello = [
+            {
+                "observation": _encoded(part.observations, "obs"),
+                "action": _encoded(part.actions, "action"),
+                "labels": [row_label(label) for label in part.labels],
+            }
+            for part in parts
+        ]
         descriptors = []
         for part in parts:
             row_count = len(part.labels) * part.env_count
             arrays, descriptor = create_arrays(part.observations, part.actions, row_count)
             self._parts.append(arrays)
             descriptors.append(descriptor)
-        hello = [
-            {
-                "observation": encode_space(part.observations),
-                "action": encode_space(part.actions),
-                "labels": [row_label(label) for label in part.labels],
-            }
-            for part in parts
-        ]
         socket.send_fds(self._connection, [b"H" + json.dumps(hello).encode()], descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -309,8 +322,7 @@ def serve(connection: socket.socket, make_host: Callable[..., Host] = Host) -> i
             make_host(connection, json.loads(message[1:])).run()
         except EnvironmentFailedError as failure:
             notes = failure.notes.as_dict() if failure.notes else None
-            told = {"kind": failure.kind.value, "detail": failure.detail, "notes": notes}
-            send(connection, b"F", told)
+            send(connection, b"F", {**failure.as_dict(), "notes": notes})
             return 1
     except (BrokenPipeError, ConnectionResetError):
         return 0  # The worker hung up.

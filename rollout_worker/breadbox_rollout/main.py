@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -94,6 +94,7 @@ def rollout(settings: RolloutSettings) -> None:
     if settings.dry_run:
         for client in clients:
             client.close()
+        check_spaces(settings, spec, entries)
         click.echo(settings.as_yaml(), nl=False)
         return
     settings.configure_logs()
@@ -101,6 +102,24 @@ def rollout(settings: RolloutSettings) -> None:
         check_service(settings, buffer)
     torch.set_num_threads(settings.torch_threads)
     run_worker(clients, entries, settings, spec, device)
+
+
+def check_spaces(settings: RolloutSettings, spec: EnvSpec, entries: Sequence[AgentsEntry]) -> None:
+    """Make an environment in a process of its own, and the policies for what it tells of itself.
+
+    Takes as long as the environment does, `--build-s` at most for each of three attempts.
+
+    Raises:
+        EnvironmentStartError: It does not start, or a part of its spaces is not supported.
+        InvalidRequestError: A policy does not fit its spaces.
+    """
+    options = replace(_pool_options(settings, spec, entries), env_count=1, envs_per_process=1)
+    with EnvProcesses(spec, options) as pool:
+        while not pool.parts:
+            pool.poll(0.2)
+        for entry, part in zip(entries, pool.parts, strict=True):
+            make_policy = policy_factory(entry.policy, dict(entry.policy_options), settings.seed)
+            make_policy(part.observation_space, part.action_space)
 
 
 def check_service(settings: RolloutSettings, buffer: str) -> None:

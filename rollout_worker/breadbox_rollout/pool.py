@@ -105,6 +105,8 @@ class GroupFailed:
     final: bool
     notes: dict[str, Any] | None = None
     """What its last round brought besides, as in `GroupReady`."""
+    trace: str = ""
+    """Traceback of what the environment raised; empty: it raised nothing."""
 
 
 Event = GroupReady | GroupFailed
@@ -347,7 +349,8 @@ class EnvProcesses:
         elif kind == b"F":
             failure = json.loads(body)
             kind_of_failure = FailureKind(failure["kind"])
-            self._fail(group, kind_of_failure, failure["detail"], events, failure["notes"])
+            notes, trace = failure["notes"], failure["trace"]
+            self._fail(group, kind_of_failure, failure["detail"], events, notes, trace)
         else:
             self._died(group, events)
 
@@ -442,6 +445,7 @@ class EnvProcesses:
         detail: str,
         events: list[Event],
         notes: dict[str, Any] | None = None,
+        trace: str = "",
     ) -> None:
         if group.connection is not None:
             self._selector.unregister(group.connection)
@@ -459,7 +463,7 @@ class EnvProcesses:
         delay_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2 ** (group.failures_in_a_row - 1))
         group.start_at = self._clock() + delay_s
         self.restart_count += not final
-        events.append(GroupFailed(group.index, kind, detail, final, notes))
+        events.append(GroupFailed(group.index, kind, detail, final, notes, trace))
         if all(entry.state is _State.RETIRED for entry in self._groups):
             raise EnvironmentStartError(
                 f"every environment failed more than {limit} times; last: {kind.value}: {detail}"

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from breadbox.errors import InvalidRequestError
 from breadbox.fragment import Tree
 from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.environments import Environment
 from breadbox_rollout.episode_files import EpisodeFiles, FileOptions
+from breadbox_rollout.failures import NoFramesError
 from breadbox_rollout.media import Frame, as_frame, with_text
 from breadbox_rollout.units import StepRecord
 
@@ -147,14 +149,17 @@ def find_frame(env: Environment, obs: Tree, info: dict[str, Any]) -> Frame:
     observation that is an image, or that has one under "image".
 
     Raises:
-        InvalidRequestError: There is none of these.
+        NoFramesError: There is none of these, or it is no image.
     """
     image = info.get("pov")
     if image is None and env.render_mode == "rgb_array":
         image = env.render()
     if image is None:
         image = obs.get("image") if isinstance(obs, dict) else obs
-    return as_frame(image)
+    try:
+        return as_frame(image)
+    except InvalidRequestError as error:
+        raise NoFramesError(error.field, error.problem) from error
 
 
 def _without_frame(info: dict[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,10 @@ def encode_space(space: Space, path: str = "") -> dict[str, Any]:
             parts = [encode_space(part, child_path(path, i)) for i, part in enumerate(space.spaces)]
             return {"kind": "tuple", "parts": parts}
     where = f" at {path}" if path else ""
-    raise InvalidRequestError("space", f"{space}{where} has no fixed shape; wrap the environment")
+    raise InvalidRequestError(
+        "space",
+        f"{space}{where} is not supported, as it holds no array of one shape; wrap the environment",
+    )
 
 
 def _encode_bounds(bounds: NDArray[Any], extreme: Any) -> Any:

@@ -24,7 +24,7 @@ from breadbox.clipping import clipped
 from breadbox.fragment import Tree
 from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.environments import Environment
-from breadbox_rollout.failures import EnvironmentFailedError, FailureKind, Notes
+from breadbox_rollout.failures import EnvironmentFailedError, FailureKind, NoFramesError, Notes
 from breadbox_rollout.rows import row_of, write_checked
 from breadbox_rollout.space_codec import Space
 
@@ -191,9 +191,10 @@ class SingleUnit(Unit):
         """Give up the recording; the episode itself goes on, since its answers are out."""
         assert self._recorder is not None
         self._recorder.discard()
-        notes.add_failure(
-            self._index, EnvironmentFailedError(FailureKind.RECORDING_FAILED, repr(error))
-        )
+        is_unseen = isinstance(error, NoFramesError)
+        kind = FailureKind.NO_FRAMES if is_unseen else FailureKind.RECORDING_FAILED
+        detail = str(error) if is_unseen else repr(error)
+        notes.add_failure(self._index, EnvironmentFailedError(kind, detail))
 
     def abort(self) -> None:
         """See `Unit.abort`."""

@@ -231,7 +231,7 @@ class RolloutWorker:
 
     def _read_notes(self, group: int, notes: dict[str, Any]) -> None:
         for failure in notes["failures"]:
-            self._count_failure(failure["kind"], failure["detail"])
+            self._count_failure(failure["kind"], failure["detail"], failure["trace"])
         for episode in notes["episodes"]:
             self._add_recording(episode)
         for named in notes["tasks"]:
@@ -249,7 +249,7 @@ class RolloutWorker:
     def _group_failed(self, event: GroupFailed) -> None:
         if event.notes is not None:
             self._read_notes(event.group, event.notes)
-        self._count_failure(event.kind.value, event.detail)
+        self._count_failure(event.kind.value, event.detail, event.trace)
         self._ready.remove(event.group)
         if self._recordings is not None:
             for env_index in self._pool.groups[event.group]:
@@ -260,11 +260,14 @@ class RolloutWorker:
         if event.final:
             logger.error("environment process %d is not started again", event.group)
 
-    def _count_failure(self, kind: str, detail: str) -> None:
+    def _count_failure(self, kind: str, detail: str, trace: str = "") -> None:
         self.stats.failures[kind] += 1
+        is_first = self.stats.failures[kind] == 1
         words = self._throttle.words(kind)
         if words is not None:
             logger.warning("environment failed (%s): %s%s", kind, detail, words)
+        if is_first and trace:
+            logger.warning("the first %s, as the environment raised it:\n%s", kind, trace)
 
     # Turns -------------------------------------------------------------------------------------
 

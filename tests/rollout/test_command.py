@@ -206,6 +206,33 @@ def test_generate_tells_why_nothing_starts(runner: CliRunner, tmp_path: Path) ->
     assert "no environment starts; build_raised" in result.stderr.splitlines()[-1]
 
 
+def test_a_space_that_is_not_supported_is_named_in_a_dry_run_too(runner: CliRunner) -> None:
+    env = ["--env", "support.learner_environments:wordy"]
+    result = runner.invoke(cli, ["rollout", "--dry-run", *env])
+    assert (2, "") == (result.exit_code, result.stdout)
+    for words in ("no environment starts", "Text(", "at obs.s is not supported"):
+        assert words in result.stderr.splitlines()[-1]
+
+
+def test_a_policy_that_does_not_fit_the_spaces_is_named_in_a_dry_run(runner: CliRunner) -> None:
+    env = ["--env", "breadbox_rollout.atari:make", "--env-options", '{"game": "Pong"}']
+    result = runner.invoke(cli, ["rollout", "--dry-run", *env, "--policy", "mlp"])
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "use the policy 'conv_lstm'" in result.stderr.splitlines()[-1]
+
+
+def test_generate_ends_at_the_first_frame_that_an_environment_does_not_draw(
+    runner: CliRunner, tmp_path: Path
+) -> None:
+    arguments = ["--env", "support.learner_environments:unseen", "--out", str(tmp_path)]
+    result = runner.invoke(cli, ["generate", *arguments, "--no-progress"])
+    assert 2 == result.exit_code
+    (told,) = [line for line in result.stderr.splitlines() if "frame" in line]
+    assert "draws no frames (frame must be uint8[height, width, 3]" in told
+    assert told.endswith("use --media none")
+    assert [] == [*tmp_path.iterdir()]
+
+
 def test_generate_without_room_is_one_line_that_names_the_file(tmp_path: Path) -> None:
     """A limit on the size of files stands in for a full disk: both refuse the next bytes."""
     done = subprocess.run(

@@ -23,9 +23,17 @@ from breadbox_rollout.pool import (
     GroupReady,
     PoolOptions,
 )
+from support import scripted_env
 from support.eventually import eventually_sync
 
 LIMIT_S = 60.0
+
+
+def without_line(error: Exception) -> str:
+    """What an error says, but for the number of a line of the scripted environment."""
+    said, _, line = str(error).rpartition(":")
+    assert line.isdecimal(), error
+    return said
 
 
 @contextmanager
@@ -149,9 +157,8 @@ def test_an_environment_that_never_starts_ends_the_pool_with_its_reason() -> Non
     pool = EnvProcesses(EnvSpec(name="support.scripted_env:make_broken"), PoolOptions(env_count=2))
     with pool, pytest.raises(EnvironmentStartError) as caught:
         poll_forever(pool)
-    assert "no environment starts; build_raised: RuntimeError('no such device')" == str(
-        caught.value
-    )
+    problem = "no environment starts; build_raised: RuntimeError('no such device')"
+    assert f"{problem} at {scripted_env.__file__}" == without_line(caught.value)
 
 
 def drive(pool: EnvProcesses, seen: list[Event]) -> None:
@@ -176,7 +183,7 @@ def test_environments_that_never_answer_a_step_end_the_pool_after_a_known_number
     ):
         drive(pool, seen)
     problem = "no environment answers a step; fruitless: RuntimeError('no step today')"
-    assert problem == str(caught.value)
+    assert f"{problem} at {scripted_env.__file__}" == without_line(caught.value)
     attempts = [event.notes for event in seen if event.notes is not None]
     assert 29 <= len(attempts) <= 60
 

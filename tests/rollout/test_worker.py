@@ -22,6 +22,7 @@ from breadbox_rollout.environments import EnvSpec
 from breadbox_rollout.inference import PolicyOutputError
 from breadbox_rollout.metrics import WorkerCollector
 from breadbox_rollout.pool import EnvironmentStartError
+from support import learner_environments as environments
 from support.eventually import eventually_sync
 from support.rollout_service import FakeService
 from support.rollout_worker import Rollout, running_worker
@@ -339,6 +340,28 @@ def test_an_environment_that_never_answers_ends_the_worker_with_a_few_lines(
     lines = [line for line in caplog.messages if "environment failed" in line]
     assert len(lines) <= 4, lines
     assert [] == service.fragments
+
+
+def test_what_an_environment_raises_deep_inside_is_shown_once_with_file_and_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = FakeService()
+    service.publish("s", 0)
+    spec = EnvSpec(name="support.learner_environments:runs_dry")
+    with (
+        running_worker(service, "", spec=spec) as rollout,
+        pytest.raises(EnvironmentStartError) as caught,
+    ):
+        rollout.wait_for_error()
+    line = 1 + Path(environments.__file__).read_text().split("\n").index(
+        '        return tank["fuel"]'
+    )
+    where = f"KeyError('fuel') at {environments.__file__}:{line}"
+    assert where in str(caught.value)
+    assert f"environment failed (step_raised): {where}" in caplog.messages
+    (trace,) = [each for each in caplog.messages if "Traceback" in each]
+    assert "return self._burn({})" in trace
+    assert 'return tank["fuel"]' in trace
 
 
 def test_weights_that_diverged_end_the_worker_with_their_reason() -> None:

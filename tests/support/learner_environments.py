@@ -92,3 +92,31 @@ class _ManySpaces(gymnasium.Env[Any, Any]):
 def many_spaces() -> gymnasium.Env[Any, Any]:
     """Every kind of space that can be stored as arrays, with leaves that have no axis."""
     return _ManySpaces()
+
+
+class _Wordy(gymnasium.Env[Any, Any]):
+    observation_space = spaces.Dict({"s": spaces.Text(8), "n": spaces.Discrete(2)})
+    action_space = spaces.Discrete(2)
+
+
+def wordy() -> gymnasium.Env[Any, Any]:
+    """An environment whose observations hold words."""
+    return _Wordy()
+
+
+class _RunsDry(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def step(self, action: Any) -> Any:
+        return self._burn({})
+
+    def _burn(self, tank: dict[str, int]) -> Any:
+        return tank["fuel"]
+
+
+def runs_dry() -> gymnasium.Env[Any, Any]:
+    """CartPole, whose step raises somewhere below itself."""
+    return _RunsDry(gymnasium.make("CartPole-v1"))
+
+
+def unseen() -> gymnasium.Env[Any, Any]:
+    """An environment that draws nothing."""
+    return _ManySpaces()
