@@ -157,3 +157,10 @@ def test_schemas_survive_a_restart(policy: SchemaPolicy) -> None:
     twin = replayed(world)
     assert (IMAGES,) == twin.describe(DEFAULT_BUFFER, now=world.now).schemas
     assert world.buffers.snapshot() == twin.snapshot()
+
+
+def test_the_same_arrays_under_another_hash_are_no_other_schema(world: World) -> None:
+    tell(world, 7, IMAGES)
+    tell(world, 8, IMAGES)
+    assert ADMITTED == world.append(index=0, schema_hash=7)
+    assert ADMITTED == world.append(index=1, schema_hash=8)
