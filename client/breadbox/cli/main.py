@@ -76,7 +76,8 @@ class LazyGroup(Group):
         for name, (_, extra, text) in COMMANDS.items():
             lines.setdefault(extra if missing_module(extra) else "", []).append((name, text))
         for extra, found in lines.items():
-            title = f"Commands that need {how_to_install(extra)}" if extra else "Commands"
+            # Where this copy is from takes as long to find out as all the rest: a command says it.
+            title = f'Commands that need "breadbox[{extra}]" installed' if extra else "Commands"
             with formatter.section(title):
                 formatter.write_dl(found)
         others = {name: entry for name, entry in joined().items() if name not in COMMANDS}
