@@ -34,7 +34,9 @@ class Yard:
         self.greedy, self.honest, self.trainer = write_tokens(tokens, *lines)
         url = f"file://{tmp_path}/store"
         options = ("--store", url, "--tokens", str(tokens), "--metrics-listen", "127.0.0.1:0")
-        self.server = ServerProcess(*options, "--uses-max", "1", log=tmp_path / "log")
+        # Stubs say no schema, and clients do.
+        limits = ("--uses-max", "1", "--schema", "any")
+        self.server = ServerProcess(*options, *limits, log=tmp_path / "log")
         self.server.start()
         stack.callback(self.server.stop)
         self._store = open_store(url)
