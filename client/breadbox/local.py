@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from breadbox.children import owned_environment
 from breadbox.errors import UnavailableError
 from breadbox.extras import how_to_install, missing_module
-from breadbox.types import FullPolicy, LeaseExpiryPolicy
+from breadbox.types import FullPolicy, LeaseExpiryPolicy, SchemaPolicy
 
 if TYPE_CHECKING:
     from breadbox.client import Client
@@ -46,6 +46,7 @@ class ServerOptions(TypedDict, total=False):
     leases_max: int
     workers_max: int
     sampler: str
+    schema: SchemaPolicy | str
     minimum_chunks: int
     buffers_max: int
     connections_max: int

@@ -127,6 +127,7 @@ class Ground:
                 should be closed; an attack that wants to hold on uses the time.
         """
         self._start("learner", Role.LEARNER)
+        self._await_first_call("learner")  # Before that there is no session to append to.
         self._start("producer", Role.PRODUCER)
         self._start("onlooker", Role.ADMIN)
         for kind in self._pair:

@@ -116,7 +116,9 @@ class Buffer:
 @pytest.fixture
 def buffer(tmp_path: Path) -> Iterator[Buffer]:
     url = f"file://{tmp_path}/store"
-    server = ServerProcess("--store", url, "--uses-max", "3", log=tmp_path / "log")
+    server = ServerProcess(
+        "--store", url, "--uses-max", "3", "--schema", "any", log=tmp_path / "log"
+    )
     with ExitStack() as stack:
         server.start()
         stack.callback(server.stop)

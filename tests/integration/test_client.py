@@ -68,7 +68,7 @@ async def test_what_is_appended_is_fetched_once(caller: Caller) -> None:
     assert list(range(20)) == sorted(fragment.fragment_index for fragment in loaded)
     for fragment in loaded:
         assert np.array_equal(sent[fragment.fragment_index].obs, fragment.obs)
-    with pytest.raises(errors.WaitElapsedError, match="0 chunks of the 1"):
+    with pytest.raises(errors.WaitElapsedError, match="0 chunks are held and 1 is needed"):
         await caller.call("fetch", 1)
 
 

@@ -14,7 +14,7 @@ import click
 import pytest
 
 import breadbox
-from breadbox import local
+from breadbox import extras
 from breadbox.cli.main import load_command
 from breadbox.errors import UnavailableError
 from breadbox.local import ServerOptions
@@ -192,7 +192,7 @@ def test_an_unknown_option_is_told_with_those_there_are() -> None:
 
 def test_without_the_server_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        local, "find_spec", lambda name: None if name == "grpc_health" else object()
+        extras, "find_spec", lambda name: None if name == "grpc_health" else object()
     )
     with pytest.raises(ModuleNotFoundError, match=r"'grpc_health'.*pip install .*\[server\]"):
         breadbox.local_server().__enter__()

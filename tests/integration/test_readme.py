@@ -173,7 +173,7 @@ def test_every_link_to_a_file_or_heading_leads_somewhere(page: Path) -> None:
 def documented_commands() -> list[tuple[str, str, str]]:
     """Page, command and the word behind it of each `breadbox ...` in the documents."""
     pages = [README, *sorted((ROOT / "docs").glob("*.md"))]
-    pattern = r"(?:^|`|\$ )breadbox ([a-z]+)(?: ([a-z]+)\b)?"
+    pattern = r"(?:^|`|\$ )breadbox ([a-z]+)(?: ([a-z-]+)\b)?"
     return [
         (page.name, *found)
         for page in pages

@@ -176,7 +176,9 @@ def test_a_full_disk_is_one_line_at_the_end_and_no_traceback(
 def test_a_worker_of_another_environment_does_not_end_it(
     tmp_path: Path, learners: Learners
 ) -> None:
+    # Of a server that takes such fragments, unlike one with default settings.
     with start_server() as own, breadbox.connect(own.address) as client:
+        client.update_buffer("default", breadbox.BufferConfig(schema=breadbox.SchemaPolicy.ANY))
         learner = learners.start(
             *("--server", own.address, "--run-dir", str(tmp_path), *QUICK, "--updates-max", "3")
         )

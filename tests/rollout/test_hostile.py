@@ -28,6 +28,7 @@ EXPECTED_KINDS = {
         FailureKind.BUILD_HUNG,
         FailureKind.CLOSE_RAISED,
         FailureKind.FRUITLESS,
+        FailureKind.NO_FRAMES,
         FailureKind.RECORDING_FAILED,
     )
 }

@@ -30,6 +30,7 @@ EXAMPLES = [
     core_errors.BufferExistsError("b"),
     core_errors.BuffersFullError(64),
     core_errors.SessionNotCurrentError("old", "new"),
+    core_errors.SchemaMismatchError("s", "obs", "float32[4]", "float64[4]"),
     core_errors.VersionRegressedError(current=5, announced=4),
     core_errors.LeaseNotFoundError("l"),
     core_errors.RequestNotFoundError("r"),
