@@ -25,8 +25,10 @@ from breadbox.payload import (
     write_fragments,
     write_weights,
 )
+from breadbox.payload.fragments import write_and_describe
 from breadbox.stores import PayloadStore, open_store
 from support.fake_store import FakeStore
+from support.fragments import vector_fragment
 from support.payload_trees import same
 from support.rich_fragments import (
     STEPS,
@@ -303,3 +305,13 @@ def test_trees_that_differ_in_little_are_told_apart() -> None:
     for _ in range(2):
         for tree in trees:
             assert same(tree, decode_tree(b"".join(encode_tree(tree)))[0])
+
+
+def test_text_of_another_width_is_no_other_schema() -> None:
+    told = []
+    for word in ("ab", "abcd"):
+        fragment = vector_fragment()
+        fragment.extras["who"] = np.array([word] * fragment.step_count)
+        (written,) = write_and_describe(FakeStore(), [fragment])
+        told.append(written.schema)
+    assert told[0] == told[1]
