@@ -34,6 +34,8 @@ LOOK_PAYLOADS: Final = 8
 LOOK_BATCH: Final = 16_384
 """Payloads asked for at a time: tens of milliseconds of the loop's time. A directory is read once
 for each."""
+BEGIN_BATCH: Final = 2**18
+"""The same while nobody is served yet, and only the time until then counts."""
 CONFIRM_BATCH: Final = 4096
 """Payloads confirmed again at a time, of which each costs more."""
 ORPHANS_HELD_MAX: Final = 65_536
@@ -106,7 +108,7 @@ class Reconciler:
             StoreUnavailableError: The store cannot be reached.
         """
         self._incarnation = await self._custodian.incarnation()
-        await self._drop_missing()
+        await self._drop_missing(BEGIN_BATCH)
         self._is_compared = False
 
     async def reconcile(self) -> None:
@@ -207,11 +209,11 @@ class Reconciler:
             and self._clock.now() >= self._rest_until
         )
 
-    async def _drop_missing(self) -> None:
+    async def _drop_missing(self, batch: int | None = None) -> None:
         """Ask the store for every payload of the books."""
         started_at = self._clock.now()
         suspicion_count = self._driver.suspicion_count
-        await self._each_batch(LOOK_BATCH, self._driver.drop_missing)
+        await self._each_batch(batch or LOOK_BATCH, self._driver.drop_missing)
         self._suspicion_count = suspicion_count
         took_s = self._clock.now() - started_at
         self._rest_until = self._clock.now() + max(REST_S, REST_FACTOR * took_s)
