@@ -14,6 +14,7 @@ from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import traffic
 from breadbox_server.authorization import RULES, SERVICE, Role, matches
 from breadbox_server.tokens import new_token
+from support.eventually import eventually
 from support.served import CALL_S, Served, reason_of, served
 from support.token_files import bearer, line_of, write_tokens
 
@@ -263,16 +264,22 @@ async def test_calls_are_counted_by_token_as_long_as_it_is_known(tmp_path: Path)
         await answer(world, "GetBuffer", OWN, tokens["producer of the team"])
         for _ in range(2):
             await answer(world, "GetBuffer", OTHERS, tokens["producer of the team"])
-        counted = {
-            (sample.labels["token"], sample.labels["code"]): sample.value
-            for metric in world.server.metrics.token_calls.collect()
-            for sample in metric.samples
-            if sample.name == "breadbox_token_calls_total"
-        }
 
-    assert 1 == counted["producer-of-the-team", "OK"]
-    assert 2 == counted["producer-of-the-team", "PERMISSION_DENIED"]
-    assert "revoked" not in {token for token, _ in counted}, "though it had called"
+        def counted() -> dict[tuple[str, str], float]:
+            return {
+                (sample.labels["token"], sample.labels["code"]): sample.value
+                for metric in world.server.metrics.token_calls.collect()
+                for sample in metric.samples
+                if sample.name == "breadbox_token_calls_total"
+            }
+
+        # A call is counted once its answer is on its way.
+        refused = ("producer-of-the-team", "PERMISSION_DENIED")
+        await eventually(lambda: counted().get(refused, 0) >= 2)
+        found = counted()
+
+    assert (1, 2) == (found["producer-of-the-team", "OK"], found[refused])
+    assert "revoked" not in {token for token, _ in found}, "though it had called"
 
 
 async def test_a_teams_admin_makes_buffers_that_are_the_teams(tmp_path: Path) -> None:
