@@ -230,8 +230,4 @@ def from_rpc_error(
         return errors.DeadlineExceededError(f"{address} did not answer in time: {failure.text}")
     if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
         return unreachable(failure.text, address, encrypted=encrypted)
-    if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and not failure.reason:
-        return errors.DeadlineExceededError(
-            f"no answer from {address} in time, which is slow, stuck or cut off ({failure.text})"
-        )
     return error_of(failure)

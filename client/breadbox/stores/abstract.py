@@ -3,6 +3,7 @@
 import copy
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Self
@@ -70,7 +71,7 @@ class AbstractStore:
         return self._deadline or Deadline(self._silence_s)
 
 
-class AbstractParts(AbstractStore):
+class AbstractParts(AbstractStore, ABC):
     """A store that also moves parts of payloads; whole ones are written as such."""
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
@@ -87,18 +88,17 @@ class AbstractParts(AbstractStore):
             raise
         return references
 
+    @abstractmethod
     def new_reference(self, size_bytes: int) -> PayloadReference:
         """See PayloadParts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write_parts(self, parts: Sequence[Part]) -> None:
         """See PayloadParts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def discard_parts(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadParts."""
-        raise NotImplementedError
 
     def read_parts(self, parts: Sequence[Part]) -> None:
         """See PayloadParts."""
-        raise NotImplementedError
