@@ -56,10 +56,14 @@ class FullPolicy(Enum):
 
 
 class SchemaPolicy(Enum):
-    """Whether fragments of a session may differ in their arrays; see `BufferDescription.schema`."""
+    """How alike the fragments of a session must be; see `BufferDescription.schema`."""
 
     ONE = "one"
+    """The same arrays, and as many steps as the first: what a learner stacks as it comes."""
+    RAGGED = "ragged"
+    """The same arrays, and any number of steps: what a learner takes steps from."""
     ANY = "any"
+    """Any arrays, and any number of steps."""
 
 
 class LeaseExpiryPolicy(Enum):

@@ -45,6 +45,7 @@ _LEASE_EXPIRY_POLICIES = {
 }
 _SCHEMA_POLICIES = {
     buffer_pb2.SCHEMA_POLICY_ONE: types.SchemaPolicy.ONE,
+    buffer_pb2.SCHEMA_POLICY_RAGGED: types.SchemaPolicy.RAGGED,
     buffer_pb2.SCHEMA_POLICY_ANY: types.SchemaPolicy.ANY,
 }
 _RELEASE_MODES = {

@@ -78,6 +78,7 @@ _LEASE_EXPIRY_POLICIES: Final = {
 }
 _SCHEMA_POLICIES: Final = {
     SchemaPolicy.ONE: buffer_pb2.SCHEMA_POLICY_ONE,
+    SchemaPolicy.RAGGED: buffer_pb2.SCHEMA_POLICY_RAGGED,
     SchemaPolicy.ANY: buffer_pb2.SCHEMA_POLICY_ANY,
 }
 _RELEASE_MODES: Final[Mapping[int, ReleaseMode]] = {

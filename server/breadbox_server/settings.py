@@ -107,7 +107,8 @@ class Settings(LogSettings):
     full_policy: FullPolicy = _DEFAULTS.full_policy
     """When there is no room: evict the oldest chunk, or let producers wait."""
     schema: SchemaPolicy = _DEFAULTS.schema
-    """Fragments of a session must have the same arrays, or may have any."""
+    """Fragments of a session must have the same arrays and as many steps, or the same arrays alone
+    (ragged), or neither (any)."""
     lease_expiry_policy: LeaseExpiryPolicy = _DEFAULTS.lease_expiry_policy
     """Chunks of an expired lease go back for another fetch, or count as used."""
     lease_s: float = _DEFAULTS.lease_s

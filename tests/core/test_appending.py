@@ -6,7 +6,7 @@ import pytest
 
 from breadbox_server.core.admission import Circumstances, judge
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import FullPolicy
+from breadbox_server.core.config import FullPolicy, SchemaPolicy
 from breadbox_server.core.errors import InvalidArgumentError, WorkersFullError
 from breadbox_server.core.events import (
     ChunksEvicted,
@@ -342,6 +342,17 @@ def test_the_first_fragment_decides_how_many_steps_those_of_its_session_have() -
     with pytest.raises(InvalidArgumentError):
         world.append("w1", step_count=64)
     assert ADMITTED == world.append(index=1, step_count=32)
+
+
+@pytest.mark.parametrize("policy", [SchemaPolicy.RAGGED, SchemaPolicy.ANY])
+def test_a_buffer_may_take_fragments_of_any_number_of_steps(policy: SchemaPolicy) -> None:
+    """Who takes single steps out of them stacks no fragments."""
+    world = World(schema=policy)
+    counts = (32, 5, 64)
+    assert [ADMITTED] * 3 == [world.append(index=n, step_count=c) for n, c in enumerate(counts)]
+    world.update(schema=SchemaPolicy.ONE)
+    with pytest.raises(InvalidArgumentError, match="is 32, but .* have 64"):
+        world.append(index=3, step_count=32)
 
 
 def test_another_session_may_have_fragments_of_another_number_of_steps() -> None:

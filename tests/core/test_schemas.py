@@ -123,6 +123,16 @@ def test_a_buffer_may_take_any_schema() -> None:
     assert (IMAGES, FLOATS, UNSAID) == world.seen().schemas
 
 
+def test_a_buffer_that_takes_any_number_of_steps_still_takes_one_schema() -> None:
+    world = World(schema=SchemaPolicy.RAGGED)
+    tell(world, 7, IMAGES)
+    with pytest.raises(SchemaMismatchError, match=r"obs\.image"):
+        tell(world, 8, FLOATS)
+    assert (IMAGES,) == world.seen().schemas
+    world.append("w0", schema_hash=7)
+    assert UNKNOWN == world.append("w1", schema_hash=8)
+
+
 def test_of_very_many_schemas_the_first_are_remembered_and_no_others_asked_for() -> None:
     world = World(schema=SchemaPolicy.ANY)
     for number in range(SCHEMAS_MAX):

@@ -108,7 +108,8 @@ class LimitSettings(Target):
     full_policy: FullPolicy | None = setting(None, environment=False)
     """At the limit: evict the oldest chunk, or let producers wait."""
     schema: SchemaPolicy | None = setting(None, environment=False)
-    """Fragments of a session must have the same arrays, or may have any."""
+    """Fragments of a session must have the same arrays and as many steps, or the same arrays alone
+    (ragged), or neither (any)."""
     lease_expiry_policy: LeaseExpiryPolicy | None = setting(None, environment=False)
     """An expired lease gives its uses back, or counts as consumed."""
     lease_s: float | None = setting(None, environment=False, gt=0)

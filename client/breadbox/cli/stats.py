@@ -141,6 +141,8 @@ def limits_text(config: BufferConfig) -> str:
         f"full: {config.full_policy.value if config.full_policy else '?'}",
         f"sampler {config.sampler}",
     ]
+    if config.schema is SchemaPolicy.RAGGED:
+        parts.append("fragments of any length")
     if config.schema is SchemaPolicy.ANY:
         parts.append("any schema")
     match config.limiter:

@@ -13,6 +13,7 @@ class SchemaPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SCHEMA_POLICY_UNSPECIFIED: _ClassVar[SchemaPolicy]
     SCHEMA_POLICY_ONE: _ClassVar[SchemaPolicy]
     SCHEMA_POLICY_ANY: _ClassVar[SchemaPolicy]
+    SCHEMA_POLICY_RAGGED: _ClassVar[SchemaPolicy]
 
 class FullPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -28,6 +29,7 @@ class LeaseExpiryPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 SCHEMA_POLICY_UNSPECIFIED: SchemaPolicy
 SCHEMA_POLICY_ONE: SchemaPolicy
 SCHEMA_POLICY_ANY: SchemaPolicy
+SCHEMA_POLICY_RAGGED: SchemaPolicy
 FULL_POLICY_UNSPECIFIED: FullPolicy
 FULL_POLICY_EVICT_OLDEST: FullPolicy
 FULL_POLICY_BLOCK: FullPolicy

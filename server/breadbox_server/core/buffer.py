@@ -270,7 +270,7 @@ class ReplayBuffer:
         schemas = state.model.schemas
         if input.session_id != state.model.session_id or input.schema_hash in schemas:
             return
-        if state.config.schema is SchemaPolicy.ONE and schemas.first_hash is not None:
+        if state.config.schema is not SchemaPolicy.ANY and schemas.first_hash is not None:
             schemas.require_first(input.schema, input.session_id)
         if not schemas.is_full:
             schemas.add(input.schema_hash, input.schema)

@@ -30,9 +30,10 @@ class LeaseExpiryPolicy(Enum):
 
 
 class SchemaPolicy(Enum):
-    """Whether fragments of a session may differ in their arrays (B30)."""
+    """How alike the fragments of a session must be (B4, B30)."""
 
     ONE = "one"
+    RAGGED = "ragged"
     ANY = "any"
 
 

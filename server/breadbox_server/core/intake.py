@@ -177,13 +177,14 @@ class Intake:
                 f"is {fragment.model_version_max}, but the newest version published is {version}",
             )
         wanted = state.model.step_count
-        if wanted is not None and fragment.step_count != wanted:
+        is_one = state.config.schema is SchemaPolicy.ONE
+        if is_one and wanted is not None and fragment.step_count != wanted:
             raise InvalidArgumentError(
                 "step_count",
                 f"is {fragment.step_count}, but the fragments of session "
                 f"{fragment.session_id!r} have {wanted}; a learner stacks them, so all its "
                 "workers need one --fragment-steps (`breadbox import`: --step-count), which a new "
-                "session may change",
+                "session may change; a buffer with `--schema ragged` takes fragments of any length",
             )
         payload = fragment.payload
         if payload.size_bytes > state.config.capacity_bytes:
