@@ -12,12 +12,12 @@ from typing import Any
 
 from breadbox.errors import InvalidRequestError
 from breadbox.fragment import Fragment
+from breadbox.fragmenter import Fragmenter, Step
 from breadbox.trees import row as tree_row
 from breadbox.types import EpisodeReport
 from breadbox_policies import PolicyModule, State, WeightsMismatchError, set_policy_weights
 from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.episodes import EpisodeReporter, EpisodeTracker
-from breadbox_rollout.fragmenter import Fragmenter, Step
 from breadbox_rollout.inference import Inference, state_arrays
 from breadbox_rollout.models import NO_MODEL, Model, ModelWatcher
 from breadbox_rollout.pool import Part

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 
 from breadbox.fragment import Tree
+from breadbox.fragmenter import Fragmenter
 from breadbox.trees import row as tree_row
 from breadbox.types import EpisodeEnd, EpisodeReport
 from breadbox_policies import State
 from breadbox_rollout.arrays import GroupArrays
 from breadbox_rollout.episodes import EpisodeTracker
-from breadbox_rollout.fragmenter import Fragmenter
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import pytest
 
 from breadbox.errors import TreeMismatchError
 from breadbox.fragment import Fragment
-from breadbox_rollout.fragmenter import Fragmenter, Step
+from breadbox.fragmenter import Fragmenter, Step
 
 
 class Trace:

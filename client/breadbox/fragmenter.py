@@ -27,9 +27,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox.columns import Columns
 from breadbox.fragment import Fragment, Tree
 from breadbox.trees import map_tree
-from breadbox_rollout.columns import Columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
