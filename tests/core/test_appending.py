@@ -351,7 +351,7 @@ def test_a_buffer_may_take_fragments_of_any_number_of_steps(policy: SchemaPolicy
     counts = (32, 5, 64)
     assert [ADMITTED] * 3 == [world.append(index=n, step_count=c) for n, c in enumerate(counts)]
     world.update(schema=SchemaPolicy.ONE)
-    with pytest.raises(InvalidArgumentError, match="is 32, but .* have 64"):
+    with pytest.raises(InvalidArgumentError, match=r"is 32, but .* have 64"):
         world.append(index=3, step_count=32)
 
 
