@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120 + 40 * ROUNDS)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_server_ends_under_load(kind: str, tmp_path: Path):
+def test_every_server_ends_under_load(kind: str, tmp_path: Path) -> None:
     """redis-py swallowed a cancellation now and then, and what it was meant for never ended."""
     seed = random.SystemRandom().randrange(2**32)
     tally = run_endings(kind, ROUNDS, tmp_path, seed)
@@ -38,7 +38,7 @@ def test_every_server_ends_under_load(kind: str, tmp_path: Path):
     assert tally.appended > 0
 
 
-def test_a_watch_of_the_health_that_reads_nothing_holds_up_no_end(tmp_path: Path):
+def test_a_watch_of_the_health_that_reads_nothing_holds_up_no_end(tmp_path: Path) -> None:
     server = ServerProcess(
         *("--store", f"file://{tmp_path}/store", "--drain-grace-s", "1"), log=tmp_path / "log"
     )
@@ -61,7 +61,7 @@ def test_a_watch_of_the_health_that_reads_nothing_holds_up_no_end(tmp_path: Path
     assert "Traceback" not in server.log.read_text()
 
 
-def test_a_watch_of_the_health_is_told_the_end_and_holds_it_up_no_further(tmp_path: Path):
+def test_a_watch_of_the_health_is_told_the_end_and_holds_it_up_no_further(tmp_path: Path) -> None:
     server = ServerProcess(
         *("--store", f"file://{tmp_path}/store", "--drain-grace-s", "600"), log=tmp_path / "log"
     )
@@ -74,7 +74,7 @@ def test_a_watch_of_the_health_is_told_the_end_and_holds_it_up_no_further(tmp_pa
         assert 0 == server.wait()
 
 
-def test_the_ready_file_goes_when_the_server_ends(tmp_path: Path):
+def test_the_ready_file_goes_when_the_server_ends(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     server = ServerProcess(
         *("--store", f"file://{tmp_path}/store", "--ready-file", str(ready)), log=tmp_path / "log"
@@ -85,7 +85,7 @@ def test_the_ready_file_goes_when_the_server_ends(tmp_path: Path):
     assert not ready.exists()
 
 
-def test_a_second_signal_leaves_neither_ready_file_nor_ephemeral_directory(tmp_path: Path):
+def test_a_second_signal_leaves_neither_ready_file_nor_ephemeral_directory(tmp_path: Path) -> None:
     ready, store = tmp_path / "ready", tmp_path / "store"
     server = ServerProcess(
         *("--store", f"file://{store}", "--ephemeral", "--ready-file", str(ready)),
@@ -102,7 +102,7 @@ def test_a_second_signal_leaves_neither_ready_file_nor_ephemeral_directory(tmp_p
     assert (False, False) == (ready.exists(), store.exists())
 
 
-def test_a_server_that_still_waits_for_its_store_ends_at_once_when_asked(tmp_path: Path):
+def test_a_server_that_still_waits_for_its_store_ends_at_once_when_asked(tmp_path: Path) -> None:
     with RedisServer() as redis:
         os.kill(redis.pid, signal.SIGSTOP)
         try:

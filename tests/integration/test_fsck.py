@@ -61,7 +61,7 @@ def counts(report: dict[str, int], *names: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["redis", "file"])
-def test_books_and_store_that_agree_are_told_so(kind: str, tmp_path: Path):
+def test_books_and_store_that_agree_are_told_so(kind: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         if kind == "redis":
             url = stack.enter_context(RedisServer()).url
@@ -80,7 +80,7 @@ def test_books_and_store_that_agree_are_told_so(kind: str, tmp_path: Path):
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "killed"])
 def test_what_a_lease_held_that_expired_after_the_journals_last_entry_is_not_missed(
     tmp_path: Path, is_running: bool
-):
+) -> None:
     """Expiry is no entry of its own: whoever reads the journal has to do what is due since."""
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
@@ -104,7 +104,7 @@ def test_what_a_lease_held_that_expired_after_the_journals_last_entry_is_not_mis
         assert (0, kept) == (world.fsck("--repair")[0], kept_count())
 
 
-def test_an_orphan_is_told_and_repaired(redis_world):
+def test_an_orphan_is_told_and_repaired(redis_world: tuple[World, RedisServer]) -> None:
     world, redis = redis_world
     store = open_store(world.url)
     (orphan,) = store.write_many([[memoryview(b"x" * 100)]])
@@ -118,7 +118,9 @@ def test_an_orphan_is_told_and_repaired(redis_world):
     assert 0 == world.fsck()[0]
 
 
-def test_orphans_that_may_be_another_journals_are_kept(redis_world, tmp_path: Path):
+def test_orphans_that_may_be_another_journals_are_kept(
+    redis_world: tuple[World, RedisServer], tmp_path: Path
+) -> None:
     world, _ = redis_world
     other = ServerProcess(
         *("--store", world.url, "--journal", f"file://{tmp_path}/journal"), log=tmp_path / "other"
@@ -134,7 +136,7 @@ def test_orphans_that_may_be_another_journals_are_kept(redis_world, tmp_path: Pa
         assert 1 == world.fsck()[1]["orphans"]
 
 
-def test_missing_and_damaged_payloads_are_told(redis_world):
+def test_missing_and_damaged_payloads_are_told(redis_world: tuple[World, RedisServer]) -> None:
     world, redis = redis_world
     world.server.stop()
     with redis.client() as client:
@@ -153,7 +155,7 @@ def test_missing_and_damaged_payloads_are_told(redis_world):
 @pytest.mark.parametrize("kind", ["redis", "file"])
 def test_a_damaged_payload_is_deleted_by_repair_and_dropped_by_the_server(
     kind: str, tmp_path: Path
-):
+) -> None:
     with ExitStack() as stack:
         if kind == "redis":
             redis = stack.enter_context(RedisServer())
@@ -187,7 +189,9 @@ def test_a_damaged_payload_is_deleted_by_repair_and_dropped_by_the_server(
         assert (1, [0, 1]) == (status, counts(report, "missing", "corrupt"))
 
 
-def test_repair_without_checksums_looks_for_no_damage(redis_world):
+def test_repair_without_checksums_looks_for_no_damage(
+    redis_world: tuple[World, RedisServer],
+) -> None:
     world, redis = redis_world
     with redis.client() as client:
         key, *_ = sorted(client.keys("breadbox:{*}:0"))
@@ -206,7 +210,7 @@ def test_repair_without_checksums_looks_for_no_damage(redis_world):
     ],
     ids=["unreachable", "malformed", "without a journal"],
 )
-def test_what_cannot_be_compared_is_told_in_one_line(arguments: list[str], wanted: str):
+def test_what_cannot_be_compared_is_told_in_one_line(arguments: list[str], wanted: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "breadbox.cli.main", "fsck", *arguments],
         env=plain_environment(),
@@ -221,7 +225,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(arguments: list[str], wante
     assert "hunter2" not in done.stderr
 
 
-def test_an_empty_store_without_a_journal_is_told(tmp_path: Path):
+def test_an_empty_store_without_a_journal_is_told(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "breadbox.cli.main", "fsck"),

@@ -118,7 +118,7 @@ def world(disk: Path, tmp_path: Path, arguments: tuple[str, ...]) -> Iterator[Wo
         yield World(stack, disk, tmp_path / "log", *arguments)
 
 
-def test_a_store_that_producers_filled_is_consumed_before_and_after_a_crash(world: World):
+def test_a_store_that_producers_filled_is_consumed_before_and_after_a_crash(world: World) -> None:
     world.produce()
     # More than fits: without a learner the oldest go, as on a disk of any size.
     world.await_appended(2 * DISK_BYTES // FRAGMENT_BYTES)
@@ -129,14 +129,16 @@ def test_a_store_that_producers_filled_is_consumed_before_and_after_a_crash(worl
     assert [] == world.errors
 
 
-def test_capacity_is_capped_to_the_disk_and_said(world: World):
+def test_capacity_is_capped_to_the_disk_and_said(world: World) -> None:
     config = world.client.get_buffer().config
     assert DISK_BYTES // 2 == config.capacity_bytes
     assert "buffers hold 12 MiB" in world.log.read_text()
 
 
 @pytest.mark.parametrize("arguments", [(*SMALL, "--full-policy", "block")], indirect=True)
-def test_tiny_fragments_that_fill_whole_blocks_are_consumed_before_and_after_a_crash(world: World):
+def test_tiny_fragments_that_fill_whole_blocks_are_consumed_before_and_after_a_crash(
+    world: World,
+) -> None:
     # The disk is full long before `capacity_bytes` is reached, and half of it is journal.
     world.fragment_bytes = 200
     world.batch_count = 100
@@ -152,7 +154,7 @@ def test_tiny_fragments_that_fill_whole_blocks_are_consumed_before_and_after_a_c
     assert [] == world.errors
 
 
-def test_what_is_held_is_consumed_while_somebody_else_fills_the_disk(world: World):
+def test_what_is_held_is_consumed_while_somebody_else_fills_the_disk(world: World) -> None:
     world.produce()
     world.await_appended(50)
     theirs = fill_up(world.disk)
@@ -168,7 +170,7 @@ def test_what_is_held_is_consumed_while_somebody_else_fills_the_disk(world: Worl
 
 
 @pytest.mark.parametrize("arguments", [("--uses-max", "1000000")], indirect=True)
-def test_a_disk_that_stays_full_is_told_and_everything_goes_on_when_it_is_not(world: World):
+def test_a_disk_that_stays_full_is_told_and_everything_goes_on_when_it_is_not(world: World) -> None:
     # Nothing that is consumed is deleted: whatever is written stays, until even the reserve is out.
     world.client.append_many([fragment(index) for index in range(20)])
     theirs = fill_up(world.disk)
@@ -187,7 +189,7 @@ def test_a_disk_that_stays_full_is_told_and_everything_goes_on_when_it_is_not(wo
 
 
 @pytest.mark.parametrize("disk", [600], indirect=True)
-def test_inodes_that_run_out_are_back_pressure_like_bytes(world: World):
+def test_inodes_that_run_out_are_back_pressure_like_bytes(world: World) -> None:
     world.fragment_bytes = 100
     world.produce()
     eventually_sync(world.is_stalled, "the producer waiting", within_s=60.0)
@@ -198,13 +200,15 @@ def test_inodes_that_run_out_are_back_pressure_like_bytes(world: World):
     assert [] == world.errors
 
 
-def test_one_append_of_more_than_the_disk_holds_goes_in_parts(world: World):
+def test_one_append_of_more_than_the_disk_holds_goes_in_parts(world: World) -> None:
     size_bytes = DISK_BYTES // 20
     results = world.client.append_many([fragment(k, size_bytes=size_bytes) for k in range(40)])
     assert [AdmissionOutcome.ADMITTED] * 40 == [result.outcome for result in results]
 
 
-def test_a_disk_that_is_full_at_the_first_start_is_named_with_a_remedy(disk: Path, tmp_path: Path):
+def test_a_disk_that_is_full_at_the_first_start_is_named_with_a_remedy(
+    disk: Path, tmp_path: Path
+) -> None:
     fill_up(disk)
     log = tmp_path / "log"
     with pytest.raises(AssertionError, match="did not start"):

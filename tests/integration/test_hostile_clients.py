@@ -88,7 +88,7 @@ def send_until_refused(stranger: socket.socket, data: Iterator[bytes]) -> None:
 
 def test_clients_that_send_a_byte_at_a_time_hold_up_nobody(
     server: ServerProcess, bystander: Bystander
-):
+) -> None:
     opening = PREFACE + frame(SETTINGS, 0, 0, b"")
     opening += frame(HEADERS, END_HEADERS, 1, call_headers(SERVICE + "ListBuffers"))
     with contextlib.ExitStack() as stack:
@@ -104,7 +104,7 @@ def test_clients_that_send_a_byte_at_a_time_hold_up_nobody(
 
 def test_a_client_that_never_reads_its_answers_holds_up_nobody(
     server: ServerProcess, bystander: Bystander
-):
+) -> None:
     def requests() -> Iterator[bytes]:
         yield PREFACE + frame(SETTINGS, 0, 0, b"")
         for stream in range(1, 20_001, 2):
@@ -119,7 +119,7 @@ def test_a_client_that_never_reads_its_answers_holds_up_nobody(
 
 def test_a_message_of_a_gibibyte_is_refused_before_it_is_kept(
     server: ServerProcess, bystander: Bystander
-):
+) -> None:
     before = resident_bytes(server)
 
     def requests() -> Iterator[bytes]:
@@ -138,7 +138,7 @@ def test_a_message_of_a_gibibyte_is_refused_before_it_is_kept(
 
 def test_metadata_of_64_mebibytes_is_refused_before_it_is_kept(
     server: ServerProcess, bystander: Bystander
-):
+) -> None:
     before = resident_bytes(server)
 
     def requests() -> Iterator[bytes]:
@@ -199,7 +199,7 @@ async def _waiter_count(stub) -> int:
 
 def test_a_thousand_idle_workers_and_64_waiting_learners_hold_up_nobody(
     server: ServerProcess, bystander: Bystander
-):
+) -> None:
     asyncio.run(_crowd(server.address, bystander.check))
     eventually_sync(lambda: bystander._client.get_buffer().state.waiter_count == 0)
 

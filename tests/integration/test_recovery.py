@@ -58,7 +58,7 @@ class World:
                 for path in root.rglob(fragment.payload.payload_id):
                     path.unlink()
 
-    def call(self, method: str, request):
+    def call(self, method: str, request: pytest.FixtureRequest):
         return getattr(self.stub, method)(request, timeout=CALL_S, wait_for_ready=True)
 
     def scrape(self) -> str:
@@ -115,7 +115,7 @@ def wire_payload(reference: PayloadReference) -> fragment_pb2.PayloadReference:
 
 
 @pytest.fixture(params=["file", "redis", "file-sync"])
-def world(request, tmp_path: Path) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     with ExitStack() as stack:
         if request.param == "redis":
             url = stack.enter_context(RedisServer()).url
@@ -128,7 +128,7 @@ def world(request, tmp_path: Path) -> Iterator[World]:
         )
 
 
-def test_a_killed_server_comes_back_with_the_same_books(world: World):
+def test_a_killed_server_comes_back_with_the_same_books(world: World) -> None:
     world.start_session()
     world.append(world.fragments(9))
     world.append(world.fragments(4, worker="other"))
@@ -159,7 +159,7 @@ def test_a_killed_server_comes_back_with_the_same_books(world: World):
     assert (1, 2) == (before.state.lease_count, before.state.open_chunk_count)
 
 
-def test_a_killed_server_answers_repeated_calls_as_before(world: World):
+def test_a_killed_server_answers_repeated_calls_as_before(world: World) -> None:
     world.start_session()
     fragments = world.fragments(8)
     world.append(fragments)
@@ -192,7 +192,7 @@ def test_a_killed_server_answers_repeated_calls_as_before(world: World):
     )
 
 
-def test_many_crashes_with_snapshots_between_them_lose_nothing(tmp_path: Path):
+def test_many_crashes_with_snapshots_between_them_lose_nothing(tmp_path: Path) -> None:
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
         world = World(
@@ -215,7 +215,7 @@ def test_many_crashes_with_snapshots_between_them_lose_nothing(tmp_path: Path):
             assert client.xlen("breadbox:{journal}:turns") < 200
 
 
-def test_limits_of_new_flags_are_taken_and_limits_changed_meanwhile_stand(tmp_path: Path):
+def test_limits_of_new_flags_are_taken_and_limits_changed_meanwhile_stand(tmp_path: Path) -> None:
     """Also where this server has a limit that the one before did not know."""
 
     def forget_a_limit() -> None:
@@ -244,7 +244,7 @@ def test_limits_of_new_flags_are_taken_and_limits_changed_meanwhile_stand(tmp_pa
     assert (4, 2) == limits("--uses-max", "4")
 
 
-def test_a_journal_of_another_format_is_refused_with_the_remedy(tmp_path: Path):
+def test_a_journal_of_another_format_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
         world = World(stack, redis.url, tmp_path / "log")
@@ -264,7 +264,7 @@ def test_a_journal_of_another_format_is_refused_with_the_remedy(tmp_path: Path):
     assert "start empty" in text
 
 
-def test_a_server_that_was_replaced_stops_and_says_why(tmp_path: Path):
+def test_a_server_that_was_replaced_stops_and_says_why(tmp_path: Path) -> None:
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
         old = World(stack, redis.url, tmp_path / "old.log")
@@ -277,7 +277,7 @@ def test_a_server_that_was_replaced_stops_and_says_why(tmp_path: Path):
     assert "another server" in (tmp_path / "old.log").read_text()
 
 
-def test_an_emptied_redis_costs_its_fragments_and_nothing_else(tmp_path: Path):
+def test_an_emptied_redis_costs_its_fragments_and_nothing_else(tmp_path: Path) -> None:
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
         world = World(stack, redis.url, tmp_path / "log")
@@ -313,7 +313,9 @@ def _delete_piece(client) -> None:
 
 
 @pytest.mark.parametrize("damage", [_delete_head, _trim_stream, _delete_piece])
-def test_a_journal_that_could_not_be_read_back_is_begun_again_from_memory(damage, tmp_path: Path):
+def test_a_journal_that_could_not_be_read_back_is_begun_again_from_memory(
+    damage, tmp_path: Path
+) -> None:
     """The server went on acknowledging into it, and could not be started again."""
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
@@ -338,7 +340,7 @@ def test_a_journal_that_could_not_be_read_back_is_begun_again_from_memory(damage
     assert "beginning it again from memory" in world.log.read_text()
 
 
-def test_a_sqlite_journal_without_its_snapshot_is_begun_again_from_memory(tmp_path: Path):
+def test_a_sqlite_journal_without_its_snapshot_is_begun_again_from_memory(tmp_path: Path) -> None:
     with ExitStack() as stack:
         world = World(stack, f"file://{tmp_path}/store", tmp_path / "log")
         world.start_session()
@@ -353,7 +355,7 @@ def test_a_sqlite_journal_without_its_snapshot_is_begun_again_from_memory(tmp_pa
         assert 60 == before.state.chunk_count
 
 
-def test_payloads_lost_while_the_server_was_down_are_dropped_and_counted(world: World):
+def test_payloads_lost_while_the_server_was_down_are_dropped_and_counted(world: World) -> None:
     world.start_session()
     lost, kept = world.fragments(2), world.fragments(2, worker="other")
     world.append([*lost, *kept])
@@ -366,7 +368,7 @@ def test_payloads_lost_while_the_server_was_down_are_dropped_and_counted(world: 
     assert {"other"} == {item.metadata.worker_id for item in world.fetch("r", 2).fragments}
 
 
-def test_one_lost_payload_among_many_is_found_before_anybody_is_served(world: World):
+def test_one_lost_payload_among_many_is_found_before_anybody_is_served(world: World) -> None:
     world.start_session()
     many = world.fragments(2000)
     world.append(many)
@@ -377,7 +379,7 @@ def test_one_lost_payload_among_many_is_found_before_anybody_is_served(world: Wo
     assert (999, 1) == (state.chunk_count, state.counters["chunks_evicted_payload_lost"])
 
 
-def test_payloads_that_no_book_knows_are_deleted_after_a_while(tmp_path: Path):
+def test_payloads_that_no_book_knows_are_deleted_after_a_while(tmp_path: Path) -> None:
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
         client = stack.enter_context(redis.client())
@@ -392,7 +394,7 @@ def test_payloads_that_no_book_knows_are_deleted_after_a_while(tmp_path: Path):
         assert 3 == len(client.keys("breadbox:{*}:0"))
 
 
-def test_recovery_of_many_fragments_is_quick(tmp_path: Path):
+def test_recovery_of_many_fragments_is_quick(tmp_path: Path) -> None:
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
         world = World(stack, redis.url, tmp_path / "log", "--capacity-chunks", "1000000")

@@ -93,7 +93,7 @@ def assert_one_line(done: subprocess.CompletedProcess[str], *wanted: str) -> Non
         assert text in done.stderr
 
 
-def test_a_server_says_where_it_serves_and_drains_on_sigterm(tmp_path: Path):
+def test_a_server_says_where_it_serves_and_drains_on_sigterm(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     server = ServerProcess(
         *("--store", f"file://{tmp_path}/store", "--ready-file", str(ready)),
@@ -108,7 +108,7 @@ def test_a_server_says_where_it_serves_and_drains_on_sigterm(tmp_path: Path):
     assert "Traceback" not in server.log.read_text()
 
 
-def test_a_waiting_fetch_is_told_that_the_server_drains(tmp_path: Path):
+def test_a_waiting_fetch_is_told_that_the_server_drains(tmp_path: Path) -> None:
     server = ServerProcess("--store", f"file://{tmp_path}/store", log=tmp_path / "log")
     with server, stub_of(server) as stub:
         stub.StartSession(pb.StartSessionRequest(session_id="run"), timeout=CALL_S)
@@ -131,7 +131,7 @@ def test_a_waiting_fetch_is_told_that_the_server_drains(tmp_path: Path):
         assert 0 == server.wait()
 
 
-def test_a_second_signal_ends_the_server_at_once():
+def test_a_second_signal_ends_the_server_at_once() -> None:
     with RedisServer() as redis:
         log = Path(redis.socket_path).parent / "log"
         server = ServerProcess(
@@ -156,7 +156,7 @@ def test_a_second_signal_ends_the_server_at_once():
         assert "stopped" not in log.read_text()
 
 
-def test_an_occupied_port_is_told_in_one_line(tmp_path: Path):
+def test_an_occupied_port_is_told_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         done = failing("--listen", address, "--store", f"file://{tmp_path}/store")
@@ -168,14 +168,14 @@ def test_an_occupied_port_is_told_in_one_line(tmp_path: Path):
     assert_one_line(metrics, "--metrics-listen", address, "in use")
 
 
-def test_two_servers_never_share_a_port(tmp_path: Path):
+def test_two_servers_never_share_a_port(tmp_path: Path) -> None:
     with ServerProcess("--store", f"file://{tmp_path}/one", log=tmp_path / "log") as server:
         done = failing("--listen", server.address, "--store", f"file://{tmp_path}/two")
     assert_one_line(done, "in use")
 
 
 @pytest.mark.parametrize("option", ["--listen", "--local-socket"])
-def test_two_servers_never_share_a_unix_socket(option: str, tmp_path: Path):
+def test_two_servers_never_share_a_unix_socket(option: str, tmp_path: Path) -> None:
     """gRPC would take the path away, and nobody would find the first server any more."""
     path = tmp_path / "socket"
     name = f"unix:{path}" if option == "--listen" else str(path)
@@ -195,7 +195,7 @@ def test_two_servers_never_share_a_unix_socket(option: str, tmp_path: Path):
         assert 0 == first.stop()
 
 
-def test_a_server_that_cannot_start_takes_nothing_from_one_that_runs(tmp_path: Path):
+def test_a_server_that_cannot_start_takes_nothing_from_one_that_runs(tmp_path: Path) -> None:
     """Started twice by mistake, the second took the journal over before it looked at its port."""
     with RedisServer() as redis:
         server = ServerProcess("--store", redis.url, log=tmp_path / "log")
@@ -210,7 +210,7 @@ def test_a_server_that_cannot_start_takes_nothing_from_one_that_runs(tmp_path: P
             assert 0 == server.stop()
 
 
-def test_a_locked_journal_holds_up_its_turns_and_nobody_else(tmp_path: Path):
+def test_a_locked_journal_holds_up_its_turns_and_nobody_else(tmp_path: Path) -> None:
     """The loop waited for the lock, up to 5 s, and answered nobody."""
     store = tmp_path / "store"
     server = ServerProcess("--store", f"file://{store}", log=tmp_path / "log")
@@ -236,7 +236,7 @@ def test_a_locked_journal_holds_up_its_turns_and_nobody_else(tmp_path: Path):
 
 def test_a_wall_clock_set_forward_between_two_servers_ends_no_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     async def lease_count(*, fetches: bool) -> int:
         settings = Settings(listen="127.0.0.1:0", store=f"file://{tmp_path}/store")
         async with serving(settings) as server:
@@ -259,20 +259,20 @@ def _leases_of(stub, store_url: str, fetches: bool) -> int:
     return stub.GetBuffer(pb.GetBufferRequest(), timeout=CALL_S).buffer.state.lease_count
 
 
-def test_two_servers_never_share_a_store(tmp_path: Path):
+def test_two_servers_never_share_a_store(tmp_path: Path) -> None:
     store = f"file://{tmp_path}/store"
     with ServerProcess("--store", store, log=tmp_path / "log"):
         done = failing("--listen", "127.0.0.1:0", "--store", store)
     assert_one_line(done, "another server")
 
 
-def test_a_store_that_does_not_answer_is_told_without_its_password():
+def test_a_store_that_does_not_answer_is_told_without_its_password() -> None:
     done = failing("--listen", "127.0.0.1:0", BREADBOX_STORE="redis://:hunter2@127.0.0.1:1/0")
     assert_one_line(done, "--store", "does not answer")
     assert "hunter2" not in done.stderr
 
 
-def test_a_store_whose_password_is_wrong_is_told_without_it():
+def test_a_store_whose_password_is_wrong_is_told_without_it() -> None:
     with RedisServer(password="right", with_tcp=True) as store:
         url = f"redis://:hunter2@127.0.0.1:{store.port}/0"
         done = failing("--listen", "127.0.0.1:0", BREADBOX_STORE=url)
@@ -298,18 +298,20 @@ def test_a_store_whose_password_is_wrong_is_told_without_it():
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_a_wrong_option_is_told_in_one_line(arguments: list[str], wanted: str, tmp_path: Path):
+def test_a_wrong_option_is_told_in_one_line(
+    arguments: list[str], wanted: str, tmp_path: Path
+) -> None:
     base = [] if "--store" in arguments else ["--store", f"file://{tmp_path}/store"]
     listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
     assert_one_line(failing(*base, *listen, *arguments), wanted)
 
 
-def test_a_wrong_environment_variable_is_named(tmp_path: Path):
+def test_a_wrong_environment_variable_is_named(tmp_path: Path) -> None:
     done = failing("--store", f"file://{tmp_path}/store", BREADBOX_USES_MAX="many")
     assert_one_line(done, "BREADBOX_USES_MAX")
 
 
-def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path):
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({"uses-max": 2, "staleness_max": 3, "capacity-bytes": "1GiB"}))
     server = ServerProcess(
@@ -327,13 +329,13 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path):
     assert 4096 == config_seen.capacity_chunks
 
 
-def test_an_unknown_option_in_the_file_is_named(tmp_path: Path):
+def test_an_unknown_option_in_the_file_is_named(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("speed: 11\n")
     assert_one_line(failing("--config", str(config)), "speed")
 
 
-def test_an_ephemeral_server_leaves_no_file_behind(tmp_path: Path):
+def test_an_ephemeral_server_leaves_no_file_behind(tmp_path: Path) -> None:
     store = tmp_path / "store"
     server = ServerProcess("--store", f"file://{store}", "--ephemeral", log=tmp_path / "log")
     with server, stub_of(server) as stub:
@@ -344,7 +346,9 @@ def test_an_ephemeral_server_leaves_no_file_behind(tmp_path: Path):
     assert not store.exists()
 
 
-def test_an_ephemeral_server_without_a_store_begins_with_nothing_beside_one_with(tmp_path: Path):
+def test_an_ephemeral_server_without_a_store_begins_with_nothing_beside_one_with(
+    tmp_path: Path,
+) -> None:
     ephemeral = ServerProcess("--ephemeral", log=tmp_path / "ephemeral.log")
     other = ServerProcess("--ephemeral", log=tmp_path / "other.log")
     with ephemeral, other, stub_of(ephemeral) as stub, stub_of(other) as other_stub:
@@ -357,14 +361,14 @@ def test_an_ephemeral_server_without_a_store_begins_with_nothing_beside_one_with
     assert [] == [url for url in stores if Path(url.removeprefix("file://")).exists()]
 
 
-def test_ephemeral_deletes_nothing_that_was_there_before(tmp_path: Path):
+def test_ephemeral_deletes_nothing_that_was_there_before(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     done = failing("--listen", "127.0.0.1:0", "--store", f"file://{tmp_path}", "--ephemeral")
     assert_one_line(done, "not empty")
     assert "mine" == (tmp_path / "precious").read_text()
 
 
-def test_metrics_are_served_while_the_server_runs(tmp_path: Path):
+def test_metrics_are_served_while_the_server_runs(tmp_path: Path) -> None:
     server = ServerProcess(
         *("--store", f"file://{tmp_path}/store", "--metrics-listen", "127.0.0.1:0"),
         log=tmp_path / "log",
@@ -378,7 +382,7 @@ def test_metrics_are_served_while_the_server_runs(tmp_path: Path):
     assert 'breadbox_rpcs_total{code="OK",method="StartSession"} 1.0' in text
 
 
-def test_logs_can_be_json(tmp_path: Path):
+def test_logs_can_be_json(tmp_path: Path) -> None:
     server = ServerProcess(
         *("--store", f"file://{tmp_path}/store", "--log-format", "json"), log=tmp_path / "log"
     )
@@ -388,7 +392,7 @@ def test_logs_can_be_json(tmp_path: Path):
     assert "breadbox_server.app" in {line["logger"] for line in lines}
 
 
-def test_fragments_go_through_a_real_redis_and_are_deleted_after_use():
+def test_fragments_go_through_a_real_redis_and_are_deleted_after_use() -> None:
     with RedisServer() as redis, redis.client() as client:
         server = ServerProcess("--store", redis.url, log=Path(redis.socket_path).parent / "log")
         with server, stub_of(server) as stub:
@@ -409,7 +413,7 @@ def test_fragments_go_through_a_real_redis_and_are_deleted_after_use():
             assert 0 == server.stop()
 
 
-def test_an_append_fails_while_redis_is_down_and_succeeds_when_it_is_back():
+def test_an_append_fails_while_redis_is_down_and_succeeds_when_it_is_back() -> None:
     with RedisServer() as redis:
         server = ServerProcess("--store", redis.url, log=Path(redis.socket_path).parent / "log")
         with server, stub_of(server) as stub:

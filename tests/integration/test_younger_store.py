@@ -61,7 +61,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def test_a_store_without_its_newest_payloads_is_found_out_and_nothing_lost_comes_twice(
     world: World,
-):
+) -> None:
     world.append_and_lose_the_newest()
     read: Counter[int] = Counter()
     handed_out: Counter[int] = Counter()
@@ -85,14 +85,14 @@ def test_a_store_without_its_newest_payloads_is_found_out_and_nothing_lost_comes
     assert set(lost.values()) <= {1}, lost
 
 
-def test_a_store_without_its_newest_payloads_is_found_out_though_nobody_reads(world: World):
+def test_a_store_without_its_newest_payloads_is_found_out_though_nobody_reads(world: World) -> None:
     world.append_and_lose_the_newest()
     eventually_sync(
         lambda: world.client.get_buffer().state.chunk_count == KEPT, "what is lost going"
     )
 
 
-def test_payloads_that_vanish_while_the_store_runs_are_handed_out_once(world: World):
+def test_payloads_that_vanish_while_the_store_runs_are_handed_out_once(world: World) -> None:
     # No restart tells of it: only who could not read.
     world.client.append_many([vector_fragment(index) for index in range(KEPT)])
     references = []
@@ -105,7 +105,9 @@ def test_payloads_that_vanish_while_the_store_runs_are_handed_out_once(world: Wo
     assert KEPT - 8 == world.client.get_buffer().state.chunk_count
 
 
-def test_what_a_learner_that_died_could_not_read_is_dropped_when_its_lease_ends(world: World):
+def test_what_a_learner_that_died_could_not_read_is_dropped_when_its_lease_ends(
+    world: World,
+) -> None:
     world.client.append_many([vector_fragment(index) for index in range(KEPT)])
     grant = world.client.fetch_fragments(fragment_count=KEPT, max_wait_s=5.0)
     (gone,) = [each for each in grant.fragments if each.metadata.fragment_index == KEPT - 1]

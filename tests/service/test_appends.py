@@ -32,7 +32,7 @@ def outcomes(reply: pb.AppendFragmentsResponse) -> list[int]:
     return [result.outcome for result in reply.results]
 
 
-async def test_a_fragment_whose_payload_is_not_there_is_not_admitted():
+async def test_a_fragment_whose_payload_is_not_there_is_not_admitted() -> None:
     async with served() as it:
         await it.start()
         missing = it.metadata(0)
@@ -47,7 +47,7 @@ async def test_a_fragment_whose_payload_is_not_there_is_not_admitted():
     assert 1 == counted
 
 
-async def test_a_fragment_is_admitted_once_its_payload_has_been_written_again():
+async def test_a_fragment_is_admitted_once_its_payload_has_been_written_again() -> None:
     async with served() as it:
         await it.start()
         missing = it.metadata(0)
@@ -58,7 +58,7 @@ async def test_a_fragment_is_admitted_once_its_payload_has_been_written_again():
     assert [[MISSING], [ADMITTED]] == [outcomes(first), outcomes(second)]
 
 
-async def test_no_later_fragment_of_a_worker_overtakes_one_whose_payload_is_not_there():
+async def test_no_later_fragment_of_a_worker_overtakes_one_whose_payload_is_not_there() -> None:
     """Admitted first, it would make the missing one a duplicate that nobody has."""
     async with served(BufferConfig(fragments_per_chunk=2)) as it:
         await it.start()
@@ -74,7 +74,7 @@ async def test_no_later_fragment_of_a_worker_overtakes_one_whose_payload_is_not_
     assert 0 == buffer.state.counters["fragments_discarded_gap"]
 
 
-async def test_a_stale_fragment_is_not_confirmed():
+async def test_a_stale_fragment_is_not_confirmed() -> None:
     async with served(BufferConfig(staleness_max=0)) as it:
         await it.start(model_version=5)
         reply = await it.append(it.metadata(0, version=1), it.metadata(1, version=5))
@@ -83,7 +83,7 @@ async def test_a_stale_fragment_is_not_confirmed():
     assert 1 == len(it.custodian.unannounced)
 
 
-async def test_fragments_after_one_that_asks_to_wait_carry_its_outcome_unconfirmed():
+async def test_fragments_after_one_that_asks_to_wait_carry_its_outcome_unconfirmed() -> None:
     config = BufferConfig(capacity_chunks=2, full_policy=FullPolicy.BLOCK)
     async with served(config) as it:
         await it.start()
@@ -96,7 +96,7 @@ async def test_fragments_after_one_that_asks_to_wait_carry_its_outcome_unconfirm
     assert (2, 4) == (len(it.custodian.kept), len(it.custodian.unannounced))
 
 
-async def test_what_stands_behind_a_fragment_that_has_to_wait_is_not_confirmed():
+async def test_what_stands_behind_a_fragment_that_has_to_wait_is_not_confirmed() -> None:
     """Else payloads that nobody owns would pile up with every attempt of a blocked producer."""
     config = BufferConfig(fragments_per_chunk=2, capacity_chunks=1, full_policy=FullPolicy.BLOCK)
     async with served(config) as it:
@@ -109,7 +109,7 @@ async def test_what_stands_behind_a_fragment_that_has_to_wait_is_not_confirmed()
     assert {closing.payload.payload_id, opening.payload.payload_id} == unconfirmed
 
 
-async def test_calls_that_wait_together_share_one_trip_to_the_store():
+async def test_calls_that_wait_together_share_one_trip_to_the_store() -> None:
     async with served() as it:
         await it.start()
         it.custodian.may_confirm.clear()
@@ -129,7 +129,7 @@ async def test_calls_that_wait_together_share_one_trip_to_the_store():
     assert [1, 20] == it.custodian.confirm_trips
 
 
-async def test_a_large_request_is_admitted_in_slices_and_in_order():
+async def test_a_large_request_is_admitted_in_slices_and_in_order() -> None:
     async with served() as it:
         await it.start()
         reply = await it.append(*(it.metadata(index) for index in range(1000)))
@@ -139,7 +139,7 @@ async def test_a_large_request_is_admitted_in_slices_and_in_order():
     assert max(it.custodian.confirm_trips) <= 256
 
 
-async def test_a_fragment_sent_twice_in_one_request_is_admitted_once():
+async def test_a_fragment_sent_twice_in_one_request_is_admitted_once() -> None:
     async with served() as it:
         await it.start()
         first, again = it.metadata(0), it.metadata(0)
@@ -149,7 +149,7 @@ async def test_a_fragment_sent_twice_in_one_request_is_admitted_once():
     assert {again.payload.payload_id} == it.custodian.unannounced
 
 
-async def test_a_payload_that_two_fragments_claim_stays_with_the_first():
+async def test_a_payload_that_two_fragments_claim_stays_with_the_first() -> None:
     async with served(unannounced_s=100.0) as it:
         await it.start()
         payload = it.custodian.write()
@@ -169,7 +169,9 @@ async def test_a_payload_that_two_fragments_claim_stays_with_the_first():
     assert [] == it.custodian.deleted
 
 
-async def test_a_payload_confirmed_for_a_fragment_that_became_stale_is_deleted_after_a_while():
+async def test_a_payload_confirmed_for_a_fragment_that_became_stale_is_deleted_after_a_while() -> (
+    None
+):
     async with served(BufferConfig(staleness_max=0), unannounced_s=100.0) as it:
         await it.start()
         it.custodian.may_confirm.clear()
@@ -186,7 +188,7 @@ async def test_a_payload_confirmed_for_a_fragment_that_became_stale_is_deleted_a
     assert [STALE] == outcomes(appending.result())
 
 
-async def test_payloads_whose_confirmation_was_never_heard_of_are_deleted_after_a_while():
+async def test_payloads_whose_confirmation_was_never_heard_of_are_deleted_after_a_while() -> None:
     async with served(unannounced_s=100.0) as it:
         await it.start()
         it.custodian.loses_answers = True
@@ -198,7 +200,7 @@ async def test_payloads_whose_confirmation_was_never_heard_of_are_deleted_after_
         await eventually(lambda: payload_id in it.custodian.deleted)
 
 
-async def test_payloads_confirmed_for_a_buffer_that_went_are_deleted_after_a_while():
+async def test_payloads_confirmed_for_a_buffer_that_went_are_deleted_after_a_while() -> None:
     async with served(unannounced_s=100.0) as it:
         await it.start()
         it.custodian.may_confirm.clear()
@@ -229,7 +231,7 @@ class SlowToDelete(FakeCustodian):
         await super()._delete(ids)
 
 
-async def test_a_payload_sent_again_while_it_is_being_deleted_is_missing_and_not_lost():
+async def test_a_payload_sent_again_while_it_is_being_deleted_is_missing_and_not_lost() -> None:
     """Admitted, it would be a fragment in the books whose payload goes at the next moment."""
     custodian = SlowToDelete()
     async with served(
@@ -253,7 +255,7 @@ async def test_a_payload_sent_again_while_it_is_being_deleted_is_missing_and_not
     assert 2 == buffer.state.chunk_count == len(custodian.kept)
 
 
-async def test_a_payload_that_is_being_confirmed_again_is_not_deleted_as_overdue():
+async def test_a_payload_that_is_being_confirmed_again_is_not_deleted_as_overdue() -> None:
     async with served(unannounced_s=100.0) as it:
         await it.start()
         fragment = it.metadata(0)
@@ -283,7 +285,9 @@ def payload(number: int) -> Payload:
     return Payload(f"{number:032x}", 1)
 
 
-def test_payloads_that_nobody_owns_are_bounded_and_the_oldest_goes_first(monkeypatch):
+def test_payloads_that_nobody_owns_are_bounded_and_the_oldest_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(UnownedPayloads, "LIMIT", 2)
     deletions, unowned = unowned_payloads(FakeCustodian())
     for number in (1, 2, 1, 3):
@@ -291,7 +295,7 @@ def test_payloads_that_nobody_owns_are_bounded_and_the_oldest_goes_first(monkeyp
     assert (2, [payload(2)]) == (len(unowned), list(deletions._payloads))
 
 
-def test_a_payload_that_is_refused_again_is_kept_for_as_long_again():
+def test_a_payload_that_is_refused_again_is_kept_for_as_long_again() -> None:
     deletions, unowned = unowned_payloads(FakeCustodian())
     for now, number in ((0.0, 1), (1.0, 2), (5.0, 1)):
         unowned.add(payload(number), "default", now)
@@ -301,7 +305,7 @@ def test_a_payload_that_is_refused_again_is_kept_for_as_long_again():
     assert [payload(2), payload(1)] == list(deletions._payloads)
 
 
-def test_a_payload_that_somebody_refers_to_by_then_is_not_deleted():
+def test_a_payload_that_somebody_refers_to_by_then_is_not_deleted() -> None:
     """Claimed by two fragments, it was refused for the second and belongs to the first."""
     deletions, _ = unowned_payloads(FakeCustodian())
     unowned = UnownedPayloads(deletions, keep_s=10.0, is_referenced=lambda *_: True)
@@ -319,14 +323,14 @@ class Refuser:
     def admit(self, buffer, fragment):
         return Appended(AdmissionOutcome.STALE)
 
-    def pump(self):
+    def pump(self) -> None:
         """Nothing was decided."""
 
-    def when_settled(self, callback):
+    def when_settled(self, callback) -> None:
         callback()
 
 
-async def test_a_long_queue_of_refusals_lets_others_have_the_loop():
+async def test_a_long_queue_of_refusals_lets_others_have_the_loop() -> None:
     custodian, metrics = FakeCustodian(), Metrics(CollectorRegistry())
     deletions, unowned = unowned_payloads(custodian)
     queue = AppendQueue(
@@ -368,7 +372,7 @@ class Taker(Refuser):
 class SlowCustodian(FakeCustodian):
     """Takes a second for a slice, or as long as it is told."""
 
-    def __init__(self, clock):
+    def __init__(self, clock) -> None:
         super().__init__()
         self.clock = clock
         self.slice_s = 1.0
@@ -406,7 +410,7 @@ def roomy_queue(custodian, clock):
     )
 
 
-async def test_an_append_that_would_wait_longer_than_callers_do_is_refused_at_once():
+async def test_an_append_that_would_wait_longer_than_callers_do_is_refused_at_once() -> None:
     """Many producers at once must be slowed down, not run into their deadlines one by one."""
     clock = ManualTimers()
     custodian = SlowCustodian(clock)
@@ -432,7 +436,7 @@ async def test_an_append_that_would_wait_longer_than_callers_do_is_refused_at_on
     assert SLICE_FRAGMENTS == len(later)
 
 
-async def test_a_crowd_before_the_first_slice_is_not_all_let_in():
+async def test_a_crowd_before_the_first_slice_is_not_all_let_in() -> None:
     """Nothing is known then of how fast this machine is."""
     custodian = FakeCustodian()
     queue = roomy_queue(custodian, ManualTimers())
@@ -449,7 +453,7 @@ async def test_a_crowd_before_the_first_slice_is_not_all_let_in():
             task.cancel()
 
 
-async def test_a_queue_that_was_slow_once_is_not_held_short_for_ever():
+async def test_a_queue_that_was_slow_once_is_not_held_short_for_ever() -> None:
     """After an outage the appends may be small, and then no slice is a full one."""
     clock = ManualTimers()
     custodian = SlowCustodian(clock)
@@ -487,7 +491,7 @@ async def test_a_queue_that_was_slow_once_is_not_held_short_for_ever():
     assert 0 == counts[-1]
 
 
-async def test_an_append_to_an_empty_queue_is_taken_however_slow_the_server_is():
+async def test_an_append_to_an_empty_queue_is_taken_however_slow_the_server_is() -> None:
     clock = ManualTimers()
     custodian = SlowCustodian(clock)
     queue = roomy_queue(custodian, clock)
@@ -500,7 +504,7 @@ async def test_an_append_to_an_empty_queue_is_taken_however_slow_the_server_is()
     assert [len(large)] * 2 == [len(first), len(second)]
 
 
-async def test_a_store_that_is_down_fails_the_append_and_a_retry_succeeds():
+async def test_a_store_that_is_down_fails_the_append_and_a_retry_succeeds() -> None:
     async with served() as it:
         await it.start()
         fragment = it.metadata(0)
@@ -514,7 +518,7 @@ async def test_a_store_that_is_down_fails_the_append_and_a_retry_succeeds():
     assert [ADMITTED] == outcomes(reply)
 
 
-async def test_a_caller_that_goes_before_its_turn_takes_its_fragments_with_it():
+async def test_a_caller_that_goes_before_its_turn_takes_its_fragments_with_it() -> None:
     async with served() as it:
         await it.start()
         it.custodian.may_confirm.clear()
@@ -534,7 +538,7 @@ async def test_a_caller_that_goes_before_its_turn_takes_its_fragments_with_it():
     assert 1 == len(it.custodian.unannounced)
 
 
-async def test_callers_that_went_away_leave_nothing_in_the_queue_while_the_store_hangs():
+async def test_callers_that_went_away_leave_nothing_in_the_queue_while_the_store_hangs() -> None:
     """They no longer count as pending, so that their number is not bounded by anything else."""
     custodian = SlowCustodian(ManualTimers())
     custodian.may_confirm.clear()
@@ -565,7 +569,7 @@ async def test_callers_that_went_away_leave_nothing_in_the_queue_while_the_store
     assert [SLICE_FRAGMENTS] * 2 == [len(results), len(last)]
 
 
-async def test_a_draining_server_answers_appends_that_were_under_way():
+async def test_a_draining_server_answers_appends_that_were_under_way() -> None:
     async with served() as it:
         await it.start()
         it.custodian.may_confirm.clear()
@@ -577,7 +581,7 @@ async def test_a_draining_server_answers_appends_that_were_under_way():
     assert "DRAINING" == appending.result()
 
 
-async def test_appends_ask_to_wait_while_deletions_have_fallen_behind():
+async def test_appends_ask_to_wait_while_deletions_have_fallen_behind() -> None:
     async with served() as it:
         await it.start()
         it.server.driver.deletions._limit = 2
@@ -594,7 +598,9 @@ async def test_appends_ask_to_wait_while_deletions_have_fallen_behind():
     assert (0, 0) == (reply.append_credit_count, reply.append_credit_bytes)
 
 
-async def test_deletions_survive_a_store_that_is_down_for_a_while(monkeypatch):
+async def test_deletions_survive_a_store_that_is_down_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("breadbox_server.deletions.RETRY_DELAY_S", 0.0)
     custodian = FakeCustodian()
     queue = DeletionQueue(custodian, metrics=Metrics(CollectorRegistry()), limit=10)
@@ -611,7 +617,7 @@ async def test_deletions_survive_a_store_that_is_down_for_a_while(monkeypatch):
     assert [payload.payload_id] == custodian.deleted
 
 
-async def test_fragments_of_unknown_buffers_are_refused_before_they_queue():
+async def test_fragments_of_unknown_buffers_are_refused_before_they_queue() -> None:
     async with served() as it:
         request = pb.AppendFragmentsRequest(buffer="nowhere", fragments=[it.metadata(0)])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -623,7 +629,7 @@ async def test_fragments_of_unknown_buffers_are_refused_before_they_queue():
 class Unreachable(FakeCustodian):
     """A store that never answers a deletion."""
 
-    async def delete(self, references):
+    async def delete(self, references) -> None:
         await asyncio.Event().wait()
 
 

@@ -306,7 +306,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_bad_input_is_refused_and_changes_nothing(case):
+async def test_bad_input_is_refused_and_changes_nothing(case) -> None:
     method, request, reason, field = CASES[case]
     async with served(BufferConfig(fragments_per_chunk=2)) as it:
         await it.start(model_version=3)
@@ -321,7 +321,7 @@ async def test_bad_input_is_refused_and_changes_nothing(case):
     assert before == after
 
 
-async def test_one_malformed_fragment_refuses_the_whole_request():
+async def test_one_malformed_fragment_refuses_the_whole_request() -> None:
     async with served() as it:
         await it.start()
         good, bad = it.metadata(0), it.metadata(1, step_count=0)
@@ -333,7 +333,7 @@ async def test_one_malformed_fragment_refuses_the_whole_request():
     assert set() == it.custodian.kept
 
 
-async def test_more_fragments_than_one_request_may_hold_are_refused():
+async def test_more_fragments_than_one_request_may_hold_are_refused() -> None:
     async with served() as it:
         await it.start()
         fragment = it.metadata(0)
@@ -342,7 +342,7 @@ async def test_more_fragments_than_one_request_may_hold_are_refused():
     assert "fragments" == info_of(caught.value).metadata["field"]
 
 
-async def test_a_gap_starts_a_new_chunk_and_refuses_nobody():
+async def test_a_gap_starts_a_new_chunk_and_refuses_nobody() -> None:
     async with served(BufferConfig(fragments_per_chunk=2)) as it:
         await it.start()
         reply = await it.append(it.metadata(0), it.metadata(5), it.metadata(6))
@@ -353,7 +353,7 @@ async def test_a_gap_starts_a_new_chunk_and_refuses_nobody():
     assert (1, 0) == (buffer.state.chunk_count, buffer.state.open_fragment_count)
 
 
-async def test_a_session_that_ended_is_not_started_again():
+async def test_a_session_that_ended_is_not_started_again() -> None:
     async with served() as it:
         await it.start("first")
         await it.start("second")
@@ -362,7 +362,7 @@ async def test_a_session_that_ended_is_not_started_again():
     assert "SESSION_NOT_CURRENT" == reason_of(caught.value)
 
 
-async def test_the_same_request_with_another_size_is_refused():
+async def test_the_same_request_with_another_size_is_refused() -> None:
     async with served() as it:
         await it.start()
         await it.fill(4)
@@ -372,7 +372,7 @@ async def test_the_same_request_with_another_size_is_refused():
     assert "REQUEST_MISMATCH" == reason_of(caught.value)
 
 
-async def test_metadata_beyond_the_limit_is_refused_and_the_server_stays_up():
+async def test_metadata_beyond_the_limit_is_refused_and_the_server_stays_up() -> None:
     async with served() as it:
         await it.start()
         with pytest.raises(grpc.aio.AioRpcError):
@@ -382,7 +382,7 @@ async def test_metadata_beyond_the_limit_is_refused_and_the_server_stays_up():
         assert "run" == (await it.buffer()).session_id
 
 
-async def test_a_message_beyond_the_limit_is_refused_and_the_server_stays_up():
+async def test_a_message_beyond_the_limit_is_refused_and_the_server_stays_up() -> None:
     async with served() as it:
         await it.start()
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -36,7 +36,7 @@ async def assert_nothing_is_held(it, chunk_count: int) -> None:
     assert (0, 0, chunk_count) == (state.waiter_count, state.lease_count, state.chunk_count)
 
 
-async def test_a_cancel_before_the_grant_leaves_no_trace():
+async def test_a_cancel_before_the_grant_leaves_no_trace() -> None:
     async with served() as it:
         await it.start()
         fetching = it.fetch(1, wait_s=60)
@@ -47,7 +47,7 @@ async def test_a_cancel_before_the_grant_leaves_no_trace():
         await assert_nothing_is_held(it, chunk_count=1)
 
 
-async def test_a_cancelled_head_lets_the_next_waiter_through():
+async def test_a_cancelled_head_lets_the_next_waiter_through() -> None:
     async with served() as it:
         await it.start()
         first = it.fetch(4, request_id="large", wait_s=60)
@@ -60,14 +60,16 @@ async def test_a_cancelled_head_lets_the_next_waiter_through():
     assert "grant" == reply.WhichOneof("result")
 
 
-async def test_a_cancel_in_the_tick_of_the_grant_gives_it_back(monkeypatch):
+async def test_a_cancel_in_the_tick_of_the_grant_gives_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with served() as it:
         await it.start()
         driver = it.server.driver
         carry_out = driver._carry_out
         granted = []
 
-        def carry_out_and_cancel(event):
+        def carry_out_and_cancel(event) -> None:
             carry_out(event)
             if isinstance(event, FetchGranted):
                 # The future has its result; its task has not run yet.
@@ -84,7 +86,7 @@ async def test_a_cancel_in_the_tick_of_the_grant_gives_it_back(monkeypatch):
         await assert_nothing_is_held(it, chunk_count=1)
 
 
-async def test_a_grant_for_a_caller_that_was_just_cancelled_is_given_back():
+async def test_a_grant_for_a_caller_that_was_just_cancelled_is_given_back() -> None:
     async with served() as it:
         await it.start()
         driver = it.server.driver
@@ -98,7 +100,7 @@ async def test_a_grant_for_a_caller_that_was_just_cancelled_is_given_back():
         await assert_nothing_is_held(it, chunk_count=1)
 
 
-async def test_a_caller_gone_after_its_grant_leaves_a_lease_that_expires():
+async def test_a_caller_gone_after_its_grant_leaves_a_lease_that_expires() -> None:
     async with served() as it:
         await it.start()
         await it.fill(1)
@@ -111,7 +113,7 @@ async def test_a_caller_gone_after_its_grant_leaves_a_lease_that_expires():
     assert (0, 1) == (seen.lease_count, seen.chunk_count)
 
 
-async def test_a_client_whose_connection_breaks_is_no_longer_waited_for():
+async def test_a_client_whose_connection_breaks_is_no_longer_waited_for() -> None:
     async with served() as it:
         await it.start()
         driver = it.server.driver
@@ -133,7 +135,7 @@ async def test_a_client_whose_connection_breaks_is_no_longer_waited_for():
         await assert_nothing_is_held(it, chunk_count=0)
 
 
-async def test_callers_that_leave_take_their_timers_along():
+async def test_callers_that_leave_take_their_timers_along() -> None:
     """A client that watches again and again would leave one for five minutes each time."""
     async with served() as it:
         await it.start()
@@ -154,7 +156,7 @@ async def test_callers_that_leave_take_their_timers_along():
         assert before == it.clock.live_count
 
 
-async def test_a_stopping_server_tells_those_who_wait_and_watch():
+async def test_a_stopping_server_tells_those_who_wait_and_watch() -> None:
     async with served() as it:
         await it.start()
         fetching = it.fetch(1, wait_s=60)
@@ -171,7 +173,7 @@ async def test_a_stopping_server_tells_those_who_wait_and_watch():
             assert "DRAINING" == reason_of(caught.value)
 
 
-async def test_a_draining_server_refuses_new_work_and_takes_releases():
+async def test_a_draining_server_refuses_new_work_and_takes_releases() -> None:
     async with served() as it:
         await it.start()
         await it.fill(1)
@@ -186,7 +188,7 @@ async def test_a_draining_server_refuses_new_work_and_takes_releases():
         )
 
 
-async def test_stopping_deletes_what_is_disposable_and_closes_the_store():
+async def test_stopping_deletes_what_is_disposable_and_closes_the_store() -> None:
     async with served() as it:
         await it.start()
         await it.fill(3)

@@ -29,7 +29,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-async def test_a_connection_too_many_is_closed_and_the_others_stay():
+async def test_a_connection_too_many_is_closed_and_the_others_stay() -> None:
     async with served(connections_max=3) as it:
         await it.start()  # The stub's own is the first.
         first, second = connect(it), connect(it)
@@ -39,7 +39,7 @@ async def test_a_connection_too_many_is_closed_and_the_others_stay():
             await it.stub.GetBuffer(pb.GetBufferRequest(), timeout=CALL_S)
 
 
-async def test_a_connection_that_ends_makes_room():
+async def test_a_connection_that_ends_makes_room() -> None:
     async with served(connections_max=2) as it:
         await it.start()
         connect(it).close()
@@ -57,7 +57,7 @@ async def test_a_connection_that_ends_makes_room():
 
 async def test_no_more_connections_are_taken_than_open_files_allow(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (RESERVED_FILES + 2, RESERVED_FILES + 2))
     with caplog.at_level(logging.WARNING):
         async with served() as it:

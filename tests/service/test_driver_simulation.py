@@ -131,10 +131,10 @@ async def lost_chunks(kind: type[Driver], seed: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(60))
-async def test_callers_that_come_and_go_lose_no_chunk(seed: int):
+async def test_callers_that_come_and_go_lose_no_chunk(seed: int) -> None:
     assert 0 == await lost_chunks(Driver, seed), f"seed {seed}"
 
 
-async def test_the_simulation_catches_a_driver_that_forgets_to_give_back():
+async def test_the_simulation_catches_a_driver_that_forgets_to_give_back() -> None:
     losses = [await lost_chunks(ForgetfulDriver, seed) for seed in range(60)]
     assert any(losses), "seeds 0 to 59 found nothing"

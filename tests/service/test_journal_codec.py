@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -144,13 +145,13 @@ def timed(entries):
     return [(1e9 + position / 3, entry) for position, entry in enumerate(entries)]
 
 
-def test_a_turn_comes_back_as_it_was():
+def test_a_turn_comes_back_as_it_was() -> None:
     assert set(get_args(core_entries.Entry)) == {type(entry) for entry in ENTRIES}
     assert timed(ENTRIES) == decode_turn(encode_turn(timed(ENTRIES))).entries
 
 
 @pytest.mark.parametrize("count", [1, RUN_MIN - 1, RUN_MIN, 3 * RUN_MIN])
-def test_runs_of_fragments_come_back_as_they_were_among_other_entries(count):
+def test_runs_of_fragments_come_back_as_they_were_among_other_entries(count: int) -> None:
     run = fragments(count)
     turn = timed(
         [
@@ -165,7 +166,9 @@ def test_runs_of_fragments_come_back_as_they_were_among_other_entries(count):
 
 
 @pytest.mark.parametrize("count", [1, 2 * RUN_MIN])
-def test_equal_ids_and_versions_of_fragments_are_one_object_so_that_the_core_keeps_no_copies(count):
+def test_equal_ids_and_versions_of_fragments_are_one_object_so_that_the_core_keeps_no_copies(
+    count: int,
+) -> None:
     turn = timed(
         taken([FRAGMENT] * count) + taken([replace(FRAGMENT, model_version_max=1)] * count)
     )
@@ -177,12 +180,12 @@ def test_equal_ids_and_versions_of_fragments_are_one_object_so_that_the_core_kee
     assert last.model_version_min is last.model_version_max
 
 
-def test_columns_are_the_fields_of_fragments_and_payloads():
+def test_columns_are_the_fields_of_fragments_and_payloads() -> None:
     core = {field.name for kind in (Fragment, Payload) for field in dataclass_fields(kind)}
     assert core - {"payload"} == {field.name for field in pb.FragmentColumns.DESCRIPTOR.fields}
 
 
-def test_a_column_that_an_earlier_server_did_not_write_has_its_default():
+def test_a_column_that_an_earlier_server_did_not_write_has_its_default() -> None:
     message = pb.FragmentColumns()
     put_fragments(fragments(3), message)
     message.ClearField("discontinuity")
@@ -194,7 +197,7 @@ def test_a_column_that_an_earlier_server_did_not_write_has_its_default():
     assert wanted == fragments_of(message)
 
 
-def test_columns_of_which_all_values_are_defaults_cost_nothing():
+def test_columns_of_which_all_values_are_defaults_cost_nothing() -> None:
     message = pb.FragmentColumns()
     put_fragments([replace(each, discontinuity=False) for each in fragments(3)], message)
     assert not message.discontinuity
@@ -208,7 +211,7 @@ def busy_buffers() -> BufferSet:
     return buffers
 
 
-def test_a_snapshot_comes_back_as_it_was():
+def test_a_snapshot_comes_back_as_it_was() -> None:
     snapshot = Snapshot(9, 1.5, busy_buffers().snapshot())
     assert snapshot == decode_snapshot(encode_snapshot(snapshot))
 
@@ -261,25 +264,25 @@ def test_a_snapshot_comes_back_as_it_was():
     ],
     ids=str,
 )
-def test_what_is_no_turn_is_refused(turn: pb.Turn):
+def test_what_is_no_turn_is_refused(turn: pb.Turn) -> None:
     with pytest.raises(JournalFormatError):
         decode_turn(turn.SerializeToString())
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"[1,[]]", b"\x08\x01\x12\xff"], ids=repr)
-def test_what_is_no_record_is_refused(data: bytes):
+def test_what_is_no_record_is_refused(data: bytes) -> None:
     with pytest.raises(JournalFormatError):
         decode_turn(data)
 
 
-def test_a_kind_of_entry_that_this_server_does_not_know_is_refused_and_never_skipped():
+def test_a_kind_of_entry_that_this_server_does_not_know_is_refused_and_never_skipped() -> None:
     turn = pb.Turn.FromString(encode_turn(timed(ENTRIES)))
     turn.entries.insert(3, pb.Entry.FromString(b"\x09" + bytes(8) + b"\xfa\x7f\x02\x08\x01"))
     with pytest.raises(NewerFormatError, match="start the newer server"):
         decode_turn(turn.SerializeToString())
 
 
-def test_a_record_of_a_later_version_is_refused_with_the_remedy():
+def test_a_record_of_a_later_version_is_refused_with_the_remedy() -> None:
     turn = pb.Turn.FromString(encode_turn(timed(ENTRIES)))
     turn.version = codec.VERSION + 1
     with pytest.raises(NewerFormatError, match=r"format 2.* up to 1; start the newer server"):
@@ -289,7 +292,7 @@ def test_a_record_of_a_later_version_is_refused_with_the_remedy():
         decode_snapshot(zstandard.compress(later))
 
 
-def test_what_is_no_snapshot_is_refused():
+def test_what_is_no_snapshot_is_refused() -> None:
     good = encode_snapshot(Snapshot(1, 1.0, busy_buffers().snapshot()))
     for data in (b"", good[:-3], b"junk" + good, encode_turn([])):
         with pytest.raises(JournalFormatError):
@@ -310,7 +313,7 @@ def test_what_is_no_snapshot_is_refused():
         lambda buffer: setattr(buffer.live_grants[0].leases[0], "end", 9),
     ],
 )
-def test_a_snapshot_of_what_cannot_be_is_refused(spoil):
+def test_a_snapshot_of_what_cannot_be_is_refused(spoil) -> None:
     message = pb.Snapshot(version=1)
     for buffer in busy_buffers().snapshot():
         put_buffer(buffer, message.buffers.add())
@@ -321,7 +324,9 @@ def test_a_snapshot_of_what_cannot_be_is_refused(spoil):
 
 
 @pytest.mark.parametrize("says_its_size", [True, False])
-def test_a_snapshot_that_would_unpack_to_more_than_the_limit_is_refused(monkeypatch, says_its_size):
+def test_a_snapshot_that_would_unpack_to_more_than_the_limit_is_refused(
+    monkeypatch: pytest.MonkeyPatch, says_its_size
+) -> None:
     snapshot = Snapshot(1, 1.0, busy_buffers().snapshot())
     plain = zstandard.ZstdDecompressor().decompress(encode_snapshot(snapshot))
     packer = zstandard.ZstdCompressor(write_content_size=says_its_size)
@@ -332,7 +337,7 @@ def test_a_snapshot_that_would_unpack_to_more_than_the_limit_is_refused(monkeypa
         decode_snapshot(packer.compress(plain))
 
 
-def test_limits_are_the_same_as_text_and_a_new_one_is_no_change():
+def test_limits_are_the_same_as_text_and_a_new_one_is_no_change() -> None:
     for limits in (LIMITS, BufferConfig(), BufferConfig(lease_s=1 / 3, retry_delay_s=0.1)):
         assert limits == limits_of_text(limits_to_text(limits))
     noted = json.loads(limits_to_text(LIMITS))
@@ -346,7 +351,7 @@ def test_limits_are_the_same_as_text_and_a_new_one_is_no_change():
             limits_of_text(text)
 
 
-def test_a_journal_cut_anywhere_is_compacted_into_the_same_core(tmp_path):
+def test_a_journal_cut_anywhere_is_compacted_into_the_same_core(tmp_path: Path) -> None:
     journal = SqliteJournal(tmp_path)
     archive = journal.archive
     live = BufferSet(random.Random(3), BufferConfig(), is_recording=True)
@@ -369,7 +374,7 @@ class TrimmedMeanwhile:
         self._journal = journal
         self.reads = 0
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str):
         return getattr(self._archive, name)
 
     def read_turns(self, after: int):
@@ -382,7 +387,9 @@ class TrimmedMeanwhile:
         return self._archive.read_turns(after)
 
 
-def test_who_only_looks_reads_a_journal_again_that_was_trimmed_between_its_reads(tmp_path):
+def test_who_only_looks_reads_a_journal_again_that_was_trimmed_between_its_reads(
+    tmp_path: Path,
+) -> None:
     journal = SqliteJournal(tmp_path)
     archive = journal.archive
     live = BufferSet(random.Random(3), BufferConfig(), is_recording=True)
@@ -399,7 +406,7 @@ def test_who_only_looks_reads_a_journal_again_that_was_trimmed_between_its_reads
     archive.close()
 
 
-def test_the_compactor_process_takes_the_place_from_its_input(tmp_path):
+def test_the_compactor_process_takes_the_place_from_its_input(tmp_path: Path) -> None:
     journal = SqliteJournal(tmp_path)
     archive = journal.archive
     live = BufferSet(random.Random(3), BufferConfig(), is_recording=True)
@@ -422,7 +429,7 @@ def test_the_compactor_process_takes_the_place_from_its_input(tmp_path):
 
 
 @pytest.fixture
-def broken(tmp_path) -> Iterator[Callable[[bytes], JournalArchive]]:
+def broken(tmp_path: Path) -> Iterator[Callable[[bytes], JournalArchive]]:
     """Makes a journal whose first turn says something; gives its archive."""
     with closing(JournalPlace("sqlite", str(tmp_path)).open_archive()) as archive:
 
@@ -440,13 +447,17 @@ def _recover(archive: JournalArchive) -> BufferSet:
     return recover(archive, lambda taken: BufferSet.restore(taken, random.Random(0))).buffers
 
 
-def test_an_entry_that_does_not_fit_is_a_damaged_journal(broken):
+def test_an_entry_that_does_not_fit_is_a_damaged_journal(
+    broken: Callable[[bytes], JournalArchive],
+) -> None:
     entries = [(1.0, ReleaseLease("nowhere", "l", ReleaseMode.CONSUMED))]
     with pytest.raises(JournalDamagedError, match=r"turn 2.*start empty"):
         _recover(broken(encode_turn(entries)))
 
 
-def test_a_turn_of_a_newer_server_is_no_damage_and_names_the_remedy(broken):
+def test_a_turn_of_a_newer_server_is_no_damage_and_names_the_remedy(
+    broken: Callable[[bytes], JournalArchive],
+) -> None:
     turn = pb.Turn(version=codec.VERSION + 1).SerializeToString()
     with pytest.raises(JournalNewerError, match=r"turn 2.*start the newer server") as caught:
         _recover(broken(turn))
@@ -455,10 +466,12 @@ def test_a_turn_of_a_newer_server_is_no_damage_and_names_the_remedy(broken):
 
 
 @pytest.mark.parametrize("kind", [AssertionError, AttributeError, KeyError, TypeError, ValueError])
-def test_a_bug_of_the_core_is_no_damage_of_the_journal(broken, monkeypatch, kind):
+def test_a_bug_of_the_core_is_no_damage_of_the_journal(
+    broken: Callable[[bytes], JournalArchive], monkeypatch: pytest.MonkeyPatch, kind
+) -> None:
     archive = broken(encode_turn([(1.0, StartSession("default", "run"))]))
 
-    def start_session(*arguments, **keywords):
+    def start_session(*arguments, **keywords) -> None:
         raise kind("of ours")
 
     monkeypatch.setitem(_HANDLERS, StartSession, start_session)
@@ -483,7 +496,9 @@ serve()
 """
 
 
-def test_a_server_that_finds_a_bug_at_its_start_says_so_and_keeps_the_journal(broken, tmp_path):
+def test_a_server_that_finds_a_bug_at_its_start_says_so_and_keeps_the_journal(
+    broken: Callable[[bytes], JournalArchive], tmp_path: Path
+) -> None:
     broken(encode_turn([(1.0, StartSession("default", "run"))])).close()
     done = subprocess.run(
         [

@@ -75,13 +75,13 @@ def copies(left: Path) -> Iterator[Path]:
         shutil.rmtree(copy)
 
 
-async def test_what_is_left_by_a_killed_server_is_read_back(left) -> None:
+async def test_what_is_left_by_a_killed_server_is_read_back(left: tuple[Path, object]) -> None:
     directory, state = left
     assert state == read_back(directory)
 
 
 @pytest.mark.parametrize("name", ["journal.sqlite-wal", "snapshot-*", END_NAME])
-async def test_a_flipped_bit_is_found_wherever_it_is(left, name) -> None:
+async def test_a_flipped_bit_is_found_wherever_it_is(left: tuple[Path, object], name: str) -> None:
     directory, state = left
     rng = random.Random(11)
     found = 0
@@ -101,7 +101,7 @@ async def test_a_flipped_bit_is_found_wherever_it_is(left, name) -> None:
 
 
 @pytest.mark.parametrize("name", ["journal.sqlite-wal", "snapshot-*", END_NAME])
-async def test_a_file_that_is_gone_or_cut_is_missed(left, name) -> None:
+async def test_a_file_that_is_gone_or_cut_is_missed(left: tuple[Path, object], name: str) -> None:
     directory, _ = left
     for acts in (lambda path: path.unlink(), lambda path: path.write_bytes(b"")):
         copy = next(copies(directory))
@@ -111,7 +111,7 @@ async def test_a_file_that_is_gone_or_cut_is_missed(left, name) -> None:
         shutil.rmtree(copy)
 
 
-async def test_a_log_that_was_cut_after_any_turn_is_missed(left) -> None:
+async def test_a_log_that_was_cut_after_any_turn_is_missed(left: tuple[Path, object]) -> None:
     directory, state = left
     log = directory / "journal.sqlite-wal"
     size_bytes = log.stat().st_size
@@ -122,7 +122,7 @@ async def test_a_log_that_was_cut_after_any_turn_is_missed(left) -> None:
             assert state == read_back(copy)
 
 
-async def test_a_turn_of_another_history_is_found(left) -> None:
+async def test_a_turn_of_another_history_is_found(left: tuple[Path, object]) -> None:
     body = b"what happened"
     _, chain = open_snapshot(4, frame_snapshot(4, b"state"))
     record, next_chain = frame_turn(chain, 5, body)
@@ -133,7 +133,7 @@ async def test_a_turn_of_another_history_is_found(left) -> None:
 
 
 async def test_after_a_restart_of_the_machine_what_the_disk_kept_is_read_with_a_warning(
-    left, monkeypatch, caplog
+    left: tuple[Path, object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without --journal-sync nothing else was promised."""
     directory, state = left

@@ -135,7 +135,7 @@ def simulated_place() -> Place:
 
 
 @pytest.fixture(params=["sqlite", "sqlite-sync", "redis", "simulated"])
-def place(request, tmp_path):
+def place(request: pytest.FixtureRequest, tmp_path: Path):
     with ExitStack() as stack:
         if request.param == "redis":
             yield redis_place(stack)
@@ -158,11 +158,11 @@ def expected(*sequences: int) -> list[tuple[int, bytes]]:
     return [(sequence, b"turn %d" % sequence) for sequence in sequences]
 
 
-async def test_a_new_place_is_not_begun(place):
+async def test_a_new_place_is_not_begun(place) -> None:
     assert not place.archive.is_begun()
 
 
-async def test_turns_are_read_back_in_order(place):
+async def test_turns_are_read_back_in_order(place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, *range(FIRST, FIRST + 1200))
@@ -172,7 +172,7 @@ async def test_turns_are_read_back_in_order(place):
     await writer.close()
 
 
-async def test_repeating_the_last_append_changes_nothing(place):
+async def test_repeating_the_last_append_changes_nothing(place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST, FIRST + 1, FIRST + 1)
@@ -180,7 +180,7 @@ async def test_repeating_the_last_append_changes_nothing(place):
     await writer.close()
 
 
-async def test_a_snapshot_replaces_the_one_before(place):
+async def test_a_snapshot_replaces_the_one_before(place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST, FIRST + 1, FIRST + 2)
@@ -191,7 +191,7 @@ async def test_a_snapshot_replaces_the_one_before(place):
     await writer.close()
 
 
-async def test_trimming_takes_old_turns_and_leaves_the_rest(place):
+async def test_trimming_takes_old_turns_and_leaves_the_rest(place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     last = FIRST + 2999
@@ -206,7 +206,9 @@ async def test_trimming_takes_old_turns_and_leaves_the_rest(place):
 
 
 @pytest.mark.parametrize("sync", [False, True])
-async def test_large_turns_are_trimmed_a_few_at_a_time_so_that_the_loop_goes_on(tmp_path, sync):
+async def test_large_turns_are_trimmed_a_few_at_a_time_so_that_the_loop_goes_on(
+    tmp_path: Path, sync
+) -> None:
     journal = SqliteJournal(tmp_path)
     archive = journal.archive
     archive.begin(b"nothing")
@@ -226,7 +228,7 @@ async def test_large_turns_are_trimmed_a_few_at_a_time_so_that_the_loop_goes_on(
     archive.close()
 
 
-async def test_everything_may_be_trimmed_and_the_next_turn_still_follows(place):
+async def test_everything_may_be_trimmed_and_the_next_turn_still_follows(place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST, FIRST + 1)
@@ -238,7 +240,7 @@ async def test_everything_may_be_trimmed_and_the_next_turn_still_follows(place):
 
 
 @pytest.mark.parametrize("lost", [FIRST, FIRST + 1])
-async def test_a_missing_turn_is_found_and_the_remedy_told(place, lost):
+async def test_a_missing_turn_is_found_and_the_remedy_told(place, lost) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST, FIRST + 1, FIRST + 2)
@@ -248,7 +250,7 @@ async def test_a_missing_turn_is_found_and_the_remedy_told(place, lost):
     await writer.close()
 
 
-async def test_a_journal_can_be_begun_again_at_any_sequence(place):
+async def test_a_journal_can_be_begun_again_at_any_sequence(place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST, FIRST + 1)
@@ -258,7 +260,7 @@ async def test_a_journal_can_be_begun_again_at_any_sequence(place):
     await writer.close()
 
 
-async def test_a_journal_that_is_begun_again_has_its_notes_beside_it(place):
+async def test_a_journal_that_is_begun_again_has_its_notes_beside_it(place) -> None:
     """Those of the next start: which store it is of, and the limits that it was started with."""
     place.archive.begin(b"nothing")
     place.archive.write_note("one", "of an older copy")
@@ -270,7 +272,7 @@ async def test_a_journal_that_is_begun_again_has_its_notes_beside_it(place):
     await writer.close()
 
 
-async def test_turns_survive_a_killed_redis_that_syncs():
+async def test_turns_survive_a_killed_redis_that_syncs() -> None:
     with RedisServer(is_durable=True) as server:
         archive = RedisArchive(server.url)
         claim = claim_of(archive)
@@ -287,7 +289,7 @@ async def test_turns_survive_a_killed_redis_that_syncs():
         archive.close()
 
 
-async def test_an_emptied_redis_is_noticed_at_the_next_turn():
+async def test_an_emptied_redis_is_noticed_at_the_next_turn() -> None:
     with RedisServer() as server, server.client() as client:
         archive = RedisArchive(server.url)
         writer = RedisWriter(server.url, claim_of(archive))
@@ -303,7 +305,7 @@ async def test_an_emptied_redis_is_noticed_at_the_next_turn():
         archive.close()
 
 
-async def test_a_redis_that_lost_its_newest_turns_is_noticed():
+async def test_a_redis_that_lost_its_newest_turns_is_noticed() -> None:
     with RedisServer() as server, server.client() as client:
         archive = RedisArchive(server.url)
         writer = RedisWriter(server.url, claim_of(archive))
@@ -316,7 +318,7 @@ async def test_a_redis_that_lost_its_newest_turns_is_noticed():
         archive.close()
 
 
-async def test_the_server_that_wrote_before_is_refused_when_another_takes_over():
+async def test_the_server_that_wrote_before_is_refused_when_another_takes_over() -> None:
     with RedisServer() as server:
         archive = RedisArchive(server.url)
         old = RedisWriter(server.url, claim_of(archive))
@@ -344,7 +346,7 @@ class KilledAfter:
         self._client = client
         self._left = commands
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str):
         return getattr(self._client, name)
 
     def eval(self, *arguments):
@@ -355,7 +357,7 @@ class KilledAfter:
 
 
 @pytest.mark.parametrize("begins_again", [False, True])
-async def test_what_a_killed_writer_left_of_a_snapshot_goes_with_the_next(begins_again):
+async def test_what_a_killed_writer_left_of_a_snapshot_goes_with_the_next(begins_again) -> None:
     """Of a large buffer it may be hundreds of megabytes, and nothing else ever deletes it."""
     large = b"x" * (3 * PIECE_SIZE_BYTES)
     with RedisServer() as server, server.client() as client:
@@ -385,7 +387,7 @@ async def test_what_a_killed_writer_left_of_a_snapshot_goes_with_the_next(begins
         archive.close()
 
 
-async def test_a_full_redis_still_takes_turns_and_snapshots():
+async def test_a_full_redis_still_takes_turns_and_snapshots() -> None:
     """Otherwise nothing could be released, and so nothing be freed."""
     with RedisServer(memory_bytes_max=4 * 2**20) as server, server.client() as client:
         archive = RedisArchive(server.url)
@@ -405,13 +407,17 @@ async def test_a_full_redis_still_takes_turns_and_snapshots():
         archive.close()
 
 
-async def test_a_deleted_sqlite_journal_is_noticed(tmp_path):
+def empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+async def test_a_deleted_sqlite_journal_is_noticed(tmp_path: Path) -> None:
     journal = SqliteJournal(tmp_path)
     journal.archive.begin(b"nothing")
     writer = journal.open_writer(sync=False)
     await write(writer, FIRST)
-    for path in tmp_path.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    empty(tmp_path)
     with pytest.raises(JournalLostError):
         await write(writer, FIRST + 1)
     await writer.begin_again(FIRST, b"state", NOTES)
@@ -443,7 +449,9 @@ def turns_seen_elsewhere(directory: Path) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
-async def test_turns_are_seen_by_other_processes_after_one_of_these_closed_the_journal(tmp_path):
+async def test_turns_are_seen_by_other_processes_after_one_of_these_closed_the_journal(
+    tmp_path: Path,
+) -> None:
     """Two connections of one process, as a server has them: neither may give up the other's locks.
 
     Else the other process takes itself for the last one, and deletes the write-ahead log into which
@@ -486,7 +494,7 @@ class HeldConnection:
         self._connection.close()
 
 
-async def test_a_sqlite_journal_is_not_begun_again_under_a_trim(tmp_path):
+async def test_a_sqlite_journal_is_not_begun_again_under_a_trim(tmp_path: Path) -> None:
     """The trim would find its connection closed, and that would end the server."""
     journal = SqliteJournal(tmp_path)
     journal.archive.begin(b"nothing")
@@ -509,7 +517,7 @@ async def test_a_sqlite_journal_is_not_begun_again_under_a_trim(tmp_path):
     archive.close()
 
 
-def test_a_file_that_is_no_journal_is_refused_with_the_remedy(tmp_path):
+def test_a_file_that_is_no_journal_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").write_bytes(b"this is not SQLite" * 100)
     with pytest.raises(JournalDamagedError, match="to start empty"):
         SqliteArchive(tmp_path)
@@ -519,7 +527,7 @@ def test_a_file_that_is_no_journal_is_refused_with_the_remedy(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc which files are open")
-def test_a_file_that_is_no_journal_is_closed_again(tmp_path):
+def test_a_file_that_is_no_journal_is_closed_again(tmp_path: Path) -> None:
     path = tmp_path / sqlite.FILE_NAME
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(JournalDamagedError):
@@ -528,7 +536,7 @@ def test_a_file_that_is_no_journal_is_closed_again(tmp_path):
     assert path not in opened
 
 
-async def test_a_journal_of_a_server_that_lives_is_held(place):
+async def test_a_journal_of_a_server_that_lives_is_held(place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     other = place.reopen()
@@ -541,7 +549,7 @@ async def test_a_journal_of_a_server_that_lives_is_held(place):
     other.close()
 
 
-async def test_a_claim_that_was_given_up_leaves_the_next_server_nothing_to_wait_for(place):
+async def test_a_claim_that_was_given_up_leaves_the_next_server_nothing_to_wait_for(place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     first = writer.claim
@@ -553,7 +561,7 @@ async def test_a_claim_that_was_given_up_leaves_the_next_server_nothing_to_wait_
     other.close()
 
 
-async def test_a_turn_of_our_sequence_that_somebody_else_wrote_is_not_taken_for_ours(place):
+async def test_a_turn_of_our_sequence_that_somebody_else_wrote_is_not_taken_for_ours(place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST)
@@ -563,7 +571,7 @@ async def test_a_turn_of_our_sequence_that_somebody_else_wrote_is_not_taken_for_
     await writer.close()
 
 
-async def test_another_turn_of_the_same_sequence_is_no_repeat(place):
+async def test_another_turn_of_the_same_sequence_is_no_repeat(place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST)
@@ -573,7 +581,7 @@ async def test_another_turn_of_the_same_sequence_is_no_repeat(place):
 
 
 @pytest.mark.parametrize("call", ["append", "renew"])
-async def test_an_older_epoch_is_lost_and_a_newer_one_is_taken(place, call):
+async def test_an_older_epoch_is_lost_and_a_newer_one_is_taken(place, call) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST)
@@ -601,7 +609,7 @@ async def test_an_older_epoch_is_lost_and_a_newer_one_is_taken(place, call):
     await writer.close()
 
 
-async def test_a_journal_that_lost_its_newest_turns_is_noticed_by_who_writes_nothing(place):
+async def test_a_journal_that_lost_its_newest_turns_is_noticed_by_who_writes_nothing(place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST, FIRST + 1)
@@ -612,7 +620,7 @@ async def test_a_journal_that_lost_its_newest_turns_is_noticed_by_who_writes_not
     await writer.close()
 
 
-async def test_a_server_that_lost_its_claim_neither_writes_snapshots_nor_trims():
+async def test_a_server_that_lost_its_claim_neither_writes_snapshots_nor_trims() -> None:
     with RedisServer() as server:
         old = RedisArchive(server.url)
         claim = claim_of(old)
@@ -637,7 +645,7 @@ async def test_a_server_that_lost_its_claim_neither_writes_snapshots_nor_trims()
         new.close()
 
 
-def test_a_holder_whose_process_ended_is_known_to_be_dead():
+def test_a_holder_whose_process_ended_is_known_to_be_dead() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     here = Holder.of_this_process()
     _, started = claims._state_and_start(child.pid)
@@ -654,7 +662,7 @@ def test_a_holder_whose_process_ended_is_known_to_be_dead():
     assert holder == Holder.from_text(holder.to_text())
 
 
-def test_a_holder_that_proc_does_not_show_is_taken_to_live(monkeypatch):
+def test_a_holder_that_proc_does_not_show_is_taken_to_live(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Holder.of_this_process()
 
     def hide(_: int) -> tuple[str, str]:

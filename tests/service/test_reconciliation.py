@@ -63,7 +63,7 @@ def compared(
     return driver, reconciler
 
 
-async def test_what_is_let_go_while_the_store_is_listed_is_neither_lost_nor_left_over():
+async def test_what_is_let_go_while_the_store_is_listed_is_neither_lost_nor_left_over() -> None:
     custodian, clock, metrics = SlowlyListed(), ManualTimers(), Metrics(CollectorRegistry())
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
@@ -81,7 +81,9 @@ async def test_what_is_let_go_while_the_store_is_listed_is_neither_lost_nor_left
     assert (None, set()) == (lost, reconciler._orphans)
 
 
-async def test_a_payload_that_came_back_unannounced_is_confirmed_again_and_a_missing_one_goes():
+async def test_a_payload_that_came_back_unannounced_is_confirmed_again_and_a_missing_one_goes() -> (
+    None
+):
     custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
@@ -107,7 +109,7 @@ class SlowlyConfirmed(FakeCustodian):
         return await super().confirm(references)
 
 
-async def test_an_orphan_that_is_being_confirmed_is_not_deleted():
+async def test_an_orphan_that_is_being_confirmed_is_not_deleted() -> None:
     custodian, clock, metrics = SlowlyConfirmed(), ManualTimers(), Metrics(CollectorRegistry())
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
@@ -138,7 +140,7 @@ class Forgetful(FakeCustodian):
             yield payload_id
 
 
-async def test_nothing_is_given_up_on_the_word_of_a_list():
+async def test_nothing_is_given_up_on_the_word_of_a_list() -> None:
     custodian, clock, metrics = Forgetful(), ManualTimers(), Metrics(CollectorRegistry())
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
@@ -150,7 +152,7 @@ async def test_nothing_is_given_up_on_the_word_of_a_list():
     assert 3 == driver.describe(BUFFER).chunk_count
 
 
-async def test_everything_is_compared_a_batch_at_a_time(monkeypatch):
+async def test_everything_is_compared_a_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconciliation, "CONFIRM_BATCH", 4)
     custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
     driver, reconciler = compared(custodian, clock, metrics)
@@ -169,7 +171,9 @@ async def test_everything_is_compared_a_batch_at_a_time(monkeypatch):
     assert {each.payload.payload_id for each in fragments} - gone == left
 
 
-async def test_orphans_beyond_those_that_are_remembered_are_found_later(monkeypatch):
+async def test_orphans_beyond_those_that_are_remembered_are_found_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reconciliation, "ORPHANS_HELD_MAX", 100)
     custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
     driver, reconciler = compared(custodian, clock, metrics)
@@ -205,7 +209,7 @@ async def granted(driver: Driver, custodian: FakeCustodian, count: int) -> Fetch
     return outcome
 
 
-async def test_a_returned_lease_gives_back_only_what_the_store_has():
+async def test_a_returned_lease_gives_back_only_what_the_store_has() -> None:
     custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
     driver, _ = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
@@ -217,7 +221,7 @@ async def test_a_returned_lease_gives_back_only_what_the_store_has():
     assert (2, 1) == (driver.describe(BUFFER).chunk_count, driver.suspicion_count)
 
 
-async def test_a_lease_is_returned_although_the_store_is_away_and_looked_at_later():
+async def test_a_lease_is_returned_although_the_store_is_away_and_looked_at_later() -> None:
     custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
     driver, _ = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
@@ -229,7 +233,7 @@ async def test_a_lease_is_returned_although_the_store_is_away_and_looked_at_late
     assert (3, 1) == (driver.describe(BUFFER).chunk_count, driver.suspicion_count)
 
 
-async def test_a_lease_that_is_consumed_asks_the_store_nothing():
+async def test_a_lease_that_is_consumed_asks_the_store_nothing() -> None:
     custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
     driver, _ = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
@@ -255,7 +259,7 @@ async def test_a_lease_that_is_consumed_asks_the_store_nothing():
 )
 async def test_more_orphans_than_a_crash_leaves_are_deleted_only_when_that_is_asked_for(
     known, unknown, let_go, is_asked, deleted
-):
+) -> None:
     custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
     books = BufferSet(random.Random(1), BufferConfig())
     driver = Driver(books, custodian, clock=clock, metrics=metrics, limits=DriverLimits())

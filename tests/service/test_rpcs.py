@@ -20,7 +20,7 @@ from support.served import CALL_S, Served, reason_of, served, span
 ADMITTED = fragment_pb2.ADMISSION_OUTCOME_ADMITTED
 
 
-async def test_a_started_session_is_current():
+async def test_a_started_session_is_current() -> None:
     async with served() as it:
         reply = await it.stub.StartSession(
             pb.StartSessionRequest(session_id="run", model_version=5), timeout=CALL_S
@@ -30,7 +30,7 @@ async def test_a_started_session_is_current():
     assert ("run", 5) == (buffer.session_id, buffer.model_version)
 
 
-async def test_ending_the_session_empties_the_buffer():
+async def test_ending_the_session_empties_the_buffer() -> None:
     async with served() as it:
         await it.start()
         await it.fill(3)
@@ -42,7 +42,7 @@ async def test_ending_the_session_empties_the_buffer():
     assert 0 == buffer.state.chunk_count
 
 
-async def test_publishing_evicts_what_became_stale():
+async def test_publishing_evicts_what_became_stale() -> None:
     async with served(BufferConfig(staleness_max=0)) as it:
         await it.start()
         await it.fill(2)
@@ -52,7 +52,7 @@ async def test_publishing_evicts_what_became_stale():
     assert (1, 2) == (reply.model_version, reply.evicted_chunk_count)
 
 
-async def test_published_weights_are_confirmed_and_told_to_watchers():
+async def test_published_weights_are_confirmed_and_told_to_watchers() -> None:
     async with served() as it:
         await it.start()
         weights = it.custodian.write(size_bytes=5000)
@@ -69,7 +69,7 @@ async def test_published_weights_are_confirmed_and_told_to_watchers():
     assert reference == seen.weights
 
 
-async def test_weights_that_the_store_lacks_are_refused():
+async def test_weights_that_the_store_lacks_are_refused() -> None:
     async with served() as it:
         await it.start()
         reference = fragment_pb2.PayloadReference(payload_id="0" * 32, size_bytes=1)
@@ -83,7 +83,7 @@ async def test_weights_that_the_store_lacks_are_refused():
     assert 0 == buffer.model_version
 
 
-async def test_weights_of_a_refused_version_are_deleted_after_a_while():
+async def test_weights_of_a_refused_version_are_deleted_after_a_while() -> None:
     async with served(unannounced_s=100.0) as it:
         await it.start(model_version=5)
         weights = it.custodian.write()
@@ -104,7 +104,7 @@ async def test_weights_of_a_refused_version_are_deleted_after_a_while():
     assert "VERSION_REGRESSED" == reason_of(caught.value)
 
 
-async def test_a_watcher_returns_when_the_version_changes():
+async def test_a_watcher_returns_when_the_version_changes() -> None:
     async with served() as it:
         await it.start()
         watching = it.stub.WatchModel(
@@ -120,7 +120,7 @@ async def test_a_watcher_returns_when_the_version_changes():
     assert (True, "run", 1) == (reply.changed, reply.session_id, reply.model_version)
 
 
-async def test_a_watcher_returns_unchanged_when_its_wait_elapses():
+async def test_a_watcher_returns_unchanged_when_its_wait_elapses() -> None:
     async with served() as it:
         await it.start()
         watching = it.stub.WatchModel(
@@ -151,7 +151,7 @@ def watch_of_version_0(**fields: object) -> pb.WatchModelRequest:
     )
 
 
-async def test_a_watcher_that_knows_of_no_weights_is_told_when_some_come_for_its_version():
+async def test_a_watcher_that_knows_of_no_weights_is_told_when_some_come_for_its_version() -> None:
     async with served() as it:
         await it.start()
         watching = it.stub.WatchModel(watch_of_version_0(known_weights=False), timeout=CALL_S)
@@ -167,7 +167,7 @@ async def test_a_watcher_that_knows_of_no_weights_is_told_when_some_come_for_its
 @pytest.mark.parametrize("fields", [{}, {"known_weights": True}])
 async def test_a_watcher_that_did_not_ask_about_weights_waits_on_when_some_come(
     fields: dict[str, object],
-):
+) -> None:
     async with served() as it:
         await it.start()
         watching = it.stub.WatchModel(watch_of_version_0(**fields), timeout=CALL_S)
@@ -180,7 +180,7 @@ async def test_a_watcher_that_did_not_ask_about_weights_waits_on_when_some_come(
         assert not (await watching).changed
 
 
-async def test_appended_fragments_are_admitted_and_their_payloads_confirmed():
+async def test_appended_fragments_are_admitted_and_their_payloads_confirmed() -> None:
     async with served() as it:
         await it.start()
         fragments = [it.metadata(0), it.metadata(1)]
@@ -196,7 +196,7 @@ async def test_appended_fragments_are_admitted_and_their_payloads_confirmed():
     assert (2, 200) == (buffer.state.chunk_count, buffer.state.payload_bytes)
 
 
-async def test_a_repeated_append_tells_the_first_outcome_and_changes_nothing():
+async def test_a_repeated_append_tells_the_first_outcome_and_changes_nothing() -> None:
     async with served() as it:
         await it.start()
         fragment = it.metadata(0)
@@ -209,7 +209,7 @@ async def test_a_repeated_append_tells_the_first_outcome_and_changes_nothing():
     assert [1] == it.custodian.confirm_trips
 
 
-async def test_a_fetch_takes_fragments_under_a_lease():
+async def test_a_fetch_takes_fragments_under_a_lease() -> None:
     async with served() as it:
         await it.start()
         await it.fill(4)
@@ -222,7 +222,7 @@ async def test_a_fetch_takes_fragments_under_a_lease():
     assert 1 == buffer.state.lease_count
 
 
-async def test_a_fetch_that_cannot_be_met_elapses_with_a_reason():
+async def test_a_fetch_that_cannot_be_met_elapses_with_a_reason() -> None:
     async with served() as it:
         await it.start()
         reply = await it.fetch(2)
@@ -230,7 +230,7 @@ async def test_a_fetch_that_cannot_be_met_elapses_with_a_reason():
     assert reply.wait_elapsed.waiting_reason
 
 
-async def test_a_waiting_fetch_is_met_by_the_append_it_waits_for():
+async def test_a_waiting_fetch_is_met_by_the_append_it_waits_for() -> None:
     async with served() as it:
         await it.start()
         fetching = it.fetch(2, wait_s=60)
@@ -241,7 +241,7 @@ async def test_a_waiting_fetch_is_met_by_the_append_it_waits_for():
     assert "grant" == reply.WhichOneof("result")
 
 
-async def test_a_waiting_fetch_elapses_when_its_time_is_over():
+async def test_a_waiting_fetch_elapses_when_its_time_is_over() -> None:
     async with served() as it:
         await it.start()
         fetching = it.fetch(2, wait_s=10)
@@ -251,7 +251,7 @@ async def test_a_waiting_fetch_elapses_when_its_time_is_over():
     assert "wait_elapsed" == reply.WhichOneof("result")
 
 
-async def test_a_call_waits_no_longer_than_its_own_deadline_allows():
+async def test_a_call_waits_no_longer_than_its_own_deadline_allows() -> None:
     async with served() as it:
         await it.start()
         fetching = it.stub.FetchFragments(
@@ -264,7 +264,7 @@ async def test_a_call_waits_no_longer_than_its_own_deadline_allows():
     assert "wait_elapsed" == reply.WhichOneof("result")
 
 
-async def test_a_repeated_fetch_gets_the_same_grant():
+async def test_a_repeated_fetch_gets_the_same_grant() -> None:
     async with served() as it:
         await it.start()
         await it.fill(8)
@@ -274,7 +274,7 @@ async def test_a_repeated_fetch_gets_the_same_grant():
     assert first.grant.fragments == again.grant.fragments
 
 
-async def test_ranks_get_disjoint_shares_of_one_prepared_list():
+async def test_ranks_get_disjoint_shares_of_one_prepared_list() -> None:
     async with served() as it:
         await it.start()
         await it.fill(8)
@@ -288,7 +288,7 @@ async def test_ranks_get_disjoint_shares_of_one_prepared_list():
     assert shares == list(prepared.fragments)
 
 
-async def test_a_lease_is_renewed_from_now():
+async def test_a_lease_is_renewed_from_now() -> None:
     async with served() as it:
         await it.start()
         await it.fill(1)
@@ -304,7 +304,7 @@ async def test_a_lease_is_renewed_from_now():
     assert 1 == buffer.state.lease_count
 
 
-async def test_an_expired_lease_gives_its_chunk_back():
+async def test_an_expired_lease_gives_its_chunk_back() -> None:
     async with served() as it:
         await it.start()
         await it.fill(1)
@@ -314,7 +314,7 @@ async def test_an_expired_lease_gives_its_chunk_back():
     assert (0, 1) == (buffer.state.lease_count, buffer.state.chunk_count)
 
 
-async def test_a_consumed_lease_has_its_payloads_deleted():
+async def test_a_consumed_lease_has_its_payloads_deleted() -> None:
     async with served() as it:
         await it.start()
         await it.fill(1)
@@ -329,7 +329,7 @@ async def test_a_consumed_lease_has_its_payloads_deleted():
     assert (0, 0) == (buffer.state.lease_count, buffer.state.payload_bytes)
 
 
-async def test_a_returned_lease_gives_the_use_back():
+async def test_a_returned_lease_gives_the_use_back() -> None:
     async with served() as it:
         await it.start()
         await it.fill(1)
@@ -343,7 +343,7 @@ async def test_a_returned_lease_gives_the_use_back():
     assert [] == it.custodian.deleted
 
 
-async def test_buffers_are_created_changed_listed_and_deleted():
+async def test_buffers_are_created_changed_listed_and_deleted() -> None:
     async with served(BufferConfig(uses_max=3)) as it:
         created = await it.stub.CreateBuffer(
             pb.CreateBufferRequest(
@@ -389,7 +389,7 @@ async def updated(it, *paths: str, **limits) -> buffer_pb2.BufferConfig:
     return (await it.stub.UpdateBuffer(request, timeout=CALL_S)).buffer.config
 
 
-async def test_a_limit_in_the_mask_without_a_value_is_the_servers_default_again():
+async def test_a_limit_in_the_mask_without_a_value_is_the_servers_default_again() -> None:
     async with served(BufferConfig(uses_max=3)) as it:
         config = await updated(it, "uses_max", "lease_duration", "full_policy", "sampler")
     assert (3, 60) == (config.uses_max, config.lease_duration.seconds)
@@ -398,19 +398,19 @@ async def test_a_limit_in_the_mask_without_a_value_is_the_servers_default_again(
     assert 9 == config.staleness_max
 
 
-async def test_a_limit_outside_the_mask_stays_whatever_its_value():
+async def test_a_limit_outside_the_mask_stays_whatever_its_value() -> None:
     async with served(BufferConfig(uses_max=3)) as it:
         config = await updated(it, "staleness_max", uses_max=8, staleness_max=4)
     assert (7, 4) == (config.uses_max, config.staleness_max)
 
 
-async def test_a_mask_of_everything_leaves_what_was_given_and_defaults():
+async def test_a_mask_of_everything_leaves_what_was_given_and_defaults() -> None:
     async with served(BufferConfig(uses_max=3)) as it:
         config = await updated(it, "*", staleness_max=4)
     assert (3, 4, 60) == (config.uses_max, config.staleness_max, config.lease_duration.seconds)
 
 
-async def test_a_mask_that_is_there_and_empty_changes_nothing():
+async def test_a_mask_that_is_there_and_empty_changes_nothing() -> None:
     async with served(BufferConfig(uses_max=3)) as it:
         await updated(it, "uses_max", uses_max=7)
         request = pb.UpdateBufferRequest(name="b", config=buffer_pb2.BufferConfig(uses_max=8))
@@ -420,7 +420,7 @@ async def test_a_mask_that_is_there_and_empty_changes_nothing():
 
 
 @pytest.mark.parametrize("path", ["", "clever", "lease_s", "limiter.minimum_chunks", "*"])
-async def test_a_mask_that_names_no_limit_is_refused(path: str):
+async def test_a_mask_that_names_no_limit_is_refused(path: str) -> None:
     async with served() as it:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await updated(it, "uses_max", path)
@@ -433,7 +433,7 @@ async def page(it, **fields) -> tuple[list[str], str]:
     return [buffer.name for buffer in reply.buffers], reply.next_page_token
 
 
-async def test_buffers_are_listed_page_by_page_though_some_come_and_go():
+async def test_buffers_are_listed_page_by_page_though_some_come_and_go() -> None:
     async with served() as it:
         for name in ("a", "b", "c", "e"):
             await it.stub.CreateBuffer(pb.CreateBufferRequest(name=name), timeout=CALL_S)
@@ -448,7 +448,7 @@ async def test_buffers_are_listed_page_by_page_though_some_come_and_go():
     assert "" == end
 
 
-async def test_a_page_has_at_most_a_hundred_buffers_unless_more_are_asked_for():
+async def test_a_page_has_at_most_a_hundred_buffers_unless_more_are_asked_for() -> None:
     async with served(buffers_max=1100) as it:
         for number in range(1001):
             await it.server.driver.apply(CreateBuffer(BufferName(f"b{number:04}"), BufferConfig()))
@@ -456,7 +456,7 @@ async def test_a_page_has_at_most_a_hundred_buffers_unless_more_are_asked_for():
     assert [100, 999, 1000] == sizes
 
 
-async def test_deleting_a_buffer_wakes_those_who_wait_and_watch():
+async def test_deleting_a_buffer_wakes_those_who_wait_and_watch() -> None:
     async with served() as it:
         await it.stub.CreateBuffer(pb.CreateBufferRequest(name="gone"), timeout=CALL_S)
         fetching = it.fetch(1, buffer="gone", wait_s=60)
@@ -472,7 +472,7 @@ async def test_deleting_a_buffer_wakes_those_who_wait_and_watch():
             assert "BUFFER_NOT_FOUND" == reason_of(caught.value)
 
 
-async def test_the_store_is_told_to_clients():
+async def test_the_store_is_told_to_clients() -> None:
     async with served(unannounced_s=120.0, piece_size_bytes=2**20) as it:
         reply = await it.stub.GetStoreConfig(pb.GetStoreConfigRequest(), timeout=CALL_S)
     assert "redis://:secret@fake.invalid:6379/0" == reply.store_url
@@ -480,7 +480,7 @@ async def test_the_store_is_told_to_clients():
     assert "0.1.0" == reply.server_version
 
 
-async def test_reported_episodes_are_counted():
+async def test_reported_episodes_are_counted() -> None:
     async with served() as it:
         episode = pb.EpisodeReport(
             worker_id="w", return_sum=-1.5, step_count=7, end=pb.EPISODE_END_TRUNCATED
@@ -497,7 +497,9 @@ async def test_reported_episodes_are_counted():
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e308, -1e17])
 @pytest.mark.parametrize("field", ["return_sum", "discounted_return_sum"])
-async def test_a_return_that_would_spoil_the_sum_of_all_is_refused(field: str, value: float):
+async def test_a_return_that_would_spoil_the_sum_of_all_is_refused(
+    field: str, value: float
+) -> None:
     async with served() as it:
         good = pb.EpisodeReport(worker_id="w", return_sum=1.0, end=pb.EPISODE_END_TRUNCATED)
         bad = pb.EpisodeReport(worker_id="w", end=pb.EPISODE_END_TRUNCATED, **{field: value})
@@ -511,7 +513,7 @@ async def test_a_return_that_would_spoil_the_sum_of_all_is_refused(field: str, v
     assert 2.0 == registry.get_sample_value("breadbox_episode_return_sum", labels)
 
 
-async def test_a_worker_that_invents_tasks_does_not_use_up_the_room_of_others():
+async def test_a_worker_that_invents_tasks_does_not_use_up_the_room_of_others() -> None:
     async with served() as it:
 
         async def report(worker_id: str, task: str) -> None:
@@ -543,7 +545,7 @@ async def test_a_worker_that_invents_tasks_does_not_use_up_the_room_of_others():
     assert [2.0, None] == returns
 
 
-async def test_a_full_blocking_buffer_says_how_long_to_wait():
+async def test_a_full_blocking_buffer_says_how_long_to_wait() -> None:
     config = BufferConfig(capacity_chunks=1, full_policy=FullPolicy.BLOCK, retry_delay_s=0.5)
     async with served(config) as it:
         await it.start()
@@ -554,7 +556,7 @@ async def test_a_full_blocking_buffer_says_how_long_to_wait():
 
 
 @pytest.mark.parametrize("name", ["", SERVICE_NAME])
-async def test_health_says_serving(name):
+async def test_health_says_serving(name: str) -> None:
     async with served() as it:
         stub = health_pb2_grpc.HealthStub(it.channel)
         reply = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=CALL_S)
@@ -562,7 +564,7 @@ async def test_health_says_serving(name):
 
 
 @pytest.mark.parametrize("has_reflection", [True, False])
-async def test_reflection_lists_the_service_unless_it_is_off(has_reflection):
+async def test_reflection_lists_the_service_unless_it_is_off(has_reflection) -> None:
     async with served(has_reflection=has_reflection) as it:
         stub = reflection_pb2_grpc.ServerReflectionStub(it.channel)
         call = stub.ServerReflectionInfo(

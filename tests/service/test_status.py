@@ -67,7 +67,7 @@ WITH_RETRY = {
 }
 
 
-def test_every_error_has_a_row_and_an_example():
+def test_every_error_has_a_row_and_an_example() -> None:
     wanted = {
         *_errors_of(core_errors),
         *_errors_of(shell_errors),
@@ -92,7 +92,7 @@ def _errors_of(module: ModuleType) -> set[type[Exception]]:
     }
 
 
-def test_reasons_are_unique_and_upper_case():
+def test_reasons_are_unique_and_upper_case() -> None:
     reasons = [
         errors_pb2.ErrorReason.Name(status.TABLE[type(error)].reason)
         for error in EXAMPLES
@@ -102,19 +102,19 @@ def test_reasons_are_unique_and_upper_case():
     assert all(reason == reason.upper() and reason for reason in reasons)
 
 
-def test_an_error_without_a_row_is_not_told():
+def test_an_error_without_a_row_is_not_told() -> None:
     with pytest.raises(KeyError):
         status.to_status(ValueError("secret"))
 
 
-def test_what_varies_in_the_message_is_in_the_metadata():
+def test_what_varies_in_the_message_is_in_the_metadata() -> None:
     told = status.to_status(core_errors.SessionNotCurrentError("old", "new"))
     info = error_details_pb2.ErrorInfo()
     assert told.details[0].Unpack(info)
     assert {"session": "old", "current": "new"} == dict(info.metadata)
 
 
-def test_a_huge_value_is_cut_so_that_the_error_still_fits_the_trailers():
+def test_a_huge_value_is_cut_so_that_the_error_still_fits_the_trailers() -> None:
     told = status.to_status(core_errors.BufferNotFoundError("b" * 100_000))
     assert told.ByteSize() < 4096
 
@@ -125,7 +125,7 @@ class Raiser(replay_buffer_service_pb2_grpc.ReplayBufferServiceServicer):
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def ListBuffers(self, request, context):  # noqa: N802
+    async def ListBuffers(self, request: pytest.FixtureRequest, context) -> None:  # noqa: N802
         raise self.error
 
 
@@ -146,7 +146,7 @@ async def call_failing_with(error: Exception, metrics: Metrics) -> grpc.aio.AioR
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
-async def test_an_error_comes_through_a_channel_as_its_row_says(error):
+async def test_an_error_comes_through_a_channel_as_its_row_says(error) -> None:
     metrics = Metrics(CollectorRegistry())
     row = status.TABLE[type(error)]
     told = await call_failing_with(error, metrics)
@@ -168,13 +168,15 @@ async def test_an_error_comes_through_a_channel_as_its_row_says(error):
         core_errors.FetchExceedsCapacityError(900, 800, "bytes"),
     ],
 )
-async def test_a_fetch_beyond_capacity_is_told_by_the_library_in_the_words_of_the_server(error):
+async def test_a_fetch_beyond_capacity_is_told_by_the_library_in_the_words_of_the_server(
+    error,
+) -> None:
     told = await call_failing_with(error, Metrics(CollectorRegistry()))
     raised = from_rpc_error(told, "localhost:1", encrypted=False)
     assert (library_errors.InvalidRequestError, str(error)) == (type(raised), str(raised))
 
 
-async def test_a_bad_argument_names_its_field_for_machines():
+async def test_a_bad_argument_names_its_field_for_machines() -> None:
     error = core_errors.InvalidArgumentError("fragment_count", "must be positive")
     told = await call_failing_with(error, Metrics(CollectorRegistry()))
     requests = [error_details_pb2.BadRequest() for _ in status_of(told).details]
@@ -188,7 +190,9 @@ async def test_a_bad_argument_names_its_field_for_machines():
     ]
 
 
-async def test_a_bug_is_told_as_internal_and_its_text_only_to_the_log(caplog):
+async def test_a_bug_is_told_as_internal_and_its_text_only_to_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.ERROR):
         told = await call_failing_with(ZeroDivisionError("secret 42"), Metrics(CollectorRegistry()))
     info = info_of(told)
@@ -224,14 +228,14 @@ class GoneContext:
     def code(self) -> grpc.StatusCode | None:
         return None
 
-    async def abort(self, code, details):
+    async def abort(self, code, details) -> None:
         raise cygrpc.ExecuteBatchError('Failed "execute_batch"')
 
-    async def abort_with_status(self, told):
+    async def abort_with_status(self, told) -> None:
         raise cygrpc.ExecuteBatchError('Failed "execute_batch"')
 
 
-async def forever(request, context):
+async def forever(request: pytest.FixtureRequest, context) -> None:
     await asyncio.get_running_loop().create_future()
 
 
@@ -244,8 +248,8 @@ async def forever(request, context):
     ],
 )
 async def test_a_caller_that_went_before_its_answer_is_no_bug(
-    caplog, behaviour, left_s, logged, code
-):
+    caplog: pytest.LogCaptureFixture, behaviour, left_s, logged, code
+) -> None:
     metrics = Metrics(CollectorRegistry())
 
     async def continuation(details):

@@ -96,7 +96,7 @@ async def turn_the_loop() -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_append_is_answered_only_when_it_is_durable():
+async def test_an_append_is_answered_only_when_it_is_durable() -> None:
     async with journalled() as it:
         hold(it)
         appending = it.group.create_task(it.driver.append(BUFFER, [fragment(it, 0)]))
@@ -130,7 +130,7 @@ _REFUSED_WITHOUT_THE_BUFFER = {
 
 
 @pytest.mark.parametrize("method", _REFUSED_WITHOUT_THE_BUFFER)
-async def test_a_deleted_buffer_is_not_found_only_when_the_deletion_is_durable(method: str):
+async def test_a_deleted_buffer_is_not_found_only_when_the_deletion_is_durable(method: str) -> None:
     """Else a crash would bring back a buffer that somebody was told is gone."""
     async with journalled() as it:
         hold(it)
@@ -153,7 +153,7 @@ async def test_a_deleted_buffer_is_not_found_only_when_the_deletion_is_durable(m
         assert 1 == len(told)
 
 
-async def test_a_model_is_told_only_when_it_is_durable():
+async def test_a_model_is_told_only_when_it_is_durable() -> None:
     """Else a worker would know a version that a crash makes unknown to everybody else."""
     async with journalled() as it:
         await it.driver.append(BUFFER, [fragment(it, 0)])
@@ -168,7 +168,7 @@ async def test_a_model_is_told_only_when_it_is_durable():
         assert 7 == (await asking).model_version
 
 
-async def test_a_model_that_is_durable_is_told_at_once_whatever_else_is_written():
+async def test_a_model_that_is_durable_is_told_at_once_whatever_else_is_written() -> None:
     async with journalled() as it:
         await it.driver.publish(PublishModel(BUFFER, RUN, 7))
         hold(it)
@@ -181,7 +181,7 @@ async def test_a_model_that_is_durable_is_told_at_once_whatever_else_is_written(
         await appending
 
 
-async def test_a_grant_is_told_only_when_it_is_durable():
+async def test_a_grant_is_told_only_when_it_is_durable() -> None:
     async with journalled() as it:
         await it.driver.append(BUFFER, [fragment(it, 0)])
         hold(it)
@@ -193,7 +193,7 @@ async def test_a_grant_is_told_only_when_it_is_durable():
         await fetching
 
 
-async def test_a_caller_cancelled_while_its_grant_is_written_leaves_nothing():
+async def test_a_caller_cancelled_while_its_grant_is_written_leaves_nothing() -> None:
     async with journalled() as it:
         await it.driver.append(BUFFER, [fragment(it, 0)])
         hold(it)
@@ -209,7 +209,7 @@ async def test_a_caller_cancelled_while_its_grant_is_written_leaves_nothing():
         assert (0, 1) == (seen.lease_count, seen.chunk_count)
 
 
-async def test_payloads_are_deleted_only_when_their_end_is_durable():
+async def test_payloads_are_deleted_only_when_their_end_is_durable() -> None:
     async with journalled() as it:
         await it.driver.append(BUFFER, [fragment(it, 0)])
         hold(it)
@@ -232,7 +232,7 @@ async def held_end(it) -> tuple[str, asyncio.Task]:
     return only.payload.payload_id, ending
 
 
-async def test_what_may_still_come_back_after_a_crash_is_no_orphan():
+async def test_what_may_still_come_back_after_a_crash_is_no_orphan() -> None:
     """Of a journal that is away for longer than an orphan is kept."""
     async with journalled() as it:
         payload_id, ending = await held_end(it)
@@ -248,7 +248,7 @@ async def test_what_may_still_come_back_after_a_crash_is_no_orphan():
     assert (set(), []) == (found, deleted_early)
 
 
-async def test_an_orphan_that_was_admitted_and_let_go_waits_until_that_is_durable():
+async def test_an_orphan_that_was_admitted_and_let_go_waits_until_that_is_durable() -> None:
     async with journalled() as it:
         only = fragment(it, 0)
         payload_id = only.payload.payload_id
@@ -269,7 +269,7 @@ async def test_an_orphan_that_was_admitted_and_let_go_waits_until_that_is_durabl
     assert ({payload_id}, []) == (found, deleted_early)
 
 
-async def test_what_came_due_unseen_is_no_orphan():
+async def test_what_came_due_unseen_is_no_orphan() -> None:
     """An open chunk is over, and a gauge that looks at the buffer notices it first."""
     async with journalled() as it:
         only = fragment(it, 0)
@@ -290,7 +290,7 @@ async def test_what_came_due_unseen_is_no_orphan():
     assert (False, []) == (is_referred_to, deleted_early)
 
 
-async def test_an_unowned_payload_whose_end_is_not_durable_is_deleted_only_with_it():
+async def test_an_unowned_payload_whose_end_is_not_durable_is_deleted_only_with_it() -> None:
     async with journalled() as it:
         weights = fragment(it, 0).payload
         publish = PublishModel(BUFFER, RUN, 1, weights)
@@ -309,7 +309,7 @@ async def test_an_unowned_payload_whose_end_is_not_durable_is_deleted_only_with_
         assert ([], [weights.payload_id]) == (deleted_early, it.custodian.deleted)
 
 
-async def test_a_payload_whose_end_is_not_durable_is_confirmed_for_nobody():
+async def test_a_payload_whose_end_is_not_durable_is_confirmed_for_nobody() -> None:
     """It would be deleted under whoever got it."""
     async with journalled() as it:
         payload_id, ending = await held_end(it)
@@ -324,7 +324,7 @@ async def test_a_payload_whose_end_is_not_durable_is_confirmed_for_nobody():
         assert [payload_id] == it.custodian.deleted
 
 
-async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable():
+async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable() -> None:
     async with journalled() as it:
         watching = it.group.create_task(
             it.driver.watch(BUFFER, session_id=RUN, model_version=0, lacks_weights=False, wait_s=60)
@@ -342,7 +342,7 @@ async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable()
         assert (True, 1) == ((await watching)[0], (await reading)[1].model_version)
 
 
-async def test_calls_of_one_moment_share_one_write():
+async def test_calls_of_one_moment_share_one_write() -> None:
     async with journalled() as it:
         hold(it)
         first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
@@ -358,7 +358,7 @@ async def test_calls_of_one_moment_share_one_write():
         assert [2, 1, 10] == [len(turn) for turn in it.journal.turns]
 
 
-async def test_what_is_decided_while_a_turn_is_written_waits_for_its_own_turn():
+async def test_what_is_decided_while_a_turn_is_written_waits_for_its_own_turn() -> None:
     async with journalled() as it:
         hold(it)
         first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
@@ -374,8 +374,8 @@ async def test_what_is_decided_while_a_turn_is_written_waits_for_its_own_turn():
 
 
 async def test_answers_wait_for_a_journal_that_is_away_and_come_when_it_is_back(
-    monkeypatch, caplog
-):
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr(turns, "RETRY_DELAY_S", 0.0)
     async with journalled() as it:
@@ -392,7 +392,9 @@ async def test_answers_wait_for_a_journal_that_is_away_and_come_when_it_is_back(
     assert back.startswith("writing the journal works again after ")
 
 
-async def test_new_work_is_refused_while_the_journal_has_been_away_for_long(monkeypatch):
+async def test_new_work_is_refused_while_the_journal_has_been_away_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(turns, "ENTRIES_MAX", 1)
     async with journalled() as it:
         hold(it)
@@ -409,7 +411,7 @@ async def test_new_work_is_refused_while_the_journal_has_been_away_for_long(monk
             await task
 
 
-async def test_a_lost_journal_is_begun_again_with_everything_decided_so_far():
+async def test_a_lost_journal_is_begun_again_with_everything_decided_so_far() -> None:
     async with journalled() as it:
         await it.driver.append(BUFFER, [fragment(it, 0)])
         hold(it)
@@ -430,7 +432,7 @@ async def test_a_lost_journal_is_begun_again_with_everything_decided_so_far():
         assert it.driver._buffers.snapshot() == rebuilt.snapshot()
 
 
-async def test_effects_keep_their_order_when_a_lost_journal_is_begun_again():
+async def test_effects_keep_their_order_when_a_lost_journal_is_begun_again() -> None:
     async with journalled() as it:
         hold(it)
         it.journal.is_lost = True
@@ -449,7 +451,9 @@ async def test_effects_keep_their_order_when_a_lost_journal_is_begun_again():
 
 
 @pytest.mark.parametrize("looks", ["append", "describe"])
-async def test_what_came_due_unseen_is_in_a_journal_that_is_begun_again_only_once(looks: str):
+async def test_what_came_due_unseen_is_in_a_journal_that_is_begun_again_only_once(
+    looks: str,
+) -> None:
     """A timer that is late, and somebody who looks first: a grant is made that nobody told yet."""
     async with journalled() as it:
         await it.driver.append(BUFFER, [fragment(it, 0)])
@@ -482,7 +486,7 @@ async def test_what_came_due_unseen_is_in_a_journal_that_is_begun_again_only_onc
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int):
+async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int) -> None:
     """Random calls, cancelled at random moments; then the journal alone makes the same core."""
     rng = random.Random(seed)
     async with journalled() as it:
@@ -541,7 +545,9 @@ async def _quietly(call) -> None:
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["answer", "refusal"])
-async def test_nothing_is_told_from_memory_while_the_journal_may_be_anothers(monkeypatch, is_known):
+async def test_nothing_is_told_from_memory_while_the_journal_may_be_anothers(
+    monkeypatch: pytest.MonkeyPatch, is_known
+) -> None:
     """A server that was stopped may have been replaced: it asks before it says what was."""
     monkeypatch.setattr(turns, "RENEW_S", 0.01)
     monkeypatch.setattr(turns, "ALIVE_S", 0.2)
