@@ -33,6 +33,7 @@ from breadbox_server.core.events import (
     PayloadsDisposable,
     WaitElapsed,
 )
+from breadbox_server.core.ids import CallerId, RequestId
 from breadbox_server.core.inputs import (
     AdmissionOutcome,
     AppendFragment,
@@ -43,11 +44,9 @@ from breadbox_server.core.inputs import (
     Fragment,
     Input,
     Payload,
-    PublishModel,
     ReleaseLease,
     ReleaseMode,
     RenewLease,
-    StartSession,
     UndeliveredGrant,
     UpdateBuffer,
 )
@@ -60,6 +59,7 @@ from breadbox_server.journal.codec import (
 )
 from breadbox_server.journal.storage import BEGINNING
 from core.naive_model import NaiveBuffer, NaiveGrant
+from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
 
 WORKERS = ("a", "b", "c")
@@ -159,12 +159,12 @@ class BufferMachine(RuleBasedStateMachine):
 
     def start_session(self, session: str, version: int | None) -> None:
         error = self.model.start(session, version)
-        self.apply(StartSession(B, session, version), error)
+        self.apply(start_session(session, version, buffer=B), error)
 
     def end_session(self) -> None:
         session = self.model.session or "s0"
         self.model.end(session)
-        self.apply(EndSession(B, session))
+        self.apply(end_session(session, buffer=B))
 
     @rule(worker=st.sampled_from(WORKERS), length=st.integers(1, 6), size=st.integers(1, 2))
     def append_run(self, worker: str, length: int, size: int) -> None:
@@ -184,7 +184,7 @@ class BufferMachine(RuleBasedStateMachine):
         held_before = len(self.model.held)
         was_before = (self.model.version, self.model.current_weights)
         error = self.model.publish(session, version, weights)
-        answer = self.apply(PublishModel(B, session, version, weights), error)
+        answer = self.apply(publish_model(version, weights, session_id=session, buffer=B), error)
         if error is None:
             is_change = (self.model.version, self.model.current_weights) != was_before
             assert answer.model_version == version
@@ -273,7 +273,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.ask(
             Fetch(
                 buffer=B,
-                request_id=f"r{self.request_count}",
+                request_id=RequestId(f"r{self.request_count}"),
                 fragment_count=chunk_count * self.model.config.fragments_per_chunk * world_size,
                 deadline_at=self.now + max_wait_s,
                 rank=0,
@@ -350,7 +350,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule()
     def cancel_a_caller_that_does_not_wait(self) -> None:
-        self.apply(CancelFetch(B, 10**9))
+        self.apply(CancelFetch(B, CallerId(10**9)))
 
     @precondition(lambda self: self.told_leases)
     @rule(pick=PICKS, mode=st.sampled_from(ReleaseMode))
@@ -457,7 +457,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     # What must hold
 
-    def apply(self, input: Input, error: type[DomainError] | None = None) -> Any:
+    def apply(self, input: Input[Any], error: type[DomainError] | None = None) -> Any:
         """Apply an input that must raise, or must not, and follow its events in the model."""
         if error is None:
             answer = self.buffers.apply(input, now=self.now)
@@ -483,7 +483,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     def follow(self, events: Sequence[Event]) -> None:
         """Do in the model what the events say happened, objecting to what must not."""
-        refused: list[int] = []
+        refused: list[CallerId] = []
         for event in events:
             match event:
                 case FetchGranted(caller_id=caller_id):

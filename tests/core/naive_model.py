@@ -4,6 +4,7 @@ The stateful test runs it beside the real one. It does not choose what a draw ta
 objects if the choice was not allowed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from breadbox_server.core.config import (
@@ -23,6 +24,7 @@ from breadbox_server.core.errors import (
     WaitersFullError,
     WorkersFullError,
 )
+from breadbox_server.core.ids import CallerId, PayloadId, RequestId
 from breadbox_server.core.inputs import AdmissionOutcome, Fetch, Fragment, Payload, ReleaseMode
 
 HELD, USED_UP, GONE = "held", "used_up", "gone"
@@ -68,7 +70,7 @@ class NaiveLease:
 
 @dataclass
 class NaiveGrant:
-    request_id: str
+    request_id: RequestId
     fragment_count: int
     world_size: int
     session_id: str
@@ -81,7 +83,7 @@ class NaiveGrant:
 
 @dataclass
 class NaiveCaller:
-    caller_id: int
+    caller_id: CallerId
     rank: int
     deadline_at: float
     lease_s: float | None
@@ -89,7 +91,7 @@ class NaiveCaller:
 
 @dataclass
 class NaiveWaiter:
-    request_id: str
+    request_id: RequestId
     fragment_count: int
     world_size: int
     callers: list[NaiveCaller] = field(default_factory=list)
@@ -334,7 +336,7 @@ class NaiveBuffer:
     def dispose(self, fragments: list[Fragment]) -> None:
         self.disposed += [fragment.payload for fragment in fragments]
 
-    def drop(self, payload_ids: list[str]) -> int:
+    def drop(self, payload_ids: Sequence[PayloadId]) -> int:
         dropped = 0
         for payload_id in payload_ids:
             self.disposed += [w for _, w in self.weights if w.payload_id == payload_id]
@@ -398,14 +400,14 @@ class NaiveBuffer:
         smallest = min(chunk.size for chunk in self.held)
         return count * smallest > bytes_max and self.referred_bytes + smallest > bytes_max
 
-    def find_grant(self, request_id: str) -> NaiveGrant | None:
+    def find_grant(self, request_id: RequestId) -> NaiveGrant | None:
         known = [*self.grants, *self.ended]
         return next((grant for grant in known if grant.request_id == request_id), None)
 
-    def find_waiter(self, request_id: str) -> NaiveWaiter | None:
+    def find_waiter(self, request_id: RequestId) -> NaiveWaiter | None:
         return next((w for w in self.waiters if w.request_id == request_id), None)
 
-    def wait(self, fetch: Fetch, caller_id: int) -> None:
+    def wait(self, fetch: Fetch, caller_id: CallerId) -> None:
         waiter = self.find_waiter(fetch.request_id)
         if waiter is None:
             waiter = NaiveWaiter(fetch.request_id, fetch.fragment_count, fetch.world_size)
@@ -416,12 +418,12 @@ class NaiveBuffer:
     def head_is_beyond_bytes(self) -> bool:
         return bool(self.waiters) and self.is_beyond_bytes(self.waiters[0])
 
-    def refuse_head_beyond_bytes(self) -> list[int]:
+    def refuse_head_beyond_bytes(self) -> list[CallerId]:
         """Turn the head away if bytes will never let it be granted, and give its callers."""
         assert self.head_is_beyond_bytes(), "refused for no reason"
         return [caller.caller_id for caller in self.waiters.pop(0).callers]
 
-    def remove_caller(self, caller_id: int) -> NaiveCaller | None:
+    def remove_caller(self, caller_id: CallerId) -> NaiveCaller | None:
         for waiter in self.waiters:
             for caller in waiter.callers:
                 if caller.caller_id == caller_id:
@@ -431,7 +433,7 @@ class NaiveBuffer:
                     return caller
         return None
 
-    def grant(self, numbers: list[int], lease_ids: list[str], now: float) -> NaiveGrant:
+    def grant(self, numbers: Sequence[int], lease_ids: Sequence[str], now: float) -> NaiveGrant:
         """Grant the head exactly these chunks; each assertion is a rule."""
         assert self.may_grant_head(), "granted what could not be granted"
         waiter = self.waiters.pop(0)
@@ -536,7 +538,7 @@ class NaiveBuffer:
         opened = any(worker.open for worker in self.workers.values())
         return not (self.held or opened or self.live_leases)
 
-    def update(self, config: BufferConfig) -> list[int] | type[DomainError]:
+    def update(self, config: BufferConfig) -> list[CallerId] | type[DomainError]:
         """Change the limits, and give the callers that are turned away, or why it is refused."""
         if config.fragments_per_chunk != self.config.fragments_per_chunk and not self.is_empty:
             return InvalidArgumentError

@@ -21,8 +21,9 @@ from breadbox_server.core.errors import (
 )
 from breadbox_server.core.events import FetchGranted, PayloadsDisposable, WaitElapsed
 from breadbox_server.core.ids import BufferName
-from breadbox_server.core.inputs import AdmissionOutcome, CreateBuffer, StartSession
+from breadbox_server.core.inputs import AdmissionOutcome, CreateBuffer
 from core.world import World, indices
+from support.inputs import start_session
 from support.metadata import make_fragment
 
 CORE = Path(breadbox_server.core.__file__).parent
@@ -55,8 +56,8 @@ def test_one_learners_fetch_does_not_delete_what_another_one_holds() -> None:
     first = world.granted(2, request_id="first")
     second = world.granted(2, request_id="second")
     assert [] == world.events(PayloadsDisposable)
-    assert first.fragments == world.buffers.prepared(DEFAULT_BUFFER, "first")
-    assert second.fragments == world.buffers.prepared(DEFAULT_BUFFER, "second")
+    assert first.fragments == world.prepared("first")
+    assert second.fragments == world.prepared("second")
 
 
 def test_batch_of_a_learner_that_stopped_is_not_pinned_for_ever() -> None:
@@ -255,7 +256,7 @@ def test_several_buffers_live_beside_each_other() -> None:
     other = BufferName("other")
     for _ in range(2):
         world.buffers.apply(CreateBuffer(other, BufferConfig()), now=world.now)
-    world.buffers.apply(StartSession(other, "another run"), now=world.now)
+    world.buffers.apply(start_session("another run", buffer=other), now=world.now)
     assert "s0" == world.buffers.model(DEFAULT_BUFFER).session_id
     assert "another run" == world.buffers.model(other).session_id
 

@@ -1,6 +1,7 @@
 """B1 to B4: which fragments are taken, and how they become chunks."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from breadbox_server.core.events import (
     FragmentsDiscarded,
     PayloadsDisposable,
 )
+from breadbox_server.core.ids import ModelVersion
 from breadbox_server.core.inputs import AdmissionOutcome, AppendFragment
 from core.world import World
 from support.metadata import make_fragment
@@ -24,7 +26,7 @@ ADMITTED = AdmissionOutcome.ADMITTED
 FITS = Circumstances(
     is_of_current_session=True,
     was_judged_before=False,
-    version=3,
+    version=ModelVersion(3),
     version_min=3,
     size_bytes=10,
     closes_chunk=True,
@@ -41,23 +43,23 @@ FITS = Circumstances(
 @pytest.mark.parametrize(
     ("changes", "outcome"),
     [
-        ({}, ADMITTED),
+        ({}, "admitted"),
         ({"is_of_current_session": False, "was_judged_before": True}, "wrong_session"),
         ({"was_judged_before": True, "version": 2}, "duplicate"),
         ({"version": 2, "limiter_permits": False}, "stale"),
         ({"limiter_permits": False}, "buffer_full"),
         ({"limiter_permits": False, "full_policy": FullPolicy.EVICT_OLDEST}, "buffer_full"),
-        ({"limiter_permits": False, "closes_chunk": False}, ADMITTED),
+        ({"limiter_permits": False, "closes_chunk": False}, "admitted"),
         ({"held_count": 2}, "buffer_full"),
-        ({"held_count": 2, "closes_chunk": False}, ADMITTED),
-        ({"held_count": 2, "full_policy": FullPolicy.EVICT_OLDEST}, ADMITTED),
+        ({"held_count": 2, "closes_chunk": False}, "admitted"),
+        ({"held_count": 2, "full_policy": FullPolicy.EVICT_OLDEST}, "admitted"),
         ({"size_bytes": 11}, "bytes_full"),
-        ({"size_bytes": 60, "full_policy": FullPolicy.EVICT_OLDEST}, ADMITTED),
+        ({"size_bytes": 60, "full_policy": FullPolicy.EVICT_OLDEST}, "admitted"),
         ({"size_bytes": 61, "full_policy": FullPolicy.EVICT_OLDEST}, "bytes_full"),
     ],
 )
 def test_admission_names_the_first_reason_that_applies(
-    changes: dict[str, object], outcome: AdmissionOutcome | str
+    changes: dict[str, Any], outcome: str
 ) -> None:
     assert AdmissionOutcome(outcome) is judge(FITS._replace(**changes))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.inputs import AdmissionOutcome, AppendFragment, Payload
 from breadbox_server.core.intake import INDEX_JUMP_MAX
 from core.world import World
+from support.inputs import named_payload
 from support.metadata import make_fragment, make_payload
 
 BAD_NAMES = ["", "a/b", "a\\b", "a\nb", "a\x00b", "x" * 129, "ä" * 65, "\ud800", "a\u202eb", 7]
@@ -57,17 +59,17 @@ def test_ids_at_their_limits_are_taken() -> None:
         ("model_version_min", 1),
         ("step_count", 0),
         ("step_count", 2**31 + 1),
-        ("payload", Payload("0" * 31, 1)),
-        ("payload", Payload("0" * 31 + "A", 1)),
-        ("payload", Payload("../" + "0" * 29, 1)),
-        ("payload", Payload("0" * 32 + "\n", 1)),
+        ("payload", named_payload("0" * 31)),
+        ("payload", named_payload("0" * 31 + "A")),
+        ("payload", named_payload("../" + "0" * 29)),
+        ("payload", named_payload("0" * 32 + "\n")),
         ("payload", Payload(7, 1)),  # type: ignore[arg-type]
-        ("payload", Payload(GOOD_PAYLOAD_ID, 0)),
-        ("payload", Payload(GOOD_PAYLOAD_ID, 2**41)),
-        ("payload", Payload(GOOD_PAYLOAD_ID, 1, -1)),
+        ("payload", named_payload(GOOD_PAYLOAD_ID, 0)),
+        ("payload", named_payload(GOOD_PAYLOAD_ID, 2**41)),
+        ("payload", named_payload(GOOD_PAYLOAD_ID, 1, -1)),
     ],
 )
-def test_malformed_fragments_are_refused_and_change_nothing(field: str, value: object) -> None:
+def test_malformed_fragments_are_refused_and_change_nothing(field: str, value: Any) -> None:
     world = World()
     fragment = dataclasses.replace(make_fragment(), **{field: value})
     snapshot = world.buffers.snapshot()
@@ -124,7 +126,7 @@ def test_malformed_weights_are_refused() -> None:
         ("limiter", SampleToInsertRatioConfig(1.0, 2.0, minimum_chunk_count=0)),
     ],
 )
-def test_limits_out_of_range_are_refused_by_name(name: str, value: object) -> None:
+def test_limits_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
     """B15."""
     with pytest.raises(InvalidArgumentError) as caught:
         BufferConfig(**{name: value})

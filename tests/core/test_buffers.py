@@ -1,6 +1,7 @@
 """The set of buffers: names, limits, draining, deletion, independence of each other."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -14,22 +15,22 @@ from breadbox_server.core.errors import (
     InvalidArgumentError,
 )
 from breadbox_server.core.events import FetchGranted, FetchRefused, PayloadsDisposable
-from breadbox_server.core.ids import BufferName, LeaseId, PayloadId
+from breadbox_server.core.ids import BufferName, LeaseId, PayloadId, RequestId
 from breadbox_server.core.inputs import (
     AppendFragment,
     CreateBuffer,
     DeleteBuffer,
     Fetch,
     Payload,
-    StartSession,
 )
 from core.world import World
+from support.inputs import start_session
 from support.metadata import make_fragment, make_payload
 
 OTHER = BufferName("other")
 
 
-def create(world: World, name: str = OTHER, **limits: object) -> None:
+def create(world: World, name: str = OTHER, **limits: Any) -> None:
     world.buffers.apply(CreateBuffer(BufferName(name), BufferConfig(**limits)), now=world.now)
 
 
@@ -79,11 +80,11 @@ def test_buffer_of_an_unknown_sampler_is_not_created() -> None:
 def test_everything_about_an_unknown_buffer_is_refused() -> None:
     world = World()
     for act in (
-        lambda: world.buffers.apply(StartSession(OTHER, "s0"), now=world.now),
+        lambda: world.buffers.apply(start_session(buffer=OTHER), now=world.now),
         lambda: world.buffers.apply(DeleteBuffer(OTHER), now=world.now),
         lambda: world.buffers.describe(OTHER, now=world.now),
         lambda: world.buffers.model(OTHER),
-        lambda: world.buffers.prepared(OTHER, "r"),
+        lambda: world.buffers.prepared(OTHER, RequestId("r")),
         lambda: world.buffers.append_credit(OTHER),
         lambda: world.buffers.judge(OTHER, make_fragment(), now=world.now),
         lambda: world.buffers.payloads(OTHER),
@@ -96,19 +97,20 @@ def test_everything_about_an_unknown_buffer_is_refused() -> None:
 def test_buffers_do_not_see_each_others_chunks_sessions_or_waiters() -> None:
     world = World()
     create(world)
-    world.buffers.apply(StartSession(OTHER, "s0"), now=world.now)
-    fetch = Fetch(buffer=OTHER, request_id="r", fragment_count=1, deadline_at=world.now + 9)
+    world.buffers.apply(start_session(buffer=OTHER), now=world.now)
+    until = world.now + 9
+    fetch = Fetch(buffer=OTHER, request_id=RequestId("r"), fragment_count=1, deadline_at=until)
     world.buffers.apply(fetch, now=world.now)
     world.append()
     assert [] == world.events(FetchGranted)
     assert 0 == world.buffers.describe(OTHER, now=world.now).chunk_count
-    assert world.now + 9 == world.buffers.next_timer()
+    assert until == world.buffers.next_timer()
 
 
 def test_payload_belongs_to_one_buffer_only() -> None:
     world = World()
     create(world)
-    world.buffers.apply(StartSession(OTHER, "s0"), now=world.now)
+    world.buffers.apply(start_session(buffer=OTHER), now=world.now)
     fragment = make_fragment()
     world.offer(fragment)
     with pytest.raises(InvalidArgumentError, match="in use"):

@@ -11,21 +11,19 @@ import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig, SampleToInsertRatioConfig
-from breadbox_server.core.entries import BufferCreated, FragmentTaken, GrantMade, ReplayError
+from breadbox_server.core.entries import BufferCreated, Entry, FragmentTaken, GrantMade, ReplayError
 from breadbox_server.core.events import FetchGranted, PayloadsDisposable
-from breadbox_server.core.ids import BufferName, PayloadId
+from breadbox_server.core.ids import BufferName, LeaseId, PayloadId
 from breadbox_server.core.inputs import (
     AdmissionOutcome,
     CreateBuffer,
     DeleteBuffer,
-    Payload,
-    PublishModel,
     ReleaseLease,
     ReleaseMode,
     ReportUnreadable,
-    StartSession,
 )
 from core.world import World
+from support.inputs import grant_made, named_payload, publish_model, start_session
 from support.metadata import make_fragment
 
 
@@ -82,7 +80,7 @@ def test_entries_carry_their_time_and_the_grant_follows_its_cause() -> None:
 
 def test_nothing_is_written_down_unless_asked_for() -> None:
     buffers = BufferSet(random.Random(1), BufferConfig())
-    buffers.apply(StartSession(DEFAULT_BUFFER, "s0"), now=0.0)
+    buffers.apply(start_session(), now=0.0)
     assert [] == buffers.take_entries()
 
 
@@ -118,7 +116,7 @@ def test_reports_of_what_cannot_be_read_are_replayed_and_outlive_snapshots() -> 
 
     def report(times: int) -> None:
         lease = world.granted(4)
-        named = (fragments[1].payload.payload_id, "0" * 32)
+        named = (fragments[1].payload.payload_id, PayloadId("0" * 32))
         for _ in range(times):
             told = ReportUnreadable(DEFAULT_BUFFER, lease.lease_id, named, reports_max=3)
             world.buffers.apply(told, now=world.now)
@@ -202,7 +200,7 @@ def test_what_was_due_while_nobody_was_there_happens_at_the_first_timer() -> Non
     ],
     ids=repr,
 )
-def test_run_of_fragments_is_replayed_as_it_was_decided(limits: dict[str, int]) -> None:
+def test_run_of_fragments_is_replayed_as_it_was_decided(limits: dict[str, Any]) -> None:
     world = World(staleness_max=1, lease_s=5.0, **limits)
     for version in range(4):
         world.publish(version)
@@ -272,17 +270,17 @@ def test_replay_tells_payloads_whose_deletion_may_not_have_happened() -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        StartSession(BufferName("unknown"), "s1"),
+        start_session("s1", buffer=BufferName("unknown")),
         BufferCreated(DEFAULT_BUFFER, BufferConfig(), 1),
-        PublishModel(DEFAULT_BUFFER, "another", 1),
-        ReleaseLease(DEFAULT_BUFFER, "unknown", ReleaseMode.CONSUMED),
-        GrantMade(DEFAULT_BUFFER, "r", 1, 1, (7,), ("l",), (1.0,)),
-        GrantMade(DEFAULT_BUFFER, "r", 1, 1, (), ("l",), (1.0, 2.0)),
-        PublishModel(DEFAULT_BUFFER, "s0", 1, Payload("no id", 1)),
+        publish_model(1, session_id="another"),
+        ReleaseLease(DEFAULT_BUFFER, LeaseId("unknown"), ReleaseMode.CONSUMED),
+        grant_made((7,), ("l",), (1.0,)),
+        grant_made((), ("l",), (1.0, 2.0)),
+        publish_model(1, named_payload("no id")),
     ],
     ids=lambda entry: type(entry).__name__,
 )
-def test_entry_that_does_not_fit_is_refused(entry: object) -> None:
+def test_entry_that_does_not_fit_is_refused(entry: Entry) -> None:
     world = World()
     with pytest.raises(ReplayError, match=type(entry).__name__):
         world.buffers.replay([(world.now, entry)])
@@ -291,9 +289,7 @@ def test_entry_that_does_not_fit_is_refused(entry: object) -> None:
 def test_grant_without_a_session_does_not_fit() -> None:
     world = World(starts=False)
     with pytest.raises(ReplayError, match="chunk 0 was granted, and is not held"):
-        world.buffers.replay(
-            [(world.now, GrantMade(DEFAULT_BUFFER, "r", 1, 1, (0,), ("l",), (1.0,)))]
-        )
+        world.buffers.replay([(world.now, grant_made((0,), ("l",), (1.0,)))])
 
 
 def a_world_with_everything() -> World:
@@ -320,10 +316,13 @@ def test_snapshot_that_contradicts_itself_is_refused(without: dict[str, Any], pr
         BufferSet.restore([replace(taken, **without)], random.Random(0))
 
 
+NO_PAYLOAD: Any = 7
+
+
 def test_what_goes_wrong_in_a_replay_for_no_reason_of_the_entries_is_not_their_fault() -> None:
     world = World()
     with pytest.raises(AttributeError):
-        world.buffers.replay([(world.now, PublishModel(DEFAULT_BUFFER, "s0", 1, 7))])
+        world.buffers.replay([(world.now, publish_model(1, NO_PAYLOAD))])
 
 
 def test_snapshot_of_a_counter_that_is_new_begins_at_zero() -> None:

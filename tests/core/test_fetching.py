@@ -1,5 +1,7 @@
 """B8, B9 and B12: who is granted what, when, and what a repeated request gets."""
 
+from typing import Any
+
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER
@@ -151,7 +153,7 @@ def test_count_must_be_whole_chunks_for_each_rank() -> None:
         {"request_id": "a/b"},
     ],
 )
-def test_malformed_fetches_are_refused_and_leave_nothing(fields: dict[str, object]) -> None:
+def test_malformed_fetches_are_refused_and_leave_nothing(fields: dict[str, Any]) -> None:
     world = World()
     with pytest.raises(InvalidArgumentError):
         world.fetch(**fields)
@@ -293,7 +295,7 @@ def test_ranks_of_one_request_get_disjoint_shares_of_one_draw() -> None:
     world.fill(8)
     shares = {rank: world.granted(6, request_id="r", rank=rank, world_size=3) for rank in (1, 0, 2)}
     assert 3 == len({grant.lease_id for grant in shares.values()})
-    whole = world.buffers.prepared(DEFAULT_BUFFER, "r")
+    whole = world.prepared("r")
     assert whole == shares[0].fragments + shares[1].fragments + shares[2].fragments
     assert 6 == len({granted.chunk_id for granted in whole})
     assert 1 == world.count("grants")
@@ -346,10 +348,10 @@ def test_prepared_lists_the_whole_while_any_rank_holds_its_lease() -> None:
     first = world.granted(2, request_id="r", rank=0, world_size=2)
     second = world.granted(2, request_id="r", rank=1, world_size=2)
     world.release(first.lease_id)
-    assert first.fragments + second.fragments == world.buffers.prepared(DEFAULT_BUFFER, "r")
+    assert first.fragments + second.fragments == world.prepared("r")
     world.release(second.lease_id)
     with pytest.raises(RequestNotFoundError):
-        world.buffers.prepared(DEFAULT_BUFFER, "r")
+        world.prepared("r")
 
 
 def test_the_latest_request_is_the_last_granted_that_has_a_lease() -> None:
@@ -370,7 +372,7 @@ def test_prepared_fragments_are_those_of_a_named_request() -> None:
     world.fill(1)
     world.granted(request_id="r")
     with pytest.raises(InvalidArgumentError, match="request_id"):
-        world.buffers.prepared(DEFAULT_BUFFER, "")
+        world.prepared("")
 
 
 def test_prepared_of_a_request_that_waits_or_is_unknown_is_refused() -> None:
@@ -378,7 +380,7 @@ def test_prepared_of_a_request_that_waits_or_is_unknown_is_refused() -> None:
     world.fetch(request_id="r")
     for request_id in ("r", "unknown"):
         with pytest.raises(RequestNotFoundError):
-            world.buffers.prepared(DEFAULT_BUFFER, request_id)
+            world.prepared(request_id)
 
 
 def test_draws_follow_the_seed() -> None:

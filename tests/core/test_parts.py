@@ -32,8 +32,8 @@ ADMITTED, STALE = AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE
 
 class Item:
     def __init__(self, chunk_id: int, version: int) -> None:
-        self.chunk_id = chunk_id
-        self.version = version
+        self.chunk_id = ChunkId(chunk_id)
+        self.version = ModelVersion(version)
         self.sampler_position = 0
 
 

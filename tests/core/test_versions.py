@@ -14,9 +14,11 @@ from breadbox_server.core.events import (
     ModelChanged,
     PayloadsDisposable,
 )
-from breadbox_server.core.inputs import AdmissionOutcome, ModelState, PublishModel
+from breadbox_server.core.ids import ChunkId, ModelVersion
+from breadbox_server.core.inputs import AdmissionOutcome
 from breadbox_server.core.model import ENDED_SESSIONS_MAX
 from core.world import World
+from support.inputs import model_state, publish_model
 from support.metadata import make_fragment, make_payload
 
 
@@ -90,7 +92,7 @@ def test_first_weights_of_the_version_a_session_began_with_are_taken() -> None:
     weights = make_payload()
     assert world.publish(0, weights=weights).weights_taken
     changed = world.events(ModelChanged)
-    assert [ModelState("s0", 0, weights)] == [event.state for event in changed]
+    assert [model_state("s0", 0, weights)] == [event.state for event in changed]
 
 
 def test_latest_two_weights_are_kept() -> None:
@@ -132,7 +134,7 @@ def test_new_session_ends_the_old_one_with_everything_of_it() -> None:
     world.fill(1)
     world.append("w1", 0)
     world.buffers.take_events()
-    assert ModelState("s1", 7, None) == world.start("s1", 7)
+    assert model_state("s1", 7) == world.start("s1", 7)
     assert (0, 0, 0) == (
         world.seen().chunk_count,
         world.seen().open_fragment_count,
@@ -179,7 +181,7 @@ def test_without_a_session_nothing_is_taken_or_published() -> None:
     assert AdmissionOutcome.WRONG_SESSION is world.append()
     with pytest.raises(SessionNotCurrentError):
         world.publish(1)
-    assert ModelState("", None, None) == world.seen().model
+    assert model_state("", None) == world.seen().model
     assert "no session is current" == world.seen().waiting_reason
 
 
@@ -200,6 +202,11 @@ def test_publish_costs_what_it_evicts_not_what_is_held() -> None:
     table = world.buffers._buffers[DEFAULT_BUFFER]._state.holdings.table
     looked_at = []
     is_live = table._by_version._is_live
-    table._by_version._is_live = lambda entry: looked_at.append(entry) or is_live(entry)
-    world.buffers.apply(PublishModel(DEFAULT_BUFFER, "s0", 2), now=world.now)
+
+    def look(entry: tuple[ModelVersion, ChunkId]) -> bool:
+        looked_at.append(entry)
+        return is_live(entry)
+
+    table._by_version._is_live = look
+    world.buffers.apply(publish_model(2), now=world.now)
     assert len(looked_at) <= 2

@@ -7,26 +7,25 @@ from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import BufferDescription
 from breadbox_server.core.events import Event, FetchGranted
-from breadbox_server.core.ids import CallerId, LeaseId
+from breadbox_server.core.ids import CallerId, LeaseId, PayloadId, RequestId
 from breadbox_server.core.inputs import (
     AdmissionOutcome,
     AppendFragment,
     CancelFetch,
     DropPayloads,
-    EndSession,
     Fetch,
     Fragment,
+    GrantedFragment,
     ModelState,
     Payload,
     Published,
-    PublishModel,
     ReleaseLease,
     ReleaseMode,
     RenewLease,
-    StartSession,
     UndeliveredGrant,
     UpdateBuffer,
 )
+from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
 
 EventT = TypeVar("EventT", bound=Event)
@@ -45,15 +44,15 @@ class World:
             self.buffers.take_events()
 
     def start(self, session_id: str, version: int | None = None) -> ModelState:
-        return self.buffers.apply(StartSession(DEFAULT_BUFFER, session_id, version), now=self.now)
+        return self.buffers.apply(start_session(session_id, version), now=self.now)
 
     def end(self, session_id: str = "s0") -> None:
-        self.buffers.apply(EndSession(DEFAULT_BUFFER, session_id), now=self.now)
+        self.buffers.apply(end_session(session_id), now=self.now)
 
     def publish(
         self, version: int, *, session_id: str = "s0", weights: Payload | None = None
     ) -> Published:
-        publish = PublishModel(DEFAULT_BUFFER, session_id, version, weights)
+        publish = publish_model(version, weights, session_id=session_id)
         return self.buffers.apply(publish, now=self.now)
 
     def offer(self, fragment: Fragment) -> AdmissionOutcome:
@@ -80,7 +79,9 @@ class World:
         self._request_count += 1
         fetch = Fetch(
             buffer=DEFAULT_BUFFER,
-            request_id=f"request-{self._request_count}" if request_id is None else request_id,
+            request_id=RequestId(
+                f"request-{self._request_count}" if request_id is None else request_id
+            ),
             fragment_count=fragment_count,
             deadline_at=self.now + max_wait_s,
             rank=rank,
@@ -95,6 +96,9 @@ class World:
         self.fetch(fragment_count, **fields)
         [event] = self.events(FetchGranted)
         return event
+
+    def prepared(self, request_id: str) -> tuple[GrantedFragment, ...]:
+        return self.buffers.prepared(DEFAULT_BUFFER, RequestId(request_id))
 
     def cancel(self, caller_id: CallerId) -> None:
         self.buffers.apply(CancelFetch(DEFAULT_BUFFER, caller_id), now=self.now)
@@ -112,7 +116,9 @@ class World:
         self.buffers.apply(UndeliveredGrant(DEFAULT_BUFFER, lease_id), now=self.now)
 
     def drop(self, *payload_ids: str) -> int:
-        return self.buffers.apply(DropPayloads(DEFAULT_BUFFER, payload_ids), now=self.now)
+        return self.buffers.apply(
+            DropPayloads(DEFAULT_BUFFER, tuple(map(PayloadId, payload_ids))), now=self.now
+        )
 
     def update(self, **limits: Any) -> None:
         self.config = BufferConfig(**limits)

@@ -16,7 +16,7 @@ import pytest
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import ChunkId, LeaseId
+from breadbox_server.core.ids import ChunkId, LeaseId, RequestId
 from breadbox_server.core.inputs import (
     AppendFragment,
     Fetch,
@@ -111,7 +111,7 @@ def _fetch(buffers: BufferSet, fragment_count: int, *, request_id: str, now: flo
     buffers.take_events()
     fetch = Fetch(
         buffer=DEFAULT_BUFFER,
-        request_id=request_id,
+        request_id=RequestId(request_id),
         fragment_count=fragment_count,
         deadline_at=now,
     )

@@ -11,6 +11,7 @@ from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.appends import SLICE_FRAGMENTS, SLICE_S_ASSUMED, WAIT_S_MAX, AppendQueue
 from breadbox_server.core.config import BufferConfig, FullPolicy
+from breadbox_server.core.ids import BufferName, ModelVersion, PayloadId, SessionId, WorkerId
 from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment, Payload
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import AppendsFullError
@@ -282,7 +283,7 @@ def unowned_payloads(custodian: FakeCustodian) -> tuple[DeletionQueue, UnownedPa
 
 
 def payload(number: int) -> Payload:
-    return Payload(f"{number:032x}", 1)
+    return Payload(PayloadId(f"{number:032x}"), 1)
 
 
 def test_payloads_that_nobody_owns_are_bounded_and_the_oldest_goes_first(
@@ -291,14 +292,14 @@ def test_payloads_that_nobody_owns_are_bounded_and_the_oldest_goes_first(
     monkeypatch.setattr(UnownedPayloads, "LIMIT", 2)
     deletions, unowned = unowned_payloads(FakeCustodian())
     for number in (1, 2, 1, 3):
-        unowned.add(payload(number), "default", 0.0)
+        unowned.add(payload(number), BufferName("default"), 0.0)
     assert (2, [payload(2)]) == (len(unowned), list(deletions._payloads))
 
 
 def test_a_payload_that_is_refused_again_is_kept_for_as_long_again() -> None:
     deletions, unowned = unowned_payloads(FakeCustodian())
     for now, number in ((0.0, 1), (1.0, 2), (5.0, 1)):
-        unowned.add(payload(number), "default", now)
+        unowned.add(payload(number), BufferName("default"), now)
     unowned.delete_overdue(11.0)
     assert [payload(2)] == list(deletions._payloads)
     unowned.delete_overdue(15.0)
@@ -309,7 +310,7 @@ def test_a_payload_that_somebody_refers_to_by_then_is_not_deleted() -> None:
     """Claimed by two fragments, it was refused for the second and belongs to the first."""
     deletions, _ = unowned_payloads(FakeCustodian())
     unowned = UnownedPayloads(deletions, keep_s=10.0, is_referenced=lambda *_: True)
-    unowned.add(payload(1), "default", 0.0)
+    unowned.add(payload(1), BufferName("default"), 0.0)
     unowned.delete_overdue(10.0)
     assert (0, 0) == (len(unowned), len(deletions))
 
@@ -339,11 +340,11 @@ async def test_a_long_queue_of_refusals_lets_others_have_the_loop() -> None:
     slice_count = 20
     fragments = [
         Fragment(
-            worker_id="w",
+            worker_id=WorkerId("w"),
             fragment_index=index,
-            session_id="run",
-            model_version_min=0,
-            model_version_max=0,
+            session_id=SessionId("run"),
+            model_version_min=ModelVersion(0),
+            model_version_max=ModelVersion(0),
             payload=Payload("0" * 32, 1),
         )
         for index in range(slice_count * SLICE_FRAGMENTS)
@@ -351,7 +352,7 @@ async def test_a_long_queue_of_refusals_lets_others_have_the_loop() -> None:
     turns_of_others = 0
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(Refuser()))
-        appending = group.create_task(queue.append("default", fragments))
+        appending = group.create_task(queue.append(BufferName("default"), fragments))
         while not appending.done():
             turns_of_others += 1
             await asyncio.sleep(0)
@@ -388,9 +389,9 @@ def slice_of(worker_id):
         Fragment(
             worker_id=worker_id,
             fragment_index=index,
-            session_id="run",
-            model_version_min=0,
-            model_version_max=0,
+            session_id=SessionId("run"),
+            model_version_min=ModelVersion(0),
+            model_version_max=ModelVersion(0),
             payload=Payload("0" * 32, 1),
         )
         for index in range(SLICE_FRAGMENTS)
@@ -553,17 +554,19 @@ async def test_callers_that_went_away_leave_nothing_in_the_queue_while_the_store
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(Taker()))
-        first = group.create_task(queue.append("default", slice_of("first")))
+        first = group.create_task(queue.append(BufferName("default"), slice_of("first")))
         await eventually(lambda: queue.pending_count == SLICE_FRAGMENTS)
         for number in range(10):
-            gone = group.create_task(queue.append("default", slice_of(f"gone-{number}")))
+            gone = group.create_task(
+                queue.append(BufferName("default"), slice_of(f"gone-{number}"))
+            )
             await eventually(lambda: queue.pending_count == 2 * SLICE_FRAGMENTS)
             gone.cancel()
             await eventually(lambda: queue.pending_count == SLICE_FRAGMENTS)
         waiting = len(queue._jobs)
         custodian.may_confirm.set()
         results = await first
-        last = await queue.append("default", slice_of("last"))
+        last = await queue.append(BufferName("default"), slice_of("last"))
         running.cancel()
     assert 1 == waiting
     assert [SLICE_FRAGMENTS] * 2 == [len(results), len(last)]

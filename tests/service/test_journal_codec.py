@@ -24,6 +24,17 @@ from breadbox_server.core.config import (
     SampleToInsertRatioConfig,
     SchemaPolicy,
 )
+from breadbox_server.core.ids import (
+    BufferName,
+    ChunkId,
+    FragmentIndex,
+    LeaseId,
+    ModelVersion,
+    PayloadId,
+    RequestId,
+    SessionId,
+    WorkerId,
+)
 from breadbox_server.core.inputs import (
     AdmissionOutcome,
     DeleteBuffer,
@@ -78,10 +89,10 @@ from support.journals import SqliteJournal
 PAYLOAD = Payload("0" * 32, 100, 64)
 FRAGMENT = Fragment(
     worker_id="wörker",
-    fragment_index=7,
-    session_id="run",
-    model_version_min=1,
-    model_version_max=2,
+    fragment_index=FragmentIndex(7),
+    session_id=SessionId("run"),
+    model_version_min=ModelVersion(1),
+    model_version_max=ModelVersion(2),
     payload=PAYLOAD,
     step_count=5,
     discontinuity=True,
@@ -94,28 +105,39 @@ LIMITS = BufferConfig(
 )
 SCHEMA = (SchemaArray("obs", "<f4", (84, 84)), SchemaArray("r", "<f4", ()))
 ENTRIES = [
-    core_entries.BufferCreated("b", LIMITS, 2**63 - 1),
-    core_entries.FragmentTaken("b", FRAGMENT, AdmissionOutcome.ADMITTED),
-    core_entries.FragmentTaken("b", FRAGMENT, AdmissionOutcome.STALE),
-    core_entries.GrantMade("b", "r", 4, 2, (3, 1), ("l0", "l1"), (60.0, 0.1)),
-    StartSession("b", "run", None),
-    StartSession("b", "run", 3),
-    EndSession("b", "run"),
-    PublishModel("b", "run", 4, PAYLOAD),
-    PublishModel("b", "run", 5),
-    RenewLease("b", "l0", None),
-    RenewLease("b", "l0", 1 / 3),
-    ReleaseLease("b", "l0", ReleaseMode.RETURNED),
-    ReleaseLease("b", "l0", ReleaseMode.CONSUMED),
-    UndeliveredGrant("b", "l0"),
-    DropPayloads("b", ("0" * 32, "1" * 32)),
-    ReportUnreadable("b", "l0", ("0" * 32,), 3),
-    UpdateBuffer("b", BufferConfig()),
-    DeleteBuffer("b"),
-    TellSchema(
-        "b", "run", 2**63, (SchemaArray("obs", "<f4", (84, 84)), SchemaArray("r", "<f4", ()))
+    core_entries.BufferCreated(BufferName("b"), LIMITS, 2**63 - 1),
+    core_entries.FragmentTaken(BufferName("b"), FRAGMENT, AdmissionOutcome.ADMITTED),
+    core_entries.FragmentTaken(BufferName("b"), FRAGMENT, AdmissionOutcome.STALE),
+    core_entries.GrantMade(
+        BufferName("b"),
+        RequestId("r"),
+        4,
+        2,
+        (ChunkId(3), ChunkId(1)),
+        (LeaseId("l0"), LeaseId("l1")),
+        (60.0, 0.1),
     ),
-    TellSchema("b", "run", 7, ()),
+    StartSession(BufferName("b"), SessionId("run"), None),
+    StartSession(BufferName("b"), SessionId("run"), ModelVersion(3)),
+    EndSession(BufferName("b"), SessionId("run")),
+    PublishModel(BufferName("b"), SessionId("run"), ModelVersion(4), PAYLOAD),
+    PublishModel(BufferName("b"), SessionId("run"), ModelVersion(5)),
+    RenewLease(BufferName("b"), LeaseId("l0"), None),
+    RenewLease(BufferName("b"), LeaseId("l0"), 1 / 3),
+    ReleaseLease(BufferName("b"), LeaseId("l0"), ReleaseMode.RETURNED),
+    ReleaseLease(BufferName("b"), LeaseId("l0"), ReleaseMode.CONSUMED),
+    UndeliveredGrant(BufferName("b"), LeaseId("l0")),
+    DropPayloads(BufferName("b"), (PayloadId("0" * 32), PayloadId("1" * 32))),
+    ReportUnreadable(BufferName("b"), LeaseId("l0"), (PayloadId("0" * 32),), 3),
+    UpdateBuffer(BufferName("b"), BufferConfig()),
+    DeleteBuffer(BufferName("b")),
+    TellSchema(
+        BufferName("b"),
+        SessionId("run"),
+        2**63,
+        (SchemaArray("obs", "<f4", (84, 84)), SchemaArray("r", "<f4", ())),
+    ),
+    TellSchema(BufferName("b"), SessionId("run"), 7, ()),
 ]
 
 
@@ -123,12 +145,12 @@ def fragments(count: int) -> list[Fragment]:
     """Fragments of three workers, that differ in everything."""
     return [
         Fragment(
-            worker_id=f"w{index % 3}",
+            worker_id=WorkerId(f"w{index % 3}"),
             fragment_index=index,
-            session_id=f"run{index % 2}",
+            session_id=SessionId(f"run{index % 2}"),
             model_version_min=index,
             model_version_max=index + index % 2,
-            payload=Payload(f"{index:032x}", 100 + index, 4096 * (index % 2)),
+            payload=Payload(PayloadId(f"{index:032x}"), 100 + index, 4096 * (index % 2)),
             step_count=1 + index % 5,
             discontinuity=index % 4 == 0,
             schema_hash=2**64 - 1 - index % 3,
@@ -170,7 +192,8 @@ def test_equal_ids_and_versions_of_fragments_are_one_object_so_that_the_core_kee
     count: int,
 ) -> None:
     turn = timed(
-        taken([FRAGMENT] * count) + taken([replace(FRAGMENT, model_version_max=1)] * count)
+        taken([FRAGMENT] * count)
+        + taken([replace(FRAGMENT, model_version_max=ModelVersion(1))] * count)
     )
     read = [entry.fragment for _, entry in decode_turn(encode_turn(turn)).entries]
     first, last = read[0], decode_turn(encode_turn(turn)).entries[-1][1].fragment
@@ -450,7 +473,7 @@ def _recover(archive: JournalArchive) -> BufferSet:
 def test_an_entry_that_does_not_fit_is_a_damaged_journal(
     broken: Callable[[bytes], JournalArchive],
 ) -> None:
-    entries = [(1.0, ReleaseLease("nowhere", "l", ReleaseMode.CONSUMED))]
+    entries = [(1.0, ReleaseLease(BufferName("nowhere"), LeaseId("l"), ReleaseMode.CONSUMED))]
     with pytest.raises(JournalDamagedError, match=r"turn 2.*start empty"):
         _recover(broken(encode_turn(entries)))
 
@@ -469,7 +492,7 @@ def test_a_turn_of_a_newer_server_is_no_damage_and_names_the_remedy(
 def test_a_bug_of_the_core_is_no_damage_of_the_journal(
     broken: Callable[[bytes], JournalArchive], monkeypatch: pytest.MonkeyPatch, kind
 ) -> None:
-    archive = broken(encode_turn([(1.0, StartSession("default", "run"))]))
+    archive = broken(encode_turn([(1.0, StartSession(BufferName("default"), SessionId("run")))]))
 
     def start_session(*arguments, **keywords) -> None:
         raise kind("of ours")
@@ -499,7 +522,7 @@ serve()
 def test_a_server_that_finds_a_bug_at_its_start_says_so_and_keeps_the_journal(
     broken: Callable[[bytes], JournalArchive], tmp_path: Path
 ) -> None:
-    broken(encode_turn([(1.0, StartSession("default", "run"))])).close()
+    broken(encode_turn([(1.0, StartSession(BufferName("default"), SessionId("run")))])).close()
     done = subprocess.run(
         [
             *(sys.executable, "-c", _SERVER_WITH_A_BUG, "--listen", "127.0.0.1:0"),
@@ -526,9 +549,12 @@ def _write_history(place: SqliteJournal, live: BufferSet) -> None:
     for step in range(30):
         now = float(step)
         if step % 10 == 0:
-            live.apply(StartSession("default", f"run{step}"), now=now)
+            live.apply(StartSession(BufferName("default"), SessionId(f"run{step}")), now=now)
         else:
-            live.apply(PublishModel("default", f"run{step // 10 * 10}", step), now=now)
+            live.apply(
+                PublishModel(BufferName("default"), SessionId(f"run{step // 10 * 10}"), step),
+                now=now,
+            )
         live.take_events()
         _run_at_once(journal.append(live.take_entries()))
     _run_at_once(writer.close())

@@ -10,6 +10,7 @@ import pytest
 
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.ids import BufferName, ModelVersion, PayloadId, SessionId, WorkerId
 from breadbox_server.core.inputs import AppendFragment, Fragment, Payload, StartSession
 from breadbox_server.journal.compactor import compact
 from breadbox_server.journal.frames import frame_snapshot, frame_turn, open_snapshot, open_turn
@@ -37,17 +38,17 @@ async def left(tmp_path: Path) -> tuple[Path, object]:
     begun = begin(journal.archive, live, 0.0)
     writer = journal.open_writer()
     turns = TurnJournal(writer, begun.sequence, begun.chain)
-    live.apply(StartSession("default", "run"), now=0.0)
+    live.apply(StartSession(BufferName("default"), SessionId("run")), now=0.0)
     for index in range(TURNS):
         fragment = Fragment(
-            worker_id="w",
+            worker_id=WorkerId("w"),
             fragment_index=index,
-            session_id="run",
-            model_version_min=0,
-            model_version_max=0,
-            payload=Payload(f"{index:032x}", 100),
+            session_id=SessionId("run"),
+            model_version_min=ModelVersion(0),
+            model_version_max=ModelVersion(0),
+            payload=Payload(PayloadId(f"{index:032x}"), 100),
         )
-        live.apply(AppendFragment("default", fragment), now=float(index))
+        live.apply(AppendFragment(BufferName("default"), fragment), now=float(index))
         live.take_events()
         await turns.append(live.take_entries())
         if index == TURNS // 2:

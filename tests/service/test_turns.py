@@ -158,7 +158,9 @@ async def test_a_model_is_told_only_when_it_is_durable() -> None:
     async with journalled() as it:
         await it.driver.append(BUFFER, [fragment(it, 0)])
         hold(it)
-        publishing = it.group.create_task(it.driver.publish(PublishModel(BUFFER, RUN, 7)))
+        publishing = it.group.create_task(
+            it.driver.publish(PublishModel(BUFFER, RUN, ModelVersion(7)))
+        )
         await it.journal.writing.wait()
         asking = it.group.create_task(it.driver.durable_model(BUFFER))
         await turn_the_loop()
@@ -170,7 +172,7 @@ async def test_a_model_is_told_only_when_it_is_durable() -> None:
 
 async def test_a_model_that_is_durable_is_told_at_once_whatever_else_is_written() -> None:
     async with journalled() as it:
-        await it.driver.publish(PublishModel(BUFFER, RUN, 7))
+        await it.driver.publish(PublishModel(BUFFER, RUN, ModelVersion(7)))
         hold(it)
         appending = it.group.create_task(it.driver.append(BUFFER, [fragment(it, 0)]))
         await it.journal.writing.wait()
@@ -293,7 +295,7 @@ async def test_what_came_due_unseen_is_no_orphan() -> None:
 async def test_an_unowned_payload_whose_end_is_not_durable_is_deleted_only_with_it() -> None:
     async with journalled() as it:
         weights = fragment(it, 0).payload
-        publish = PublishModel(BUFFER, RUN, 1, weights)
+        publish = PublishModel(BUFFER, RUN, ModelVersion(1), weights)
         await it.driver.publish(publish)
         it.driver._unowned.add(weights, BUFFER, it.clock.now())
         hold(it)
@@ -313,7 +315,7 @@ async def test_a_payload_whose_end_is_not_durable_is_confirmed_for_nobody() -> N
     """It would be deleted under whoever got it."""
     async with journalled() as it:
         payload_id, ending = await held_end(it)
-        publish = PublishModel(BUFFER, SessionId("next"), 1, Payload(payload_id, 100))
+        publish = PublishModel(BUFFER, SessionId("next"), ModelVersion(1), Payload(payload_id, 100))
         starting = it.group.create_task(it.driver.apply(StartSession(BUFFER, SessionId("next"))))
         asyncio.get_running_loop().call_later(0.05, it.journal.may_write.set)
         with pytest.raises(PayloadMissingError):
@@ -331,7 +333,7 @@ async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable()
         )
         await turn_the_loop()
         hold(it)
-        it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
+        it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1))))
         await it.journal.writing.wait()
         reading = it.group.create_task(
             it.driver.watch(BUFFER, session_id=RUN, model_version=0, lacks_weights=False, wait_s=0)
@@ -345,7 +347,7 @@ async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable()
 async def test_calls_of_one_moment_share_one_write() -> None:
     async with journalled() as it:
         hold(it)
-        first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
+        first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1))))
         await it.journal.writing.wait()
         later = [
             it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, version)))
@@ -361,9 +363,9 @@ async def test_calls_of_one_moment_share_one_write() -> None:
 async def test_what_is_decided_while_a_turn_is_written_waits_for_its_own_turn() -> None:
     async with journalled() as it:
         hold(it)
-        first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
+        first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1))))
         await it.journal.writing.wait()
-        second = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 2)))
+        second = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(2))))
         await turn_the_loop()
         it.journal.may_write.set()  # Lets through whoever waits, and nobody after.
         it.journal.may_write.clear()
@@ -380,7 +382,9 @@ async def test_answers_wait_for_a_journal_that_is_away_and_come_when_it_is_back(
     monkeypatch.setattr(turns, "RETRY_DELAY_S", 0.0)
     async with journalled() as it:
         it.journal.is_down = True
-        publishing = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
+        publishing = it.group.create_task(
+            it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1)))
+        )
         await turn_the_loop()
         assert not publishing.done()
         it.journal.is_down = False
@@ -398,12 +402,16 @@ async def test_new_work_is_refused_while_the_journal_has_been_away_for_long(
     monkeypatch.setattr(turns, "ENTRIES_MAX", 1)
     async with journalled() as it:
         hold(it)
-        waiting = [it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))]
+        waiting = [
+            it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1))))
+        ]
         await it.journal.writing.wait()
-        waiting.append(it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 2))))
+        waiting.append(
+            it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(2))))
+        )
         await turn_the_loop()
         with pytest.raises(StoreUnavailableError):
-            await it.driver.apply(PublishModel(BUFFER, RUN, 3))
+            await it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(3)))
         with pytest.raises(StoreUnavailableError):
             await it.driver.append(BUFFER, [fragment(it, 0)])
         it.journal.may_write.set()
@@ -416,15 +424,15 @@ async def test_a_lost_journal_is_begun_again_with_everything_decided_so_far() ->
         await it.driver.append(BUFFER, [fragment(it, 0)])
         hold(it)
         it.journal.is_lost = True
-        first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
+        first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1))))
         await it.journal.writing.wait()
-        second = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 2)))
+        second = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(2))))
         await turn_the_loop()
         it.journal.may_write.set()
         await first
         await second
         (state,) = it.journal.snapshots
-        await it.driver.apply(PublishModel(BUFFER, RUN, 3))
+        await it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(3)))
         rebuilt = BufferSet.restore(state, random.Random(1))
         for turn in it.journal.turns:
             rebuilt.replay(turn)
@@ -462,7 +470,7 @@ async def test_what_came_due_unseen_is_in_a_journal_that_is_begun_again_only_onc
         await turn_the_loop()
         hold(it)
         it.journal.is_lost = True
-        it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, 1)))
+        it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1))))
         await it.journal.writing.wait()
         it.clock.advance_late(60.0)
         it.custodian.may_confirm.clear()

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from breadbox.errors import PayloadMissingError, StoreUnavailableError
@@ -18,21 +19,21 @@ from breadbox_server.core.errors import (
     WaitersFullError,
 )
 from breadbox_server.core.events import FetchGranted
+from breadbox_server.core.ids import ModelVersion, RequestId, SessionId
 from breadbox_server.core.inputs import (
     AdmissionOutcome,
     Appended,
-    Fragment,
     Payload,
-    PublishModel,
     ReleaseLease,
     ReleaseMode,
     RenewLease,
-    StartSession,
 )
 from breadbox_server.driver import Driver
 from simulation.faults import Fates
 from simulation.server import Deployment, ServerDownError, SimulatedServer, live_leases
 from simulation.storage import SimulatedStore
+from support.inputs import named_payload, publish_model, start_session
+from support.metadata import make_fragment
 
 CALL_S = 3.0
 """Deadline of a call, beyond what it may wait on purpose."""
@@ -170,14 +171,7 @@ class Ledger:
             assert model.session_id not in self.ended_sessions, "an acknowledged session is gone"
         for admitted_session, worker_id, index in self.admitted:
             if admitted_session == model.session_id:
-                fragment = Fragment(
-                    worker_id=worker_id,
-                    fragment_index=index,
-                    session_id=admitted_session,
-                    model_version_min=0,
-                    model_version_max=0,
-                    payload=Payload("f" * 32, 1),
-                )
+                fragment = make_fragment(worker_id, index, session_id=admitted_session)
                 answer = buffers.judge(DEFAULT_BUFFER, fragment, now=now)
                 expected = Appended(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
                 assert answer == expected, f"{worker_id}/{index} was acknowledged and is gone"
@@ -206,6 +200,10 @@ class Client:
     @property
     def now(self) -> float:
         return asyncio.get_running_loop().time()
+
+    async def run(self) -> None:
+        """What it does until it is told to stop, or has done it all."""
+        raise NotImplementedError
 
     async def pause(self, mean_s: float) -> None:
         await asyncio.sleep(self.rng.expovariate(1 / mean_s))
@@ -331,7 +329,7 @@ class Client:
                 continue
             payload_id = f"{self.rng.getrandbits(128):032x}"
             self.deployment.store.put(payload_id)
-            return Payload(payload_id, self.rng.randrange(1, 20))
+            return named_payload(payload_id, self.rng.randrange(1, 20))
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -361,9 +359,7 @@ class Trainer(Client):
     async def run(self) -> None:
         for number in range(self._session_count):
             session = f"session-{number}"
-            await self.insist(
-                lambda driver, s=session: driver.apply(StartSession(DEFAULT_BUFFER, s))
-            )
+            await self._start(session)
             if number:
                 self.ledger.ended_sessions.add(f"session-{number - 1}")
             self.ledger.version = (session, 0)
@@ -372,23 +368,25 @@ class Trainer(Client):
                 await self._publish(session, version)
                 self.ledger.version = (session, version)
 
+    async def _start(self, session: str) -> None:
+        await self.insist(lambda driver: driver.apply(start_session(session)))
+
     async def _publish(self, session: str, version: int) -> None:
         """Publish a version, with weights or without; write them again if they are gone."""
         has_weights = self.rng.random() < 0.5
         lineage = self._lineage
         while True:
             weights = await self.write() if has_weights else None
-            publish = PublishModel(DEFAULT_BUFFER, session, version, weights)
+            publish = publish_model(version, weights, session_id=session)
             try:
-                await self.insist(lambda driver, p=publish: driver.publish(p))
+                await self.insist(partial(Driver.publish, command=publish))
             except PayloadMissingError:
                 continue
             except SessionNotCurrentError:
                 if lineage == self.ledger.lineage:
                     raise
                 self._lineage = lineage = self.ledger.lineage
-                start = StartSession(DEFAULT_BUFFER, session)
-                await self.insist(lambda driver, s=start: driver.apply(s))
+                await self._start(session)
                 continue
             return
 
@@ -409,11 +407,11 @@ class Worker(Client):
                 await self.pause(0.1)
             await self.pause(0.2)
 
-    async def _watch(self, session: str, version: int | None) -> Any:
+    async def _watch(self, session: str, version: ModelVersion | None) -> Any:
         async def watch(driver: Driver) -> Any:
             return await driver.watch(
                 DEFAULT_BUFFER,
-                session_id=session,
+                session_id=SessionId(session),
                 model_version=version,
                 lacks_weights=False,
                 wait_s=0.3,
@@ -425,17 +423,12 @@ class Worker(Client):
     async def _append(self, session: str, version: int, index: int) -> None:
         payload = await self.write()
         while True:
-            fragment = Fragment(
-                worker_id=self.name,
-                fragment_index=index,
-                session_id=session,
-                model_version_min=version,
-                model_version_max=version,
-                payload=payload,
+            fragment = make_fragment(
+                self.name, index, session_id=session, version=version, payload=payload
             )
             try:
                 [answer] = await self.insist(
-                    lambda driver, f=fragment: driver.append(DEFAULT_BUFFER, [f])
+                    partial(Driver.append, buffer=DEFAULT_BUFFER, fragments=[fragment])
                 )
             except InvalidArgumentError:
                 # Of a version that a journal which came back does not know.
@@ -507,7 +500,7 @@ class Learner(Client):
         async def fetch(driver: Driver) -> Any:
             return await driver.fetch(
                 buffer=DEFAULT_BUFFER,
-                request_id=request_id,
+                request_id=RequestId(request_id),
                 fragment_count=count,
                 wait_s=wait_s,
                 rank=rank,
