@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from breadbox.local import ServerOptions as ServerOptions
     from breadbox.local import local_server as local_server
     from breadbox.options import Tls as Tls
+    from breadbox.step_writer import Autoreset as Autoreset
+    from breadbox.step_writer import StepClient as StepClient
+    from breadbox.step_writer import StepCounts as StepCounts
+    from breadbox.step_writer import StepWriter as StepWriter
+    from breadbox.step_writer import true_next_obs as true_next_obs
     from breadbox.stores import PayloadStore as PayloadStore
     from breadbox.types import AdmissionOutcome as AdmissionOutcome
     from breadbox.types import AppendReply as AppendReply
@@ -76,6 +81,7 @@ _HOMES = {
     "loading": ("LoaderKeywords", "LoaderOptions"),
     "local": ("ServerOptions", "local_server"),
     "options": ("Tls",),
+    "step_writer": ("Autoreset", "StepClient", "StepCounts", "StepWriter", "true_next_obs"),
     "stores": ("PayloadStore",),
     "types": (
         "AdmissionOutcome",

@@ -97,10 +97,10 @@ class RequestMismatchError(ReplayBufferError):
 
 
 class WaitElapsedError(ReplayBufferError, TimeoutError):
-    """A fetch waited as long as it was allowed to. Nothing was taken."""
+    """A fetch waited as long as it might, or a writer for a session. Nothing was taken."""
 
-    def __init__(self, waited_s: float, reason: str) -> None:
-        super().__init__(f"waited {waited_s:.1f} s for a batch: {reason} (see `breadbox explain`)")
+    def __init__(self, waited_s: float, reason: str, what: str = "a batch") -> None:
+        super().__init__(f"waited {waited_s:.1f} s for {what}: {reason} (see `breadbox explain`)")
         self.waited_s = waited_s
         self.reason = reason
 

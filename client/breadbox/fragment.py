@@ -47,8 +47,8 @@ class Fragment:
             environment).
         first: bool[T]; this step starts an episode; first[t] == ended[t-1] within a fragment.
         episode_id: int64[T]; the same number for all steps of an episode.
-        next_obs: What follows the last step, leaves [...]; of the next episode if that step ended
-            one.
+        next_obs: What follows the last step, leaves [...]. If that step ended an episode, of the
+            next one, or, from a `StepWriter`, the final observation.
         in_state: Recurrent state before step 0, leaves [...] without a batch axis; None: there is
             none. Where step 0 starts an episode, rollout workers put in the policy's initial state.
         final_obs_step: int32[K]; ascending steps at which an episode ended whose true final
@@ -57,7 +57,7 @@ class Fragment:
         log_prob: float32[T]; log-probability of `action` under the policy that acted.
         value: float32[T]; value estimate of the policy that acted, in reward units.
         model_version: int64[T]; version that produced each step; None when min equals max.
-        extras: Anything else, leaves [T, ...]. Rollout workers put in `episode_return`, float32[T],
+        extras: Anything else, leaves [T, ...]. Rollout workers and `StepWriter` put in `episode_return`, float32[T],
             and `episode_length`, int64[T]: return and steps of the episode that ended with this
             step, counted from its start even where earlier fragments were dropped; NaN and 0 where
             no episode ended, or one was aborted.

@@ -7,21 +7,27 @@ environment answers (answer). With T steps a fragment:
     answer    0   1   2  ...  T-1                element 0 of the next one
             |<---- fragment ---->|
 
+Who knows what follows a step as soon as it is answered, and will not wait for the next push, calls
+`cut`: after T steps, or earlier.
+
 What it keeps:
 
-F1  A fragment has exactly T answered steps; `next_obs` is the observation of step T.
+F1  A fragment has exactly T answered steps, or fewer where it was cut; `next_obs` is the
+    observation of the step after them.
 F2  `first[t]` is `ended[t-1]` within a fragment, and across fragments without a discontinuity.
 F3  Only the environment makes a step `terminated`. An environment that failed leaves `truncated`.
 F4  An unanswered action is never part of a fragment.
 F5  A fragment is marked `discontinuity` if and only if its first step does not follow the last
-    one of the previous fragment of the same session: steps were dropped between the two. Where an
-    environment fails inside a fragment, its steps before the failure are kept and end truncated,
-    so that fragment follows the one before it, and the next one follows it.
+    one of the previous fragment of the same session: steps were dropped between the two, or the
+    episode was given up right after a cut. Where an environment fails inside a fragment, its steps
+    before the failure are kept and end truncated, so that fragment follows the one before it, and
+    the next one follows it.
 F6  Indices of a session are contiguous from 0.
 F7  Where the environment ended an episode, `extras` tell its return and length, of all its steps,
     even those that never reached a fragment. An aborted episode has neither.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +55,8 @@ class Step:
     """Recurrent state before this step, leaves [...]; read only where `wants_state` says so."""
     log_prob: float | None = None
     value: float | None = None
+    extras: Mapping[str, Tree] | None = None
+    """Leaves [...], under other names than the two of F7."""
 
 
 class _OpenFragment:
@@ -58,6 +66,7 @@ class _OpenFragment:
         row_count = step_count + 1
         self.obs = Columns(row_count, where)
         self.action = Columns(row_count, where)
+        self.extras = Columns(row_count, where)
         self.in_state: Tree = None
         self.reward = np.zeros(row_count, np.float32)
         self.terminated = np.zeros(row_count, np.bool_)
@@ -79,6 +88,7 @@ class _OpenFragment:
         row = self.count
         self.obs.write(row, step.obs)
         self.action.write(row, step.action)
+        self.extras.write(row, step.extras and dict(step.extras))
         if row == 0:
             self.in_state = map_tree(np.array, step.state)
             self.log_prob = _column_for(step.log_prob, len(self.reward))
@@ -132,6 +142,8 @@ class Fragmenter:
         self._session_id = ""
         self._fragment_index = 0
         self._broken = False
+        self._is_mid_episode = False
+        """Whether the last fragment was cut within an episode, of which no step came since."""
         self._episode_return = 0.0
         self._episode_length = 0
         self._open = self._new_open()
@@ -166,9 +178,35 @@ class Fragmenter:
         if step.first:
             self._episode_return, self._episode_length = 0.0, 0
         self._open.write(step)
+        self._is_mid_episode = False
         if self._open.count <= self._step_count:
             return None
-        return self._emit(step)
+        fragment = self._emit(self._step_count, self._open.obs.row(self._step_count))
+        self._open.write(step)
+        return fragment
+
+    @property
+    def answered_count(self) -> int:
+        """Steps of the fragment being filled that were answered."""
+        return self._open.answered_count
+
+    def cut(self, next_obs: Tree) -> Fragment | None:
+        """Hand out the steps answered so far; the next one begins a fragment.
+
+        Args:
+            next_obs: The observation after them, leaves [...]; copied. Where the last one ended an
+                episode, its final observation will do.
+
+        Returns:
+            A fragment of at most T steps, or None where there are none. Its arrays are the
+            caller's.
+        """
+        open_ = self._open
+        assert open_.count == open_.answered_count, "the last step has no answer yet"
+        if open_.count == 0:
+            return None
+        self._is_mid_episode = not open_.ended(open_.count - 1)
+        return self._emit(open_.count, map_tree(np.array, next_obs))
 
     def answer(
         self, reward: float, *, terminated: bool, truncated: bool, final_obs: Tree = None
@@ -214,6 +252,8 @@ class Fragmenter:
             open_.count = open_.answered_count
             # The fragment before this one ends with what the step that goes saw.
             self._broken = self._broken or open_.count == 0
+        self._broken = self._broken or self._is_mid_episode
+        self._is_mid_episode = False
         if open_.count == 0 or open_.ended(open_.count - 1):
             return
         open_.truncated[open_.count - 1] = True
@@ -236,7 +276,7 @@ class Fragmenter:
         self.drop_open()
         self._session_id = session_id
         self._fragment_index = 0
-        self._broken = False
+        self._broken = self._is_mid_episode = False
         self._open = self._new_open()
 
     def _is_stale(self, model_version: int) -> bool:
@@ -245,9 +285,9 @@ class Fragmenter:
             return False
         return model_version - int(self._open.model_version[0]) > self.staleness_max
 
-    def _emit(self, next_step: Step) -> Fragment:
-        """Hand out the first T rows; row T begins the next fragment."""
-        done, end = self._open, self._step_count
+    def _emit(self, end: int, next_obs: Tree) -> Fragment:
+        """Hand out the first rows."""
+        done = self._open
         versions = done.model_version[:end]
         final_count = len(done.final_steps)
         fragment = Fragment(
@@ -263,7 +303,7 @@ class Fragmenter:
             truncated=done.truncated[:end],
             first=done.first[:end],
             episode_id=done.episode_id[:end],
-            next_obs=done.obs.row(end),
+            next_obs=next_obs,
             in_state=done.in_state,
             final_obs_step=np.array(done.final_steps, np.int32) if final_count else None,
             final_obs=done.final_obs.rows(final_count) if final_count else None,
@@ -271,6 +311,7 @@ class Fragmenter:
             value=None if done.value is None else done.value[:end],
             model_version=versions if versions.min() != versions.max() else None,
             extras={
+                **(done.extras.rows(end) or {}),
                 "episode_return": done.episode_return[:end],
                 "episode_length": done.episode_length[:end],
             },
@@ -279,7 +320,6 @@ class Fragmenter:
         self._fragment_index += 1
         self._broken = False
         self._open = self._new_open()
-        self._open.write(next_step)
         return fragment
 
     def _new_open(self) -> _OpenFragment:

@@ -437,3 +437,75 @@ def test_an_aborted_episode_has_no_return() -> None:
     (fragment,) = trace.fragments
     assert [False, True, False] == fragment.truncated.tolist()
     assert np.isnan(fragment.extras["episode_return"]).all()
+
+
+# Cutting ----------------------------------------------------------------------------------------
+
+
+def cut(trace: Trace) -> Fragment:
+    fragment = trace.fragmenter.cut(np.array([trace.time], np.int32))
+    assert fragment is not None
+    return fragment
+
+
+def test_a_cut_hands_out_what_was_answered_and_the_next_step_follows() -> None:
+    trace = Trace()
+    trace.run(["", ""])
+    assert 2 == trace.fragmenter.answered_count
+    one = cut(trace)
+    trace.run(["", "t"])
+    two = cut(trace)
+    assert ([0, 1], [2]) == (one.obs[:, 0].tolist(), one.next_obs.tolist())
+    assert ([2, 3], [4]) == (two.obs[:, 0].tolist(), two.next_obs.tolist())
+    assert [0, 0] == two.first.astype(int).tolist()
+    assert (False, False) == (one.discontinuity, two.discontinuity)
+    assert (0, 1) == (one.fragment_index, two.fragment_index)
+    assert two.final_obs_step is not None
+    assert [1] == two.final_obs_step.tolist()
+
+
+def test_a_cut_of_all_steps_leaves_none_for_the_next_push_to_hand_out() -> None:
+    trace = Trace()
+    trace.run(["", "", ""])
+    assert 3 == cut(trace).step_count
+    assert trace.fragmenter.cut(np.array([3], np.int32)) is None
+    trace.run(["", "", ""])
+    assert [] == trace.fragments
+
+
+def test_an_episode_given_up_right_after_a_cut_leaves_a_discontinuity() -> None:
+    """Nothing says in the earlier fragment that its last step has no successor."""
+    trace = Trace()
+    trace.run([""])
+    cut(trace)
+    trace.fragmenter.abort()
+    trace.first, trace.episode_id = True, 1
+    trace.run([""])
+    one = cut(trace)
+    trace.run(["t"])
+    two = cut(trace)
+    trace.fragmenter.abort()  # There is no episode to be given up.
+    trace.run([""])
+    assert (True, [1]) == (one.discontinuity, one.first.astype(int).tolist())
+    assert (False, False) == (two.discontinuity, cut(trace).discontinuity)
+
+
+def test_extras_stand_at_their_steps_beside_those_of_episodes() -> None:
+    fragmenter = Fragmenter(worker_id="w", step_count=3)
+    for time in range(2):
+        fragmenter.push(
+            Step(
+                session_id="s",
+                model_version=0,
+                obs=np.float32(0),
+                action=np.int64(0),
+                first=time == 0,
+                episode_id=0,
+                extras={"q": np.float32(time)},
+            )
+        )
+        fragmenter.answer(1.0, terminated=time == 1, truncated=False)
+    fragment = fragmenter.cut(np.float32(0))
+    assert fragment is not None
+    assert [0.0, 1.0] == fragment.extras["q"].tolist()
+    assert [0, 2] == fragment.extras["episode_length"].tolist()

@@ -22,6 +22,7 @@ PUBLIC = [
     "AppenderCounts",
     "AppenderOptions",
     "ArrayType",
+    "Autoreset",
     "Batch",
     "BufferConfig",
     "BufferDescription",
@@ -51,6 +52,9 @@ PUBLIC = [
     "SchemaPolicy",
     "ServerOptions",
     "Stack",
+    "StepClient",
+    "StepCounts",
+    "StepWriter",
     "StoreConfig",
     "Tls",
     "TorchDevice",
@@ -61,6 +65,7 @@ PUBLIC = [
     "connect",
     "errors",
     "local_server",
+    "true_next_obs",
 ]
 
 OPAQUE = [breadbox.Stack]

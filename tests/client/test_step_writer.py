@@ -1,0 +1,450 @@
+"""Steps in, fragments out: episodes, time, sessions, and nothing dropped unseen."""
+
+import logging
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from breadbox import errors
+from breadbox.appender import AppenderOptions
+from breadbox.fragment import Fragment
+from breadbox.step_writer import StepWriter, true_next_obs
+from breadbox.types import (
+    AdmissionOutcome,
+    AppendResult,
+    BufferConfig,
+    BufferDescription,
+    BufferState,
+    ModelState,
+    SchemaPolicy,
+)
+from support.eventually import eventually_sync
+
+ADMITTED = AppendResult(AdmissionOutcome.ADMITTED)
+WRONG_SESSION = AppendResult(AdmissionOutcome.WRONG_SESSION)
+
+
+class FakeClient:
+    """One buffer: what it admitted, and a session that can be changed."""
+
+    def __init__(self, schema: SchemaPolicy = SchemaPolicy.RAGGED) -> None:
+        self.fragments: list[Fragment] = []
+        self.session_id, self.version = "s", 3
+        self.failure: errors.ReplayBufferError | None = None
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self._config = BufferConfig(schema=schema)
+
+    def append_many(self, fragments: Sequence[Fragment], **_: Any) -> list[AppendResult]:
+        assert self.may_answer.wait(10)
+        if self.failure is not None:
+            raise self.failure
+        answers = []
+        for fragment in fragments:
+            is_current = fragment.session_id == self.session_id
+            answers.append(ADMITTED if is_current else WRONG_SESSION)
+            if is_current:
+                self.fragments.append(fragment)
+        return answers
+
+    def watch_model(self, known: ModelState | None = None, **_: Any) -> ModelState | None:
+        assert known is None
+        return ModelState(self.session_id, self.version, None) if self.session_id else None
+
+    def get_buffer(self, name: str | None = None) -> BufferDescription:
+        return BufferDescription("b", self._config, self.session_id, self.version, BufferState())
+
+
+class Walk:
+    """Environments that count their steps: observation 100 i + t, for t = 0, 1, ..."""
+
+    def __init__(self, writer: StepWriter, env_count: int = 1) -> None:
+        self.writer = writer
+        self.obs = np.arange(env_count, dtype=np.float32)[:, None] * 100
+
+    def step(self, ends: str = "", **more: Any) -> None:
+        """`ends`: for each environment "." goes on, "t" terminated, "c" cut off; "": none ends."""
+        count = len(self.obs)
+        ends = ends or "." * count
+        next_obs = self.obs + 1
+        self.writer.add(
+            self.obs,
+            np.zeros(count, np.int64),
+            self.obs[:, 0] * 10,
+            next_obs,
+            [end == "t" for end in ends],
+            [end == "c" for end in ends],
+            **more,
+        )
+        has_ended = np.array([end != "." for end in ends])
+        # The next episode begins a thousand further on, so that nothing is there twice.
+        self.obs = np.where(has_ended[:, None], next_obs + 1000, next_obs).astype(np.float32)
+
+
+@pytest.fixture
+def client() -> Iterator[FakeClient]:
+    made = FakeClient()
+    yield made
+    made.may_answer.set()
+
+
+def make(client: FakeClient, **changes: Any) -> StepWriter:
+    defaults: dict[str, Any] = {"worker_id": "w", "steps_per_fragment": 4, "flush_s": math.inf}
+    return StepWriter(client, **{**defaults, **changes})
+
+
+def column(values: NDArray[Any]) -> list[float]:
+    return values[:, 0].tolist()
+
+
+def finals(fragment: Fragment) -> dict[int, float]:
+    if fragment.final_obs_step is None:
+        return {}
+    steps = fragment.final_obs_step.tolist()
+    return dict(zip(steps, column(fragment.final_obs), strict=True))
+
+
+# Cutting ----------------------------------------------------------------------------------------
+
+
+def test_fragments_have_the_length_asked_for_and_the_last_one_what_is_left(
+    client: FakeClient,
+) -> None:
+    with make(client) as writer:
+        walk = Walk(writer)
+        for _ in range(10):
+            walk.step()
+        writer.flush()
+        assert [4, 4, 2] == [fragment.step_count for fragment in client.fragments]
+    assert [0, 1, 2] == [fragment.fragment_index for fragment in client.fragments]
+    assert {"w-0"} == {fragment.worker_id for fragment in client.fragments}
+    assert [*map(float, range(10))] == [x for f in client.fragments for x in column(f.obs)]
+    assert [4.0, 8.0, 10.0] == [float(f.next_obs[0]) for f in client.fragments]
+    assert [True] + [False] * 9 == [bool(x) for f in client.fragments for x in f.first]
+    assert [x * 10.0 for x in range(10)] == [float(x) for f in client.fragments for x in f.reward]
+    assert {np.dtype(np.float32)} == {fragment.reward.dtype for fragment in client.fragments}
+    counts = writer.counts
+    assert (10, 10, 0, 0) == (counts.added, counts.sent, counts.dropped, counts.waiting)
+
+
+def test_ends_keep_their_kind_and_their_true_final_observation(client: FakeClient) -> None:
+    with make(client) as writer:
+        walk = Walk(writer)
+        for end in ".t.c":
+            walk.step(end)
+    (fragment,) = client.fragments
+    assert [0, 1, 0, 0] == fragment.terminated.astype(int).tolist()
+    assert [0, 0, 0, 1] == fragment.truncated.astype(int).tolist()
+    assert [1, 0, 1, 0] == fragment.first.astype(int).tolist()
+    assert [0, 0, 1, 1] == fragment.episode_id.tolist()
+    assert {1: 2.0, 3: 1004.0} == finals(fragment)
+    assert [0, 2, 0, 2] == fragment.extras["episode_length"].tolist()
+    assert [0.0 + 10.0, 10020.0 + 10030.0] == fragment.extras["episode_return"][[1, 3]].tolist()
+
+
+def test_an_episode_that_goes_on_in_the_next_fragment_keeps_its_number(client: FakeClient) -> None:
+    with make(client) as writer:
+        walk = Walk(writer)
+        for end in "..t...":
+            walk.step(end)
+    one, two = client.fragments
+    assert ([0, 0, 0, 1], [1, 1]) == (one.episode_id.tolist(), two.episode_id.tolist())
+    assert [False, False] == two.first.tolist()
+    assert not two.discontinuity
+
+
+def test_environments_are_workers_of_their_own(client: FakeClient) -> None:
+    with make(client, env_count=3) as writer:
+        walk = Walk(writer, 3)
+        for ends in ("...", ".t.", "...", "..."):
+            walk.step(ends)
+    assert ["w-0", "w-1", "w-2"] == [fragment.worker_id for fragment in client.fragments]
+    assert [0.0, 1.0, 2.0, 3.0] == column(client.fragments[0].obs)
+    assert [100.0, 101.0, 1102.0, 1103.0] == column(client.fragments[1].obs)
+    assert [{}, {1: 102.0}, {}] == [finals(fragment) for fragment in client.fragments]
+
+
+def test_a_reset_in_mid_episode_ends_it_truncated_and_nothing_bridges_it(
+    client: FakeClient,
+) -> None:
+    with make(client) as writer:
+        walk = Walk(writer)
+        walk.step()
+        walk.step()
+        walk.obs = walk.obs + 500
+        walk.step()
+        walk.step()
+    (fragment,) = client.fragments
+    assert [0, 1, 0, 0] == fragment.truncated.astype(int).tolist()
+    assert [0, 0, 0, 0] == fragment.terminated.astype(int).tolist()
+    assert [1, 0, 1, 0] == fragment.first.astype(int).tolist()
+    assert {1: 2.0} == finals(fragment)
+    assert [0, 0, 1, 1] == fragment.episode_id.tolist()
+
+
+def test_a_reset_right_after_a_fragment_was_cut_is_a_discontinuity(client: FakeClient) -> None:
+    with make(client) as writer:
+        walk = Walk(writer)
+        for _ in range(4):
+            walk.step()
+        walk.obs = walk.obs + 500
+        for _ in range(4):
+            walk.step()
+    one, two = client.fragments
+    assert (False, True) == (one.discontinuity, two.discontinuity)
+    assert [4.0] == one.next_obs.tolist()
+    assert (0, 1, True) == (one.episode_id[-1], two.episode_id[0], bool(two.first[0]))
+
+
+def test_nan_in_an_observation_ends_no_episode(client: FakeClient) -> None:
+    with make(client) as writer:
+        walk = Walk(writer)
+        walk.obs = np.array([[0.0, np.nan]], np.float32)
+        for _ in range(4):
+            walk.step()
+    assert [False] * 4 == client.fragments[0].truncated.tolist()
+
+
+def test_the_callers_arrays_may_be_used_again(client: FakeClient) -> None:
+    obs, next_obs = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32)
+    with make(client) as writer:
+        for time in range(4):
+            obs[:], next_obs[:] = time, time + 1
+            writer.add(obs, obs, [0.0], next_obs, [False], [False])
+        obs[:] = next_obs[:] = -1
+    assert [0.0, 1.0, 2.0, 3.0] == column(client.fragments[0].obs)
+    assert [4.0] == client.fragments[0].next_obs.tolist()
+
+
+def test_extras_log_probs_and_values_stand_at_their_steps(client: FakeClient) -> None:
+    with make(client, env_count=2, steps_per_fragment=2) as writer:
+        walk = Walk(writer, 2)
+        for time in range(2):
+            walk.step(
+                extras={"goal": np.array([[time], [time + 10]])},
+                log_prob=[-1.0 - time, 0.0],
+                value=[float(time), 5.0],
+            )
+    one, two = client.fragments
+    assert ([[0], [1]], [[10], [11]]) == (one.extras["goal"].tolist(), two.extras["goal"].tolist())
+    assert one.log_prob is not None
+    assert two.value is not None
+    assert ([-1.0, -2.0], [5.0, 5.0]) == (one.log_prob.tolist(), two.value.tolist())
+
+
+def test_model_versions_are_those_of_the_steps(client: FakeClient) -> None:
+    with make(client, steps_per_fragment=2) as writer:
+        walk = Walk(writer)
+        walk.step()
+        writer.model_version = 4
+        walk.step()
+    (fragment,) = client.fragments
+    assert (3, 4) == (fragment.model_version_min, fragment.model_version_max)
+
+
+# Autoreset --------------------------------------------------------------------------------------
+
+
+def test_a_step_that_only_resets_is_left_out(client: FakeClient) -> None:
+    with make(client, autoreset="next_step", steps_per_fragment=3) as writer:
+        for obs, next_obs, terminated in ((0, 1, False), (1, 2, True), (2, 50, False), (50, 51, 0)):
+            writer.add(
+                np.array([[obs]]), np.zeros(1), [1.0], np.array([[next_obs]]), [terminated], [False]
+            )
+    (fragment,) = client.fragments
+    assert [0, 1, 50] == column(fragment.obs)
+    assert [1, 0, 1] == fragment.first.astype(int).tolist()
+    assert {1: 2} == finals(fragment)
+
+
+def test_environments_that_do_not_act_are_left_out(client: FakeClient) -> None:
+    with make(client, env_count=2, steps_per_fragment=2) as writer:
+        for time, acts in enumerate(([1, 1], [1, 0], [1, 1])):
+            obs = np.array([[time], [sum([1, 1, 0][:time])]], np.float32)
+            writer.add(obs, np.zeros(2), [0, 0], obs + 1, [False, False], [False, False], acts=acts)
+    by_worker = {f.worker_id: column(f.obs) for f in client.fragments if f.fragment_index == 0}
+    assert {"w-0": [0.0, 1.0], "w-1": [0.0, 2.0]} == by_worker
+
+
+def test_final_observations_of_a_same_step_reset_are_put_in_their_rows() -> None:
+    next_obs = {"a": np.array([[1.0], [2.0], [3.0]])}
+    finals = np.array([None, {"a": np.array([9.0])}, None], object)
+    infos = {"final_obs": finals, "_final_obs": np.array([False, True, False])}
+    assert [[1.0], [9.0], [3.0]] == true_next_obs(next_obs, infos)["a"].tolist()
+    assert [[1.0], [2.0], [3.0]] == next_obs["a"].tolist()
+    assert true_next_obs(next_obs, {}) is next_obs
+
+
+# Time -------------------------------------------------------------------------------------------
+
+
+def test_steps_do_not_wait_for_long_for_a_full_fragment(client: FakeClient) -> None:
+    with make(client, flush_s=0.02, steps_per_fragment=1000) as writer:
+        walk = Walk(writer)
+        walk.step()
+        eventually_sync(lambda: len(client.fragments) == 1)
+        walk.step()
+        eventually_sync(lambda: len(client.fragments) == 2)
+        assert 2 == writer.counts.fragments.admitted
+    assert [1, 1] == [fragment.step_count for fragment in client.fragments]
+    assert [False, False] == [fragment.discontinuity for fragment in client.fragments]
+
+
+def test_where_all_fragments_have_one_length_steps_wait_and_the_rest_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = FakeClient(SchemaPolicy.ONE)
+    with caplog.at_level(logging.WARNING), make(client, flush_s=0.001) as writer:
+        walk = Walk(writer)
+        for _ in range(6):
+            walk.step()
+        writer.flush()
+    assert [4] == [fragment.step_count for fragment in client.fragments]
+    assert (6, 4, 2) == (writer.counts.added, writer.counts.sent, writer.counts.dropped)
+    assert "--schema ragged" in caplog.text
+
+
+# Sessions ---------------------------------------------------------------------------------------
+
+
+def test_a_writer_without_a_session_of_its_own_goes_on_in_the_next_one(client: FakeClient) -> None:
+    with make(client) as writer:
+        walk = Walk(writer)
+        for _ in range(5):
+            walk.step()
+        eventually_sync(lambda: len(client.fragments) == 1)
+        client.session_id, client.version = "t", 0
+        writer.flush()  # One step, of a session that is over.
+        for _ in range(4):
+            walk.step()
+        assert "t" == writer.session_id
+    one, two = client.fragments
+    assert ("s", "t") == (one.session_id, two.session_id)
+    assert (0, 0, True) == (one.fragment_index, two.fragment_index, bool(two.first[0]))
+    assert (3, 0) == (one.model_version_min, two.model_version_min)
+    counts = writer.counts
+    assert 1 == counts.fragments.by_outcome[AdmissionOutcome.WRONG_SESSION]
+    assert (9, 9, 0) == (counts.added, counts.sent, counts.dropped)
+
+
+def test_a_writer_of_one_session_says_that_it_ended(client: FakeClient) -> None:
+    writer = make(client, session_id="s", steps_per_fragment=2)
+    walk = Walk(writer)
+    client.session_id = "t"
+    walk.step()
+    walk.step()
+    writer.flush()
+    with pytest.raises(errors.SessionEndedError, match="'t'"):
+        walk.step()
+    writer.close()
+
+
+def test_a_session_that_is_not_current_is_refused_at_once(client: FakeClient) -> None:
+    with pytest.raises(errors.SessionEndedError):
+        make(client, session_id="another")
+
+
+def test_without_a_session_the_remedy_is_named(client: FakeClient) -> None:
+    client.session_id = ""
+    with pytest.raises(errors.WaitElapsedError, match=r"a session: .*start_session"):
+        make(client, session_wait_s=0.0)
+
+
+# Errors -----------------------------------------------------------------------------------------
+
+
+def test_what_ends_the_sending_is_raised_by_the_next_call(client: FakeClient) -> None:
+    client.failure = errors.UnavailableError("gone")
+    writer = make(client, steps_per_fragment=1)
+    walk = Walk(writer)
+    walk.step()
+    with pytest.raises(errors.UnavailableError):
+        writer.flush()
+    with pytest.raises(errors.UnavailableError):
+        walk.step()
+    with pytest.raises(errors.UnavailableError):
+        writer.close()
+    writer.close()
+    assert writer.counts.added == writer.counts.sent + writer.counts.dropped
+
+
+def test_a_step_of_another_shape_is_refused_and_the_steps_before_it_stay(
+    client: FakeClient,
+) -> None:
+    with make(client, env_count=2) as writer:
+        walk = Walk(writer, 2)
+        walk.step()
+        good, walk.obs = walk.obs, np.zeros((2, 2), np.float32)
+        with pytest.raises(errors.TreeMismatchError):
+            walk.step()
+        walk.obs = good
+        walk.step()
+    for index, fragment in enumerate(client.fragments):
+        assert [100.0 * index, 100.0 * index + 1] == column(fragment.obs)
+        assert [True, True] == fragment.first.tolist()
+        assert [True, False] == fragment.truncated.tolist()
+        assert {0: 100.0 * index + 1} == finals(fragment)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"reward": [0.0, 0.0]}, "reward"),
+        ({"obs": np.zeros((2, 1), np.float32)}, "obs"),
+        ({"action": np.int64(1)}, "action"),
+        ({"extras": {"episode_return": np.zeros(1)}}, "extras"),
+        ({"extras": {"x": 1.0}}, "extras.x"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_by_name(
+    client: FakeClient, changes: dict[str, Any], field: str
+) -> None:
+    step: dict[str, Any] = {
+        "obs": np.zeros((1, 1), np.float32),
+        "action": np.zeros(1),
+        "reward": [0.0],
+        "next_obs": np.zeros((1, 1), np.float32),
+        "terminated": [False],
+        "truncated": [False],
+    }
+    with make(client) as writer:
+        with pytest.raises(errors.InvalidRequestError) as refused:
+            writer.add(**{**step, **changes})
+        assert field == refused.value.field
+        with pytest.raises(errors.TreeMismatchError, match="next_obs"):
+            writer.add(**{**step, "next_obs": np.zeros((1, 1), np.float64)})
+        writer.add(**step)
+    assert 1 == writer.counts.added
+
+
+def test_a_closed_writer_takes_nothing(client: FakeClient) -> None:
+    writer = make(client)
+    writer.close()
+    with pytest.raises(errors.ClosedError):
+        Walk(writer).step()
+
+
+def test_what_waits_is_bounded_by_the_appenders_queue(client: FakeClient) -> None:
+    client.may_answer.clear()
+    options = AppenderOptions(flush_after_s=0, queue_count_max=2)
+    writer = make(client, steps_per_fragment=1, options=options)
+    walk = Walk(writer)
+
+    def step_thrice() -> None:
+        for _ in range(3):
+            walk.step()
+
+    blocked = threading.Thread(target=step_thrice)
+    blocked.start()
+    eventually_sync(lambda: writer._appender.counts.pending == 2)
+    blocked.join(0.05)
+    assert blocked.is_alive()
+    client.may_answer.set()
+    blocked.join(10)
+    writer.close()
+    assert 3 == len(client.fragments)
