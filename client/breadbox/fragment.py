@@ -59,8 +59,8 @@ class Fragment:
         model_version: int64[T]; version that produced each step; None when min equals max.
         extras: Anything else, leaves [T, ...]. Rollout workers and `StepWriter` put in
             `episode_return`, float32[T], and `episode_length`, int64[T]: return and steps of the
-            episode that ended with this step, counted from its start even where earlier fragments were dropped; NaN and 0 where
-            no episode ended, or one was aborted.
+            episode that ended with this step, counted from its start even where
+            earlier fragments were dropped; NaN and 0 where no episode ended, or one was aborted.
         discontinuity: Step 0 does not follow the last step of the previous fragment: some between
             were dropped.
     """
