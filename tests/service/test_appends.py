@@ -1,24 +1,30 @@
 """Appends: confirmed before admission, in order, in batches; what nobody owns is deleted."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from breadbox.stores.base import Confirmation
+from breadbox.types import PayloadReference
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.appends import SLICE_FRAGMENTS, SLICE_S_ASSUMED, WAIT_S_MAX, AppendQueue
+from breadbox_server.core.buffers import DEFAULT_BUFFER
 from breadbox_server.core.config import BufferConfig, FullPolicy
-from breadbox_server.core.ids import BufferName, ModelVersion, PayloadId, SessionId, WorkerId
+from breadbox_server.core.ids import BufferName, WorkerId
 from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment, Payload
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import AppendsFullError
 from breadbox_server.metrics import Metrics
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
+from support.inputs import named_payload
 from support.manual_timers import ManualTimers
+from support.metadata import make_fragment
 from support.served import CALL_S, info_of, reason_of, served
 
 ADMITTED = fragment_pb2.ADMISSION_OUTCOME_ADMITTED
@@ -225,7 +231,7 @@ class SlowToDelete(FakeCustodian):
         self.deleting = asyncio.Event()
         self.may_delete = asyncio.Event()
 
-    async def _delete(self, payload_ids) -> None:
+    async def _delete(self, payload_ids: Iterable[str]) -> None:
         ids = list(payload_ids)
         self.deleting.set()
         await self.may_delete.wait()
@@ -283,7 +289,7 @@ def unowned_payloads(custodian: FakeCustodian) -> tuple[DeletionQueue, UnownedPa
 
 
 def payload(number: int) -> Payload:
-    return Payload(PayloadId(f"{number:032x}"), 1)
+    return named_payload(f"{number:032x}")
 
 
 def test_payloads_that_nobody_owns_are_bounded_and_the_oldest_goes_first(
@@ -292,14 +298,14 @@ def test_payloads_that_nobody_owns_are_bounded_and_the_oldest_goes_first(
     monkeypatch.setattr(UnownedPayloads, "LIMIT", 2)
     deletions, unowned = unowned_payloads(FakeCustodian())
     for number in (1, 2, 1, 3):
-        unowned.add(payload(number), BufferName("default"), 0.0)
+        unowned.add(payload(number), DEFAULT_BUFFER, 0.0)
     assert (2, [payload(2)]) == (len(unowned), list(deletions._payloads))
 
 
 def test_a_payload_that_is_refused_again_is_kept_for_as_long_again() -> None:
     deletions, unowned = unowned_payloads(FakeCustodian())
     for now, number in ((0.0, 1), (1.0, 2), (5.0, 1)):
-        unowned.add(payload(number), BufferName("default"), now)
+        unowned.add(payload(number), DEFAULT_BUFFER, now)
     unowned.delete_overdue(11.0)
     assert [payload(2)] == list(deletions._payloads)
     unowned.delete_overdue(15.0)
@@ -310,7 +316,7 @@ def test_a_payload_that_somebody_refers_to_by_then_is_not_deleted() -> None:
     """Claimed by two fragments, it was refused for the second and belongs to the first."""
     deletions, _ = unowned_payloads(FakeCustodian())
     unowned = UnownedPayloads(deletions, keep_s=10.0, is_referenced=lambda *_: True)
-    unowned.add(payload(1), BufferName("default"), 0.0)
+    unowned.add(payload(1), DEFAULT_BUFFER, 0.0)
     unowned.delete_overdue(10.0)
     assert (0, 0) == (len(unowned), len(deletions))
 
@@ -318,16 +324,16 @@ def test_a_payload_that_somebody_refers_to_by_then_is_not_deleted() -> None:
 class Refuser:
     """A core to which everything is stale."""
 
-    def judge(self, buffer, fragment):
+    def judge(self, buffer: BufferName, fragment: Fragment) -> Appended | None:
         return Appended(AdmissionOutcome.STALE)
 
-    def admit(self, buffer, fragment):
+    def admit(self, buffer: BufferName, fragment: Fragment) -> Appended:
         return Appended(AdmissionOutcome.STALE)
 
     def pump(self) -> None:
         """Nothing was decided."""
 
-    def when_settled(self, callback) -> None:
+    def when_settled(self, callback: Callable[[], None]) -> None:
         callback()
 
 
@@ -339,20 +345,13 @@ async def test_a_long_queue_of_refusals_lets_others_have_the_loop() -> None:
     )
     slice_count = 20
     fragments = [
-        Fragment(
-            worker_id=WorkerId("w"),
-            fragment_index=index,
-            session_id=SessionId("run"),
-            model_version_min=ModelVersion(0),
-            model_version_max=ModelVersion(0),
-            payload=Payload("0" * 32, 1),
-        )
+        make_fragment("w", index, session_id="run", size_bytes=1)
         for index in range(slice_count * SLICE_FRAGMENTS)
     ]
     turns_of_others = 0
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(Refuser()))
-        appending = group.create_task(queue.append(BufferName("default"), fragments))
+        appending = group.create_task(queue.append(DEFAULT_BUFFER, fragments))
         while not appending.done():
             turns_of_others += 1
             await asyncio.sleep(0)
@@ -363,42 +362,35 @@ async def test_a_long_queue_of_refusals_lets_others_have_the_loop() -> None:
 class Taker(Refuser):
     """A core that takes everything."""
 
-    def judge(self, buffer, fragment):
+    def judge(self, buffer: BufferName, fragment: Fragment) -> None:
         return None
 
-    def admit(self, buffer, fragment):
+    def admit(self, buffer: BufferName, fragment: Fragment) -> Appended:
         return Appended(AdmissionOutcome.ADMITTED)
 
 
 class SlowCustodian(FakeCustodian):
     """Takes a second for a slice, or as long as it is told."""
 
-    def __init__(self, clock) -> None:
+    def __init__(self, clock: ManualTimers) -> None:
         super().__init__()
         self.clock = clock
         self.slice_s = 1.0
 
-    async def confirm(self, references):
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
         await self.may_confirm.wait()
         self.clock.advance(self.slice_s)
-        return [True] * len(references)
+        return [Confirmation.THERE] * len(references)
 
 
-def slice_of(worker_id):
+def slice_of(worker_id: str) -> list[Fragment]:
     return [
-        Fragment(
-            worker_id=worker_id,
-            fragment_index=index,
-            session_id=SessionId("run"),
-            model_version_min=ModelVersion(0),
-            model_version_max=ModelVersion(0),
-            payload=Payload("0" * 32, 1),
-        )
+        make_fragment(worker_id, index, session_id="run", size_bytes=1)
         for index in range(SLICE_FRAGMENTS)
     ]
 
 
-def roomy_queue(custodian, clock):
+def roomy_queue(custodian: FakeCustodian, clock: ManualTimers) -> AppendQueue:
     """A queue that time bounds long before its count does."""
     deletions, unowned = unowned_payloads(custodian)
     return AppendQueue(
@@ -419,19 +411,19 @@ async def test_an_append_that_would_wait_longer_than_callers_do_is_refused_at_on
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(Taker()))
         for number in range(40):
-            await queue.append("default", slice_of(f"earlier-{number}"))
+            await queue.append(DEFAULT_BUFFER, slice_of(f"earlier-{number}"))
         custodian.may_confirm.clear()
         # One after another takes a second: the last of four waits for three.
         waiting = [
-            group.create_task(queue.append("default", slice_of(f"w-{number}")))
+            group.create_task(queue.append(DEFAULT_BUFFER, slice_of(f"w-{number}")))
             for number in range(4)
         ]
         await eventually(lambda: queue.pending_count == 4 * SLICE_FRAGMENTS)
         with pytest.raises(AppendsFullError):
-            await queue.append("default", slice_of("one too many"))
+            await queue.append(DEFAULT_BUFFER, slice_of("one too many"))
         custodian.may_confirm.set()
         results = [await task for task in waiting]
-        later = await queue.append("default", slice_of("later"))
+        later = await queue.append(DEFAULT_BUFFER, slice_of("later"))
         running.cancel()
     assert 4 * [SLICE_FRAGMENTS] == [len(each) for each in results]
     assert SLICE_FRAGMENTS == len(later)
@@ -444,12 +436,12 @@ async def test_a_crowd_before_the_first_slice_is_not_all_let_in() -> None:
     room = round(WAIT_S_MAX / SLICE_S_ASSUMED)
     async with asyncio.TaskGroup() as group:
         crowd = [
-            group.create_task(queue.append("default", slice_of(f"w-{number}")))
+            group.create_task(queue.append(DEFAULT_BUFFER, slice_of(f"w-{number}")))
             for number in range(room + 1)
         ]
         await eventually(lambda: queue.pending_count == (room + 1) * SLICE_FRAGMENTS)
         with pytest.raises(AppendsFullError):
-            await queue.append("default", slice_of("one too many"))
+            await queue.append(DEFAULT_BUFFER, slice_of("one too many"))
         for task in crowd:
             task.cancel()
 
@@ -469,7 +461,9 @@ async def test_a_queue_that_was_slow_once_is_not_held_short_for_ever() -> None:
         async def append(number: int) -> None:
             nonlocal refused
             try:
-                await queue.append("default", [replace(first, worker_id=f"small-{number}")])
+                await queue.append(
+                    DEFAULT_BUFFER, [replace(first, worker_id=WorkerId(f"small-{number}"))]
+                )
             except AppendsFullError:
                 refused += 1
 
@@ -484,7 +478,7 @@ async def test_a_queue_that_was_slow_once_is_not_held_short_for_ever() -> None:
         running = group.create_task(queue.run(Taker()))
         custodian.slice_s = 60.0
         for number in range(5):
-            await queue.append("default", slice_of(f"outage-{number}"))
+            await queue.append(DEFAULT_BUFFER, slice_of(f"outage-{number}"))
         custodian.slice_s = 0.001
         counts = [await refused_count() for _ in range(40)]
         running.cancel()
@@ -499,8 +493,8 @@ async def test_an_append_to_an_empty_queue_is_taken_however_slow_the_server_is()
     large = [fragment for number in range(16) for fragment in slice_of(f"w-{number}")]
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(Taker()))
-        first = await queue.append("default", large)
-        second = await queue.append("default", large)
+        first = await queue.append(DEFAULT_BUFFER, large)
+        second = await queue.append(DEFAULT_BUFFER, large)
         running.cancel()
     assert [len(large)] * 2 == [len(first), len(second)]
 
@@ -554,19 +548,17 @@ async def test_callers_that_went_away_leave_nothing_in_the_queue_while_the_store
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(Taker()))
-        first = group.create_task(queue.append(BufferName("default"), slice_of("first")))
+        first = group.create_task(queue.append(DEFAULT_BUFFER, slice_of("first")))
         await eventually(lambda: queue.pending_count == SLICE_FRAGMENTS)
         for number in range(10):
-            gone = group.create_task(
-                queue.append(BufferName("default"), slice_of(f"gone-{number}"))
-            )
+            gone = group.create_task(queue.append(DEFAULT_BUFFER, slice_of(f"gone-{number}")))
             await eventually(lambda: queue.pending_count == 2 * SLICE_FRAGMENTS)
             gone.cancel()
             await eventually(lambda: queue.pending_count == SLICE_FRAGMENTS)
         waiting = len(queue._jobs)
         custodian.may_confirm.set()
         results = await first
-        last = await queue.append(BufferName("default"), slice_of("last"))
+        last = await queue.append(DEFAULT_BUFFER, slice_of("last"))
         running.cancel()
     assert 1 == waiting
     assert [SLICE_FRAGMENTS] * 2 == [len(results), len(last)]
@@ -607,17 +599,17 @@ async def test_deletions_survive_a_store_that_is_down_for_a_while(
     monkeypatch.setattr("breadbox_server.deletions.RETRY_DELAY_S", 0.0)
     custodian = FakeCustodian()
     queue = DeletionQueue(custodian, metrics=Metrics(CollectorRegistry()), limit=10)
-    payload = custodian.write()
-    await custodian.confirm([payload])
+    written = custodian.write()
+    await custodian.confirm([written])
     custodian.is_down = True
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run())
-        queue.put([payload])
+        queue.put([named_payload(written.payload_id, written.size_bytes)])
         await eventually(lambda: queue._metrics.store_errors.labels("delete")._value.get() > 2)
         custodian.is_down = False
         await queue.wait_empty()
         running.cancel()
-    assert [payload.payload_id] == custodian.deleted
+    assert [written.payload_id] == custodian.deleted
 
 
 async def test_fragments_of_unknown_buffers_are_refused_before_they_queue() -> None:
@@ -632,11 +624,11 @@ async def test_fragments_of_unknown_buffers_are_refused_before_they_queue() -> N
 class Unreachable(FakeCustodian):
     """A store that never answers a deletion."""
 
-    async def delete(self, references) -> None:
+    async def delete(self, references: Sequence[PayloadReference]) -> None:
         await asyncio.Event().wait()
 
 
-async def _failure_of(call) -> str:
+async def _failure_of(call: Awaitable[object]) -> str:
     try:
         await call
     except grpc.aio.AioRpcError as error:

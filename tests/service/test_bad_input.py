@@ -1,7 +1,10 @@
 """What is wrong with a request is told, changes nothing, and leaves the server up."""
 
+from typing import Any
+
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from breadbox.v1 import buffer_pb2, fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -21,20 +24,24 @@ BAD_NAMES = {
 }
 
 
-def fetch(**fields):
+Call = tuple[str, Message]
+"""A method and its request."""
+
+
+def fetch(**fields: Any) -> Call:
     return (
         "FetchFragments",
         pb.FetchFragmentsRequest(**{"request_id": "r", "fragment_count": 2, **fields}),
     )
 
 
-def config(**fields):
+def config(**fields: Any) -> Call:
     return "CreateBuffer", pb.CreateBufferRequest(
         name="new", config=buffer_pb2.BufferConfig(**fields)
     )
 
 
-def ratio(**fields):
+def ratio(**fields: Any) -> Call:
     limiter = buffer_pb2.Limiter(
         sample_to_insert_ratio=buffer_pb2.SampleToInsertRatio(
             **{"ratio": 1, "error_chunks": 4, "minimum_chunk_count": 1, **fields}
@@ -43,7 +50,7 @@ def ratio(**fields):
     return config(limiter=limiter)
 
 
-def append(**fields):
+def append(**fields: Any) -> Call:
     payload = fragment_pb2.PayloadReference(payload_id=PAYLOAD_ID, size_bytes=10)
     metadata = {
         "worker_id": "w9",
@@ -58,7 +65,7 @@ def append(**fields):
     )
 
 
-def payload(**fields):
+def payload(**fields: Any) -> Call:
     return append(
         payload=fragment_pb2.PayloadReference(
             **{"payload_id": PAYLOAD_ID, "size_bytes": 10, **fields}
@@ -66,7 +73,7 @@ def payload(**fields):
     )
 
 
-def report(**fields):
+def report(**fields: Any) -> Call:
     episode = pb.EpisodeReport(
         **{"worker_id": "w", "step_count": 1, "end": pb.EPISODE_END_TERMINATED, **fields}
     )
@@ -306,7 +313,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_bad_input_is_refused_and_changes_nothing(case) -> None:
+async def test_bad_input_is_refused_and_changes_nothing(case: str) -> None:
     method, request, reason, field = CASES[case]
     async with served(BufferConfig(fragments_per_chunk=2)) as it:
         await it.start(model_version=3)

@@ -6,15 +6,17 @@ import grpc
 import pytest
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.core.events import FetchGranted
+from breadbox_server.core.events import Event, FetchGranted, WaitElapsed
 from breadbox_server.core.ids import BufferName, RequestId
 from support.eventually import eventually
-from support.served import reason_of, served, span
+from support.served import Served, reason_of, served, span
 
 BUFFER = BufferName("default")
 
 
-def start_fetch(group: asyncio.TaskGroup, it, request_id: str, count: int = 1) -> asyncio.Task:
+def start_fetch(
+    group: asyncio.TaskGroup, it: Served, request_id: str, count: int = 1
+) -> asyncio.Task[FetchGranted | WaitElapsed]:
     """A fetch on the driver itself, so that the test decides in which tick it is cancelled."""
     return group.create_task(
         it.server.driver.fetch(
@@ -29,7 +31,7 @@ def start_fetch(group: asyncio.TaskGroup, it, request_id: str, count: int = 1) -
     )
 
 
-async def assert_nothing_is_held(it, chunk_count: int) -> None:
+async def assert_nothing_is_held(it: Served, chunk_count: int) -> None:
     buffer = await it.buffer()
     state = buffer.state
     assert 0 == it.server.driver.waiting_callers
@@ -69,7 +71,7 @@ async def test_a_cancel_in_the_tick_of_the_grant_gives_it_back(
         carry_out = driver._carry_out
         granted = []
 
-        def carry_out_and_cancel(event) -> None:
+        def carry_out_and_cancel(event: Event) -> None:
             carry_out(event)
             if isinstance(event, FetchGranted):
                 # The future has its result; its task has not run yet.

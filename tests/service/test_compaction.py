@@ -47,8 +47,8 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, grown_entries: int = 0) -> None:
         monkeypatch.setattr(compaction, "PERIOD_S", 0.0)
         monkeypatch.setattr(compaction, "TRIM_PAUSE_S", 0.0)
-        monkeypatch.setattr(compaction, "monotonic", lambda: self.now)
         self.now = 0.0
+        monkeypatch.setattr(compaction, "monotonic", lambda: self.now)
         self.trimmer = Trimmer()
         # So that the backlog is urgent at half of REPLAY_S_MAX, far above ENTRIES_MAX.
         self.journal = TurnJournal(

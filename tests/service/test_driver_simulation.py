@@ -6,6 +6,7 @@ the tick of a grant. At the end every chunk that was put in is there again, and 
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -40,7 +41,9 @@ class ForgetfulDriver(Driver):
 
 
 @asynccontextmanager
-async def running_driver(kind: type[Driver], seed: int):
+async def running_driver(
+    kind: type[Driver], seed: int
+) -> AsyncIterator[tuple[Driver, ManualTimers, asyncio.TaskGroup]]:
     clock = ManualTimers()
     custodian = FakeCustodian()
     driver = kind(
@@ -62,12 +65,14 @@ async def running_driver(kind: type[Driver], seed: int):
 class Simulation:
     """Random callers on one driver."""
 
-    def __init__(self, driver: Driver, clock: ManualTimers, group, seed: int) -> None:
+    def __init__(
+        self, driver: Driver, clock: ManualTimers, group: asyncio.TaskGroup, seed: int
+    ) -> None:
         self.driver = driver
         self.clock = clock
         self.group = group
         self.random = random.Random(seed)
-        self.tasks: list[asyncio.Task] = []
+        self.tasks: list[asyncio.Task[None]] = []
         self.held: list[FetchGranted] = []
         self.request_count = 0
 

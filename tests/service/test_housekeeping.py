@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -32,6 +33,9 @@ class Failing(FakeCustodian):
         self.sweeps += 1
         raise self._error
 
+    def has_swept(self, times: int) -> bool:
+        return self.sweeps >= times
+
     async def usage(self) -> StoreUsage:
         self.looks += 1
         raise self._error
@@ -60,7 +64,7 @@ async def test_a_store_that_cannot_be_swept_or_measured_is_looked_after_again(
         await eventually(lambda: custodian.looks > 0)
         for sweeps in (1, 2):
             clock.advance(SWEEP_PERIOD_S)
-            await eventually(lambda sweeps=sweeps: custodian.sweeps >= sweeps)
+            await eventually(partial(custodian.has_swept, sweeps))
         looks = custodian.looks
         await eventually(lambda: custodian.looks > looks)
         running.cancel()

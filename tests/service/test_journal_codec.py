@@ -5,12 +5,12 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import closing
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import zstandard
@@ -26,12 +26,10 @@ from breadbox_server.core.config import (
 )
 from breadbox_server.core.ids import (
     BufferName,
-    ChunkId,
     FragmentIndex,
     LeaseId,
     ModelVersion,
     PayloadId,
-    RequestId,
     SessionId,
     WorkerId,
 )
@@ -42,7 +40,6 @@ from breadbox_server.core.inputs import (
     EndSession,
     Fragment,
     Payload,
-    PublishModel,
     ReleaseLease,
     ReleaseMode,
     RenewLease,
@@ -84,13 +81,17 @@ from breadbox_server.journal.storage import (
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.journal.v1 import journal_pb2 as pb
 from golden.history import play
-from support.journals import SqliteJournal
+from support.inputs import grant_made, named_payload, publish_model
+from support.journals import SqliteJournal, put_turn
+from support.metadata import make_fragment
 
-PAYLOAD = Payload("0" * 32, 100, 64)
+B, RUN, L0 = BufferName("b"), SessionId("run"), LeaseId("l0")
+DEFAULT = BufferName("default")
+PAYLOAD = named_payload("0" * 32, 100, 64)
 FRAGMENT = Fragment(
-    worker_id="wörker",
+    worker_id=WorkerId("wörker"),
     fragment_index=FragmentIndex(7),
-    session_id=SessionId("run"),
+    session_id=RUN,
     model_version_min=ModelVersion(1),
     model_version_max=ModelVersion(2),
     payload=PAYLOAD,
@@ -104,53 +105,40 @@ LIMITS = BufferConfig(
     limiter=SampleToInsertRatioConfig(ratio=2.5, error_chunks=10.0),
 )
 SCHEMA = (SchemaArray("obs", "<f4", (84, 84)), SchemaArray("r", "<f4", ()))
-ENTRIES = [
-    core_entries.BufferCreated(BufferName("b"), LIMITS, 2**63 - 1),
-    core_entries.FragmentTaken(BufferName("b"), FRAGMENT, AdmissionOutcome.ADMITTED),
-    core_entries.FragmentTaken(BufferName("b"), FRAGMENT, AdmissionOutcome.STALE),
-    core_entries.GrantMade(
-        BufferName("b"),
-        RequestId("r"),
-        4,
-        2,
-        (ChunkId(3), ChunkId(1)),
-        (LeaseId("l0"), LeaseId("l1")),
-        (60.0, 0.1),
-    ),
-    StartSession(BufferName("b"), SessionId("run"), None),
-    StartSession(BufferName("b"), SessionId("run"), ModelVersion(3)),
-    EndSession(BufferName("b"), SessionId("run")),
-    PublishModel(BufferName("b"), SessionId("run"), ModelVersion(4), PAYLOAD),
-    PublishModel(BufferName("b"), SessionId("run"), ModelVersion(5)),
-    RenewLease(BufferName("b"), LeaseId("l0"), None),
-    RenewLease(BufferName("b"), LeaseId("l0"), 1 / 3),
-    ReleaseLease(BufferName("b"), LeaseId("l0"), ReleaseMode.RETURNED),
-    ReleaseLease(BufferName("b"), LeaseId("l0"), ReleaseMode.CONSUMED),
-    UndeliveredGrant(BufferName("b"), LeaseId("l0")),
-    DropPayloads(BufferName("b"), (PayloadId("0" * 32), PayloadId("1" * 32))),
-    ReportUnreadable(BufferName("b"), LeaseId("l0"), (PayloadId("0" * 32),), 3),
-    UpdateBuffer(BufferName("b"), BufferConfig()),
-    DeleteBuffer(BufferName("b")),
-    TellSchema(
-        BufferName("b"),
-        SessionId("run"),
-        2**63,
-        (SchemaArray("obs", "<f4", (84, 84)), SchemaArray("r", "<f4", ())),
-    ),
-    TellSchema(BufferName("b"), SessionId("run"), 7, ()),
+ENTRIES: list[core_entries.Entry] = [
+    core_entries.BufferCreated(B, LIMITS, 2**63 - 1),
+    core_entries.FragmentTaken(B, FRAGMENT, AdmissionOutcome.ADMITTED),
+    core_entries.FragmentTaken(B, FRAGMENT, AdmissionOutcome.STALE),
+    grant_made((3, 1), ("l0", "l1"), (60.0, 0.1), fragment_count=4, world_size=2, buffer=B),
+    StartSession(B, RUN, None),
+    StartSession(B, RUN, ModelVersion(3)),
+    EndSession(B, RUN),
+    publish_model(4, PAYLOAD, session_id=RUN, buffer=B),
+    publish_model(5, session_id=RUN, buffer=B),
+    RenewLease(B, L0, None),
+    RenewLease(B, L0, 1 / 3),
+    ReleaseLease(B, L0, ReleaseMode.RETURNED),
+    ReleaseLease(B, L0, ReleaseMode.CONSUMED),
+    UndeliveredGrant(B, L0),
+    DropPayloads(B, (PayloadId("0" * 32), PayloadId("1" * 32))),
+    ReportUnreadable(B, L0, (PayloadId("0" * 32),), 3),
+    UpdateBuffer(B, BufferConfig()),
+    DeleteBuffer(B),
+    TellSchema(B, RUN, 2**63, SCHEMA),
+    TellSchema(B, RUN, 7, ()),
 ]
 
 
 def fragments(count: int) -> list[Fragment]:
     """Fragments of three workers, that differ in everything."""
     return [
-        Fragment(
-            worker_id=WorkerId(f"w{index % 3}"),
-            fragment_index=index,
-            session_id=SessionId(f"run{index % 2}"),
-            model_version_min=index,
-            model_version_max=index + index % 2,
-            payload=Payload(PayloadId(f"{index:032x}"), 100 + index, 4096 * (index % 2)),
+        make_fragment(
+            f"w{index % 3}",
+            index,
+            session_id=f"run{index % 2}",
+            version=index,
+            version_max=index + index % 2,
+            payload=named_payload(f"{index:032x}", 100 + index, 4096 * (index % 2)),
             step_count=1 + index % 5,
             discontinuity=index % 4 == 0,
             schema_hash=2**64 - 1 - index % 3,
@@ -159,11 +147,17 @@ def fragments(count: int) -> list[Fragment]:
     ]
 
 
-def taken(fragments: Iterable[Fragment], outcome=AdmissionOutcome.ADMITTED, buffer="b"):
-    return [core_entries.FragmentTaken(buffer, fragment, outcome) for fragment in fragments]
+def taken(
+    fragments: Iterable[Fragment],
+    outcome: AdmissionOutcome = AdmissionOutcome.ADMITTED,
+    buffer: str = B,
+) -> list[core_entries.Entry]:
+    return [
+        core_entries.FragmentTaken(BufferName(buffer), fragment, outcome) for fragment in fragments
+    ]
 
 
-def timed(entries):
+def timed(entries: Iterable[core_entries.Entry]) -> list[tuple[float, core_entries.Entry]]:
     return [(1e9 + position / 3, entry) for position, entry in enumerate(entries)]
 
 
@@ -336,7 +330,9 @@ def test_what_is_no_snapshot_is_refused() -> None:
         lambda buffer: setattr(buffer.live_grants[0].leases[0], "end", 9),
     ],
 )
-def test_a_snapshot_of_what_cannot_be_is_refused(spoil) -> None:
+def test_a_snapshot_of_what_cannot_be_is_refused(
+    spoil: Callable[[pb.BufferSnapshot], object],
+) -> None:
     message = pb.Snapshot(version=1)
     for buffer in busy_buffers().snapshot():
         put_buffer(buffer, message.buffers.add())
@@ -348,7 +344,7 @@ def test_a_snapshot_of_what_cannot_be_is_refused(spoil) -> None:
 
 @pytest.mark.parametrize("says_its_size", [True, False])
 def test_a_snapshot_that_would_unpack_to_more_than_the_limit_is_refused(
-    monkeypatch: pytest.MonkeyPatch, says_its_size
+    monkeypatch: pytest.MonkeyPatch, says_its_size: bool
 ) -> None:
     snapshot = Snapshot(1, 1.0, busy_buffers().snapshot())
     plain = zstandard.ZstdDecompressor().decompress(encode_snapshot(snapshot))
@@ -397,10 +393,10 @@ class TrimmedMeanwhile:
         self._journal = journal
         self.reads = 0
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._archive, name)
 
-    def read_turns(self, after: int):
+    def read_turns(self, after: int) -> Iterator[tuple[int, bytes]]:
         self.reads += 1
         if self.reads == 1:
             sequence = compact(self._archive).sequence
@@ -459,8 +455,7 @@ def broken(tmp_path: Path) -> Iterator[Callable[[bytes], JournalArchive]]:
         def make(turn: bytes) -> JournalArchive:
             begun = begin(archive, BufferSet(random.Random(3), BufferConfig()), 0.0)
             record, _ = frame_turn(begun.chain, BEGINNING + 1, turn)
-            with archive._connection as connection:
-                connection.execute("INSERT INTO turns VALUES (?, ?, 0)", (BEGINNING + 1, record))
+            put_turn(tmp_path, BEGINNING + 1, record)
             return archive
 
         yield make
@@ -490,11 +485,13 @@ def test_a_turn_of_a_newer_server_is_no_damage_and_names_the_remedy(
 
 @pytest.mark.parametrize("kind", [AssertionError, AttributeError, KeyError, TypeError, ValueError])
 def test_a_bug_of_the_core_is_no_damage_of_the_journal(
-    broken: Callable[[bytes], JournalArchive], monkeypatch: pytest.MonkeyPatch, kind
+    broken: Callable[[bytes], JournalArchive],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Exception],
 ) -> None:
-    archive = broken(encode_turn([(1.0, StartSession(BufferName("default"), SessionId("run")))]))
+    archive = broken(encode_turn([(1.0, StartSession(DEFAULT, RUN))]))
 
-    def start_session(*arguments, **keywords) -> None:
+    def start_session(*arguments: Any, **keywords: Any) -> None:
         raise kind("of ours")
 
     monkeypatch.setitem(_HANDLERS, StartSession, start_session)
@@ -522,7 +519,7 @@ serve()
 def test_a_server_that_finds_a_bug_at_its_start_says_so_and_keeps_the_journal(
     broken: Callable[[bytes], JournalArchive], tmp_path: Path
 ) -> None:
-    broken(encode_turn([(1.0, StartSession(BufferName("default"), SessionId("run")))])).close()
+    broken(encode_turn([(1.0, StartSession(DEFAULT, RUN))])).close()
     done = subprocess.run(
         [
             *(sys.executable, "-c", _SERVER_WITH_A_BUG, "--listen", "127.0.0.1:0"),
@@ -549,10 +546,10 @@ def _write_history(place: SqliteJournal, live: BufferSet) -> None:
     for step in range(30):
         now = float(step)
         if step % 10 == 0:
-            live.apply(StartSession(BufferName("default"), SessionId(f"run{step}")), now=now)
+            live.apply(StartSession(DEFAULT, SessionId(f"run{step}")), now=now)
         else:
             live.apply(
-                PublishModel(BufferName("default"), SessionId(f"run{step // 10 * 10}"), step),
+                publish_model(step, session_id=f"run{step // 10 * 10}"),
                 now=now,
             )
         live.take_events()
@@ -560,7 +557,7 @@ def _write_history(place: SqliteJournal, live: BufferSet) -> None:
     _run_at_once(writer.close())
 
 
-def _run_at_once(coroutine) -> None:
+def _run_at_once(coroutine: Coroutine[Any, Any, object]) -> None:
     """Nothing here waits for the loop, so a coroutine runs to its end when it is sent to."""
     with pytest.raises(StopIteration):
         coroutine.send(None)

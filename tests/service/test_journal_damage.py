@@ -2,7 +2,7 @@
 
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -10,27 +10,33 @@ import pytest
 
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.ids import BufferName, ModelVersion, PayloadId, SessionId, WorkerId
-from breadbox_server.core.inputs import AppendFragment, Fragment, Payload, StartSession
+from breadbox_server.core.ids import BufferName, SessionId
+from breadbox_server.core.inputs import AppendFragment, StartSession
+from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.compactor import compact
 from breadbox_server.journal.frames import frame_snapshot, frame_turn, open_snapshot, open_turn
 from breadbox_server.journal.recovery import begin, recover
 from breadbox_server.journal.sqlite import END_NAME, SqliteArchive
 from breadbox_server.journal.storage import JournalDamagedError
 from breadbox_server.journal.turn_journal import TurnJournal
+from support.inputs import named_payload
 from support.journals import SqliteJournal
+from support.metadata import make_fragment
 
 FLIPS = 120
 """Positions in a file at which a bit is flipped, one at a time."""
 TURNS = 40
 
 
-def restore(state) -> BufferSet:
+def restore(state: Iterable[BufferSnapshot]) -> BufferSet:
     return BufferSet.restore(state, random.Random(0))
 
 
+Left = tuple[Path, Sequence[BufferSnapshot]]
+
+
 @pytest.fixture
-async def left(tmp_path: Path) -> tuple[Path, object]:
+async def left(tmp_path: Path) -> Left:
     """A directory as a killed server leaves it, with its log unread, and the state it tells of."""
     (tmp_path / "live").mkdir()
     journal = SqliteJournal(tmp_path / "live")
@@ -40,14 +46,8 @@ async def left(tmp_path: Path) -> tuple[Path, object]:
     turns = TurnJournal(writer, begun.sequence, begun.chain)
     live.apply(StartSession(BufferName("default"), SessionId("run")), now=0.0)
     for index in range(TURNS):
-        fragment = Fragment(
-            worker_id=WorkerId("w"),
-            fragment_index=index,
-            session_id=SessionId("run"),
-            model_version_min=ModelVersion(0),
-            model_version_max=ModelVersion(0),
-            payload=Payload(PayloadId(f"{index:032x}"), 100),
-        )
+        payload = named_payload(f"{index:032x}", 100)
+        fragment = make_fragment("w", index, session_id="run", payload=payload)
         live.apply(AppendFragment(BufferName("default"), fragment), now=float(index))
         live.take_events()
         await turns.append(live.take_entries())
@@ -76,13 +76,13 @@ def copies(left: Path) -> Iterator[Path]:
         shutil.rmtree(copy)
 
 
-async def test_what_is_left_by_a_killed_server_is_read_back(left: tuple[Path, object]) -> None:
+async def test_what_is_left_by_a_killed_server_is_read_back(left: Left) -> None:
     directory, state = left
     assert state == read_back(directory)
 
 
 @pytest.mark.parametrize("name", ["journal.sqlite-wal", "snapshot-*", END_NAME])
-async def test_a_flipped_bit_is_found_wherever_it_is(left: tuple[Path, object], name: str) -> None:
+async def test_a_flipped_bit_is_found_wherever_it_is(left: Left, name: str) -> None:
     directory, state = left
     rng = random.Random(11)
     found = 0
@@ -102,7 +102,7 @@ async def test_a_flipped_bit_is_found_wherever_it_is(left: tuple[Path, object], 
 
 
 @pytest.mark.parametrize("name", ["journal.sqlite-wal", "snapshot-*", END_NAME])
-async def test_a_file_that_is_gone_or_cut_is_missed(left: tuple[Path, object], name: str) -> None:
+async def test_a_file_that_is_gone_or_cut_is_missed(left: Left, name: str) -> None:
     directory, _ = left
     for acts in (lambda path: path.unlink(), lambda path: path.write_bytes(b"")):
         copy = next(copies(directory))
@@ -112,7 +112,7 @@ async def test_a_file_that_is_gone_or_cut_is_missed(left: tuple[Path, object], n
         shutil.rmtree(copy)
 
 
-async def test_a_log_that_was_cut_after_any_turn_is_missed(left: tuple[Path, object]) -> None:
+async def test_a_log_that_was_cut_after_any_turn_is_missed(left: Left) -> None:
     directory, state = left
     log = directory / "journal.sqlite-wal"
     size_bytes = log.stat().st_size
@@ -123,7 +123,7 @@ async def test_a_log_that_was_cut_after_any_turn_is_missed(left: tuple[Path, obj
             assert state == read_back(copy)
 
 
-async def test_a_turn_of_another_history_is_found(left: tuple[Path, object]) -> None:
+async def test_a_turn_of_another_history_is_found(left: Left) -> None:
     body = b"what happened"
     _, chain = open_snapshot(4, frame_snapshot(4, b"state"))
     record, next_chain = frame_turn(chain, 5, body)
@@ -134,7 +134,7 @@ async def test_a_turn_of_another_history_is_found(left: tuple[Path, object]) -> 
 
 
 async def test_after_a_restart_of_the_machine_what_the_disk_kept_is_read_with_a_warning(
-    left: tuple[Path, object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    left: Left, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without --journal-sync nothing else was promised."""
     directory, state = left

@@ -5,8 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+import redis
 
 from breadbox_server.journal import claims, sqlite
 from breadbox_server.journal.claims import Claim, Holder
@@ -28,16 +28,18 @@ from breadbox_server.journal.redis_stream import (
 from breadbox_server.journal.sqlite import SqliteArchive
 from breadbox_server.journal.storage import (
     BEGINNING,
+    JournalArchive,
     JournalDamagedError,
     JournalHeldError,
     JournalLostError,
     JournalTakenError,
     JournalUnavailableError,
+    JournalWriter,
 )
 from simulation.faults import Fates, FaultPlan
 from simulation.storage import SimulatedArchive, SimulatedJournal, SimulatedWriter
-from support.eventually import eventually, eventually_sync
-from support.journals import SqliteJournal, claim_of
+from support.eventually import eventually_sync
+from support.journals import SqliteJournal, behind, claim_of, put_turn
 from support.redis_server import RedisServer
 
 FIRST = BEGINNING + 1
@@ -48,15 +50,15 @@ NOTES = {"one": "of now", "another": "of now, too"}
 class Place:
     """One place for a journal, its archive open and claimed, and what happens behind its back."""
 
-    archive: Any
-    open_writer: Callable
-    damage: Callable
+    archive: JournalArchive
+    open_writer: Callable[[], JournalWriter]
+    damage: Callable[[int], object]
     """Deletes a turn."""
-    reopen: Callable
+    reopen: Callable[[], JournalArchive]
     """Opens another archive."""
-    write_owner: Callable
+    write_owner: Callable[[Claim], object]
     """Makes somebody else's claim the one that counts."""
-    write_as_another: Callable
+    write_as_another: Callable[[int], object]
     """Writes a turn with the expected data, in another's epoch."""
 
 
@@ -66,17 +68,16 @@ def sqlite_place(stack: ExitStack, directory: Path, *, sync: bool) -> Place:
     stack.callback(journal.close)
 
     def lose_turn(sequence: int) -> None:
-        with archive._connection as connection:
+        with behind(directory) as connection:
             connection.execute("DELETE FROM turns WHERE sequence = ?", (sequence,))
 
     def write_owner(claim: Claim) -> None:
-        sqlite._write_owner(archive._connection, claim)
+        words = (claim.to_text(), claim.holder.to_text())
+        with behind(directory) as connection:
+            connection.execute("UPDATE owner SET claim = ?, holder = ?", words)
 
     def write_as_another(sequence: int) -> None:
-        with archive._connection as connection:
-            connection.execute(
-                "INSERT INTO turns VALUES (?, ?, 1)", (sequence, b"turn %d" % sequence)
-            )
+        put_turn(directory, sequence, b"turn %d" % sequence, epoch=1)
 
     return Place(
         archive,
@@ -135,7 +136,7 @@ def simulated_place() -> Place:
 
 
 @pytest.fixture(params=["sqlite", "sqlite-sync", "redis", "simulated"])
-def place(request: pytest.FixtureRequest, tmp_path: Path):
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     with ExitStack() as stack:
         if request.param == "redis":
             yield redis_place(stack)
@@ -145,7 +146,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path):
             yield sqlite_place(stack, tmp_path, sync=request.param.endswith("sync"))
 
 
-async def write(writer, *sequences: int) -> None:
+async def write(writer: JournalWriter, *sequences: int) -> None:
     for sequence in sequences:
         await writer.append(sequence, b"turn %d" % sequence)
 
@@ -158,11 +159,11 @@ def expected(*sequences: int) -> list[tuple[int, bytes]]:
     return [(sequence, b"turn %d" % sequence) for sequence in sequences]
 
 
-async def test_a_new_place_is_not_begun(place) -> None:
+async def test_a_new_place_is_not_begun(place: Place) -> None:
     assert not place.archive.is_begun()
 
 
-async def test_turns_are_read_back_in_order(place) -> None:
+async def test_turns_are_read_back_in_order(place: Place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, *range(FIRST, FIRST + 1200))
@@ -172,7 +173,7 @@ async def test_turns_are_read_back_in_order(place) -> None:
     await writer.close()
 
 
-async def test_repeating_the_last_append_changes_nothing(place) -> None:
+async def test_repeating_the_last_append_changes_nothing(place: Place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST, FIRST + 1, FIRST + 1)
@@ -180,7 +181,7 @@ async def test_repeating_the_last_append_changes_nothing(place) -> None:
     await writer.close()
 
 
-async def test_a_snapshot_replaces_the_one_before(place) -> None:
+async def test_a_snapshot_replaces_the_one_before(place: Place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST, FIRST + 1, FIRST + 2)
@@ -191,7 +192,7 @@ async def test_a_snapshot_replaces_the_one_before(place) -> None:
     await writer.close()
 
 
-async def test_trimming_takes_old_turns_and_leaves_the_rest(place) -> None:
+async def test_trimming_takes_old_turns_and_leaves_the_rest(place: Place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     last = FIRST + 2999
@@ -207,7 +208,7 @@ async def test_trimming_takes_old_turns_and_leaves_the_rest(place) -> None:
 
 @pytest.mark.parametrize("sync", [False, True])
 async def test_large_turns_are_trimmed_a_few_at_a_time_so_that_the_loop_goes_on(
-    tmp_path: Path, sync
+    tmp_path: Path, sync: bool
 ) -> None:
     journal = SqliteJournal(tmp_path)
     archive = journal.archive
@@ -222,13 +223,14 @@ async def test_large_turns_are_trimmed_a_few_at_a_time_so_that_the_loop_goes_on(
         portions += 1
     assert 4 <= portions <= 6
     assert [] == list(archive.read_turns(last))
-    (left,) = archive._connection.execute("SELECT count(*) FROM turns").fetchone()
+    with behind(tmp_path) as connection:
+        (left,) = connection.execute("SELECT count(*) FROM turns").fetchone()
     assert 0 == left
     await writer.close()
     archive.close()
 
 
-async def test_everything_may_be_trimmed_and_the_next_turn_still_follows(place) -> None:
+async def test_everything_may_be_trimmed_and_the_next_turn_still_follows(place: Place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST, FIRST + 1)
@@ -240,7 +242,7 @@ async def test_everything_may_be_trimmed_and_the_next_turn_still_follows(place) 
 
 
 @pytest.mark.parametrize("lost", [FIRST, FIRST + 1])
-async def test_a_missing_turn_is_found_and_the_remedy_told(place, lost) -> None:
+async def test_a_missing_turn_is_found_and_the_remedy_told(place: Place, lost: int) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST, FIRST + 1, FIRST + 2)
@@ -250,7 +252,7 @@ async def test_a_missing_turn_is_found_and_the_remedy_told(place, lost) -> None:
     await writer.close()
 
 
-async def test_a_journal_can_be_begun_again_at_any_sequence(place) -> None:
+async def test_a_journal_can_be_begun_again_at_any_sequence(place: Place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST, FIRST + 1)
@@ -260,7 +262,7 @@ async def test_a_journal_can_be_begun_again_at_any_sequence(place) -> None:
     await writer.close()
 
 
-async def test_a_journal_that_is_begun_again_has_its_notes_beside_it(place) -> None:
+async def test_a_journal_that_is_begun_again_has_its_notes_beside_it(place: Place) -> None:
     """Those of the next start: which store it is of, and the limits that it was started with."""
     place.archive.begin(b"nothing")
     place.archive.write_note("one", "of an older copy")
@@ -342,14 +344,14 @@ class KilledError(Exception):
 class KilledAfter:
     """A client whose process ends after some commands."""
 
-    def __init__(self, client, commands: int) -> None:
+    def __init__(self, client: redis.Redis, commands: int) -> None:
         self._client = client
         self._left = commands
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    def eval(self, *arguments):
+    def eval(self, *arguments: Any) -> Any:
         self._left -= 1
         if self._left < 0:
             raise KilledError
@@ -357,7 +359,9 @@ class KilledAfter:
 
 
 @pytest.mark.parametrize("begins_again", [False, True])
-async def test_what_a_killed_writer_left_of_a_snapshot_goes_with_the_next(begins_again) -> None:
+async def test_what_a_killed_writer_left_of_a_snapshot_goes_with_the_next(
+    begins_again: bool,
+) -> None:
     """Of a large buffer it may be hundreds of megabytes, and nothing else ever deletes it."""
     large = b"x" * (3 * PIECE_SIZE_BYTES)
     with RedisServer() as server, server.client() as client:
@@ -470,43 +474,20 @@ async def test_turns_are_seen_by_other_processes_after_one_of_these_closed_the_j
     assert [str([*range(FIRST, FIRST + count)]) for count in (1, 2, 3)] == seen
 
 
-class HeldConnection:
-    """A connection that is held up in the middle of a trim."""
-
-    def __init__(self, connection) -> None:
-        self._connection = connection
-        self.trims = threading.Event()
-        self.may_trim = threading.Event()
-
-    def __enter__(self):
-        return self._connection.__enter__()
-
-    def __exit__(self, *error):
-        return self._connection.__exit__(*error)
-
-    def execute(self, statement, *arguments):
-        if statement.startswith("DELETE"):
-            self.trims.set()
-            assert self.may_trim.wait(60.0)
-        return self._connection.execute(statement, *arguments)
-
-    def close(self) -> None:
-        self._connection.close()
-
-
 async def test_a_sqlite_journal_is_not_begun_again_under_a_trim(tmp_path: Path) -> None:
     """The trim would find its connection closed, and that would end the server."""
     journal = SqliteJournal(tmp_path)
     journal.archive.begin(b"nothing")
     writer = journal.open_writer(sync=True)
     await write(writer, FIRST, FIRST + 1)
-    held = writer._connection = HeldConnection(writer._connection)
-    async with asyncio.TaskGroup() as group:
-        trimming = group.create_task(writer.trim(FIRST))
-        await eventually(held.trims.is_set)
-        beginning = group.create_task(writer.begin_again(FIRST + 1, b"state", NOTES))
-        await eventually(lambda: beginning.done() or writer._thread._work_queue.qsize() == 1)
-        held.may_trim.set()
+    with behind(tmp_path) as other:
+        other.execute("BEGIN IMMEDIATE")  # The trim waits for the lock that this holds.
+        async with asyncio.TaskGroup() as group:
+            trimming = group.create_task(writer.trim(FIRST))
+            group.create_task(writer.begin_again(FIRST + 1, b"state", NOTES))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            other.rollback()
     assert trimming.result() is False
     await write(writer, FIRST + 2)
     await writer.close()
@@ -536,7 +517,7 @@ def test_a_file_that_is_no_journal_is_closed_again(tmp_path: Path) -> None:
     assert path not in opened
 
 
-async def test_a_journal_of_a_server_that_lives_is_held(place) -> None:
+async def test_a_journal_of_a_server_that_lives_is_held(place: Place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     other = place.reopen()
@@ -549,7 +530,9 @@ async def test_a_journal_of_a_server_that_lives_is_held(place) -> None:
     other.close()
 
 
-async def test_a_claim_that_was_given_up_leaves_the_next_server_nothing_to_wait_for(place) -> None:
+async def test_a_claim_that_was_given_up_leaves_the_next_server_nothing_to_wait_for(
+    place: Place,
+) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     first = writer.claim
@@ -561,7 +544,9 @@ async def test_a_claim_that_was_given_up_leaves_the_next_server_nothing_to_wait_
     other.close()
 
 
-async def test_a_turn_of_our_sequence_that_somebody_else_wrote_is_not_taken_for_ours(place) -> None:
+async def test_a_turn_of_our_sequence_that_somebody_else_wrote_is_not_taken_for_ours(
+    place: Place,
+) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST)
@@ -571,7 +556,7 @@ async def test_a_turn_of_our_sequence_that_somebody_else_wrote_is_not_taken_for_
     await writer.close()
 
 
-async def test_another_turn_of_the_same_sequence_is_no_repeat(place) -> None:
+async def test_another_turn_of_the_same_sequence_is_no_repeat(place: Place) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST)
@@ -581,7 +566,7 @@ async def test_another_turn_of_the_same_sequence_is_no_repeat(place) -> None:
 
 
 @pytest.mark.parametrize("call", ["append", "renew"])
-async def test_an_older_epoch_is_lost_and_a_newer_one_is_taken(place, call) -> None:
+async def test_an_older_epoch_is_lost_and_a_newer_one_is_taken(place: Place, call: str) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST)
@@ -609,7 +594,9 @@ async def test_an_older_epoch_is_lost_and_a_newer_one_is_taken(place, call) -> N
     await writer.close()
 
 
-async def test_a_journal_that_lost_its_newest_turns_is_noticed_by_who_writes_nothing(place) -> None:
+async def test_a_journal_that_lost_its_newest_turns_is_noticed_by_who_writes_nothing(
+    place: Place,
+) -> None:
     place.archive.begin(b"nothing")
     writer = place.open_writer()
     await write(writer, FIRST, FIRST + 1)

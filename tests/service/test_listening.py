@@ -50,7 +50,12 @@ def test_of_two_servers_that_take_a_socket_in_one_moment_one_refuses(tmp_path: P
 
     with first.listener, second.listener:
         thread = threading.Thread(target=start_second)
-        starting = threading.Thread(target=lambda: (began.wait(), thread.start()))
+
+        def start_once_the_first_began() -> None:
+            began.wait()
+            thread.start()
+
+        starting = threading.Thread(target=start_once_the_first_began)
         starting.start()
         bind(first, settings, None)  # type: ignore[arg-type]
         starting.join()

@@ -2,16 +2,18 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from breadbox.stores.base import Confirmation
+from breadbox.types import PayloadReference
 from breadbox_server import reconciliation
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import BufferName, RequestId, SessionId
+from breadbox_server.core.ids import BufferName, PayloadId, RequestId, SessionId
 from breadbox_server.core.inputs import (
     AdmissionOutcome,
     EndSession,
@@ -103,7 +105,7 @@ async def test_a_payload_that_came_back_unannounced_is_confirmed_again_and_a_mis
 class SlowlyConfirmed(FakeCustodian):
     """A store that has confirmed before its answer is heard of."""
 
-    async def confirm(self, references):
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
         self.kept.update(each.payload_id for each in references)
         self.unannounced.difference_update(each.payload_id for each in references)
         return await super().confirm(references)
@@ -258,7 +260,7 @@ async def test_a_lease_that_is_consumed_asks_the_store_nothing() -> None:
     ],
 )
 async def test_more_orphans_than_a_crash_leaves_are_deleted_only_when_that_is_asked_for(
-    known, unknown, let_go, is_asked, deleted
+    known: int, unknown: int, let_go: int, is_asked: bool, deleted: int
 ) -> None:
     custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
     books = BufferSet(random.Random(1), BufferConfig())
@@ -266,9 +268,14 @@ async def test_more_orphans_than_a_crash_leaves_are_deleted_only_when_that_is_as
     left = [custodian.write().payload_id for _ in range(unknown)]
     custodian.kept.update(left)
     reconciler = Reconciler(
-        *(driver, custodian),
-        **{"clock": clock, "metrics": metrics, "orphan_s": 10.0, "deletes_orphans": True},
-        **{"is_asked": is_asked, "let_go": frozenset(left[:let_go])},
+        driver,
+        custodian,
+        clock=clock,
+        metrics=metrics,
+        orphan_s=10.0,
+        deletes_orphans=True,
+        is_asked=is_asked,
+        let_go=frozenset(map(PayloadId, left[:let_go])),
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())

@@ -1,6 +1,7 @@
 """Every method of the service, called over a real channel."""
 
 import math
+from typing import Any
 
 import grpc
 import pytest
@@ -145,7 +146,7 @@ async def publish_weights(it: Served, version: int) -> fragment_pb2.PayloadRefer
     return reference
 
 
-def watch_of_version_0(**fields: object) -> pb.WatchModelRequest:
+def watch_of_version_0(**fields: Any) -> pb.WatchModelRequest:
     return pb.WatchModelRequest(
         known_session_id="run", known_model_version=0, max_wait=span(10), **fields
     )
@@ -369,7 +370,7 @@ async def test_buffers_are_created_changed_listed_and_deleted() -> None:
     assert ["default"] == [buffer.name for buffer in left.buffers]
 
 
-async def updated(it, *paths: str, **limits) -> buffer_pb2.BufferConfig:
+async def updated(it: Served, *paths: str, **limits: Any) -> buffer_pb2.BufferConfig:
     """What a buffer of uses_max=7 has after an update with a mask of these paths."""
     await it.stub.CreateBuffer(
         pb.CreateBufferRequest(
@@ -425,10 +426,10 @@ async def test_a_mask_that_names_no_limit_is_refused(path: str) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await updated(it, "uses_max", path)
     assert "ARGUMENT_INVALID" == reason_of(caught.value)
-    assert "update_mask" in caught.value.details()
+    assert "update_mask" in str(caught.value.details())
 
 
-async def page(it, **fields) -> tuple[list[str], str]:
+async def page(it: Served, **fields: Any) -> tuple[list[str], str]:
     reply = await it.stub.ListBuffers(pb.ListBuffersRequest(**fields), timeout=CALL_S)
     return [buffer.name for buffer in reply.buffers], reply.next_page_token
 
@@ -502,7 +503,8 @@ async def test_a_return_that_would_spoil_the_sum_of_all_is_refused(
 ) -> None:
     async with served() as it:
         good = pb.EpisodeReport(worker_id="w", return_sum=1.0, end=pb.EPISODE_END_TRUNCATED)
-        bad = pb.EpisodeReport(worker_id="w", end=pb.EPISODE_END_TRUNCATED, **{field: value})
+        bad = pb.EpisodeReport(worker_id="w", end=pb.EPISODE_END_TRUNCATED)
+        setattr(bad, field, value)
         for report in ([good], [good, bad], [bad], [good]):
             call = it.stub.ReportEpisodes(pb.ReportEpisodesRequest(episodes=report), timeout=CALL_S)
             expected = grpc.StatusCode.INVALID_ARGUMENT if bad in report else grpc.StatusCode.OK
@@ -564,7 +566,7 @@ async def test_health_says_serving(name: str) -> None:
 
 
 @pytest.mark.parametrize("has_reflection", [True, False])
-async def test_reflection_lists_the_service_unless_it_is_off(has_reflection) -> None:
+async def test_reflection_lists_the_service_unless_it_is_off(has_reflection: bool) -> None:
     async with served(has_reflection=has_reflection) as it:
         stub = reflection_pb2_grpc.ServerReflectionStub(it.channel)
         call = stub.ServerReflectionInfo(

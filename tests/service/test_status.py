@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import any_pb2
 from google.rpc import error_details_pb2
-from grpc._cython import cygrpc
 from prometheus_client import CollectorRegistry
 
 from breadbox import errors as library_errors
@@ -125,7 +128,9 @@ class Raiser(replay_buffer_service_pb2_grpc.ReplayBufferServiceServicer):
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def ListBuffers(self, request: pytest.FixtureRequest, context) -> None:  # noqa: N802
+    async def ListBuffers(  # noqa: N802
+        self, request: pb.ListBuffersRequest, context: object
+    ) -> None:
         raise self.error
 
 
@@ -146,7 +151,7 @@ async def call_failing_with(error: Exception, metrics: Metrics) -> grpc.aio.AioR
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
-async def test_an_error_comes_through_a_channel_as_its_row_says(error) -> None:
+async def test_an_error_comes_through_a_channel_as_its_row_says(error: Exception) -> None:
     metrics = Metrics(CollectorRegistry())
     row = status.TABLE[type(error)]
     told = await call_failing_with(error, metrics)
@@ -169,7 +174,7 @@ async def test_an_error_comes_through_a_channel_as_its_row_says(error) -> None:
     ],
 )
 async def test_a_fetch_beyond_capacity_is_told_by_the_library_in_the_words_of_the_server(
-    error,
+    error: core_errors.FetchExceedsCapacityError,
 ) -> None:
     told = await call_failing_with(error, Metrics(CollectorRegistry()))
     raised = from_rpc_error(told, "localhost:1", encrypted=False)
@@ -202,9 +207,13 @@ async def test_a_bug_is_told_as_internal_and_its_text_only_to_the_log(
     assert "secret 42" in caplog.text
 
 
-def _retry_info(detail) -> error_details_pb2.RetryInfo | None:
+def _retry_info(detail: any_pb2.Any) -> error_details_pb2.RetryInfo | None:
     retry = error_details_pb2.RetryInfo()
     return retry if detail.Unpack(retry) else None
+
+
+ExecuteBatchError: type[Exception] = import_module("grpc._cython.cygrpc").ExecuteBatchError
+"""What gRPC raises when it has nobody to answer; it has no public name, and no types."""
 
 
 class GoneContext:
@@ -228,14 +237,14 @@ class GoneContext:
     def code(self) -> grpc.StatusCode | None:
         return None
 
-    async def abort(self, code, details) -> None:
-        raise cygrpc.ExecuteBatchError('Failed "execute_batch"')
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise ExecuteBatchError('Failed "execute_batch"')
 
-    async def abort_with_status(self, told) -> None:
-        raise cygrpc.ExecuteBatchError('Failed "execute_batch"')
+    async def abort_with_status(self, told: grpc.Status) -> None:
+        raise ExecuteBatchError('Failed "execute_batch"')
 
 
-async def forever(request: pytest.FixtureRequest, context) -> None:
+async def forever(request: pb.ListBuffersRequest, context: object) -> None:
     await asyncio.get_running_loop().create_future()
 
 
@@ -248,18 +257,23 @@ async def forever(request: pytest.FixtureRequest, context) -> None:
     ],
 )
 async def test_a_caller_that_went_before_its_answer_is_no_bug(
-    caplog: pytest.LogCaptureFixture, behaviour, left_s, logged, code
+    caplog: pytest.LogCaptureFixture,
+    behaviour: Callable[[pb.ListBuffersRequest, object], Awaitable[None]],
+    left_s: float | None,
+    logged: int,
+    code: str,
 ) -> None:
     metrics = Metrics(CollectorRegistry())
 
-    async def continuation(details):
+    async def continuation(details: object) -> "grpc.RpcMethodHandler[Any, Any]":
         return grpc.unary_unary_rpc_method_handler(behaviour)
 
     method = "/breadbox.v1.ReplayBufferService/ListBuffers"
     details = SimpleNamespace(method=method, invocation_metadata=())
     handler = await CallInterceptor(metrics).intercept_service(continuation, details)
+    serve: Any = handler.stream_unary  # grpc's types know handlers of its blocking server only.
     with caplog.at_level(logging.ERROR), pytest.raises(asyncio.CancelledError):
-        await handler.stream_unary(None, GoneContext(left_s))
+        await serve(None, GoneContext(left_s))
     assert logged == len(caplog.records)
     labels = {"method": "ListBuffers", "code": code}
     assert 1 == metrics.registry.get_sample_value("breadbox_rpcs_total", labels)

@@ -1,3 +1,4 @@
+import hmac
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import tokens
 from breadbox_server.authorization import Caller, Quotas, Role
 from breadbox_server.errors import StartError
+from breadbox_server.limits import TOKENS_MAX
 from breadbox_server.tokens import TokenFile, digest_of, new_token, parse, token
 from support.served import served
 from support.token_files import write_token_file
@@ -92,9 +94,7 @@ def test_a_plain_token_in_the_file_is_refused_and_not_shown(tmp_path: Path) -> N
 
 
 def test_more_tokens_than_the_limit_are_refused() -> None:
-    text = "".join(
-        f"producer w{number} sha256:{number:064x}\n" for number in range(tokens.TOKENS_MAX + 1)
-    )
+    text = "".join(f"producer w{number} sha256:{number:064x}\n" for number in range(TOKENS_MAX + 1))
     with pytest.raises(ValueError, match="257 tokens; the limit is 256"):
         parse(text)
 
@@ -116,13 +116,13 @@ def test_every_entry_is_compared_whichever_matches(
     known = write_token_file(tmp_path / "tokens")
     file = TokenFile(tmp_path / "tokens")
     compared: list[bytes] = []
-    compare = tokens.hmac.compare_digest
+    compare = hmac.compare_digest
 
     def counting(first: bytes, second: bytes) -> bool:
         compared.append(first)
         return compare(first, second)
 
-    monkeypatch.setattr(tokens.hmac, "compare_digest", counting)
+    monkeypatch.setattr(hmac, "compare_digest", counting)
     roles = [role_of(file, known[Role.PRODUCER]), role_of(file, "wrong")]
 
     assert [Role.PRODUCER, None] == roles

@@ -160,12 +160,9 @@ async def test_one_token_leaves_places_to_the_others(
         await it.stub.StartSession(
             pb.StartSessionRequest(session_id="s"), timeout=CALL_S, metadata=bearer(greedy)
         )
-        known = {"known_session_id": "s", "known_model_version": 0, "max_wait": span(60)}
+        known = pb.WatchModelRequest(known_session_id="s", known_model_version=0, max_wait=span(60))
         watches = [
-            it.stub.WatchModel(
-                pb.WatchModelRequest(**known), timeout=CALL_S, metadata=bearer(greedy)
-            )
-            for _ in range(2)
+            it.stub.WatchModel(known, timeout=CALL_S, metadata=bearer(greedy)) for _ in range(2)
         ]
         await eventually(lambda: sample(it, "calls") == 2)
         start = pb.StartSessionRequest(session_id="s")

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,13 +18,13 @@ from breadbox_server.convert import payload_reference
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.errors import BufferNotFoundError, DomainError
+from breadbox_server.core.events import FetchGranted, WaitElapsed
 from breadbox_server.core.ids import BufferName, ModelVersion, RequestId, SessionId
 from breadbox_server.core.inputs import (
     DeleteBuffer,
     EndSession,
     Fragment,
-    Payload,
-    PublishModel,
+    Input,
     StartSession,
     UpdateBuffer,
 )
@@ -32,6 +34,7 @@ from breadbox_server.reconciliation import Reconciler
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
 from support.fake_journal import FakeJournal
+from support.inputs import named_payload, publish_model
 from support.manual_timers import ManualTimers
 from support.metadata import written_fragment
 
@@ -39,8 +42,22 @@ BUFFER = BufferName("default")
 RUN = SessionId("run")
 
 
+publish = partial(publish_model, session_id=RUN)
+
+
+@dataclass
+class Journalled:
+    """A driver, what it decides by, and who runs it."""
+
+    driver: Driver
+    custodian: FakeCustodian
+    journal: FakeJournal
+    clock: ManualTimers
+    group: asyncio.TaskGroup
+
+
 @asynccontextmanager
-async def journalled():
+async def journalled() -> AsyncIterator[Journalled]:
     """A driver whose decisions go through a fake journal."""
     custodian, journal, clock = FakeCustodian(), FakeJournal(), ManualTimers()
     driver = Driver(
@@ -54,17 +71,15 @@ async def journalled():
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
         await driver.apply(StartSession(BUFFER, RUN))
-        yield SimpleNamespace(
-            driver=driver, custodian=custodian, journal=journal, clock=clock, group=group
-        )
+        yield Journalled(driver, custodian, journal, clock, group)
         running.cancel()
 
 
-def fragment(it, index: int) -> Fragment:
+def fragment(it: Journalled, index: int) -> Fragment:
     return written_fragment(it.custodian, index, RUN)
 
 
-def start_fetch(it, wait_s: float = 60.0) -> asyncio.Task:
+def start_fetch(it: Journalled, wait_s: float = 60.0) -> asyncio.Task[FetchGranted | WaitElapsed]:
     return it.group.create_task(
         it.driver.fetch(
             buffer=BUFFER,
@@ -78,16 +93,19 @@ def start_fetch(it, wait_s: float = 60.0) -> asyncio.Task:
     )
 
 
-def hold(it) -> None:
+def hold(it: Journalled) -> None:
     it.journal.may_write.clear()
     it.journal.writing.clear()
 
 
-def reconciler_of(it) -> Reconciler:
+def reconciler_of(it: Journalled) -> Reconciler:
     return Reconciler(
-        *(it.driver, it.custodian),
-        **{"clock": it.clock, "metrics": Metrics(CollectorRegistry())},
-        **{"orphan_s": 10.0, "deletes_orphans": True},
+        it.driver,
+        it.custodian,
+        clock=it.clock,
+        metrics=Metrics(CollectorRegistry()),
+        orphan_s=10.0,
+        deletes_orphans=True,
     )
 
 
@@ -120,7 +138,7 @@ _REFUSED_WITHOUT_THE_BUFFER = {
         lease_s=None,
     ),
     "delete_buffer": lambda it: it.driver.delete_buffer(DeleteBuffer(BUFFER)),
-    "publish": lambda it: it.driver.publish(PublishModel(BUFFER, RUN, ModelVersion(1), None)),
+    "publish": lambda it: it.driver.publish(publish(1)),
     "watch": lambda it: it.driver.watch(
         BUFFER, session_id=RUN, model_version=None, lacks_weights=False, wait_s=60.0
     ),
@@ -158,9 +176,7 @@ async def test_a_model_is_told_only_when_it_is_durable() -> None:
     async with journalled() as it:
         await it.driver.append(BUFFER, [fragment(it, 0)])
         hold(it)
-        publishing = it.group.create_task(
-            it.driver.publish(PublishModel(BUFFER, RUN, ModelVersion(7)))
-        )
+        publishing = it.group.create_task(it.driver.publish(publish(7)))
         await it.journal.writing.wait()
         asking = it.group.create_task(it.driver.durable_model(BUFFER))
         await turn_the_loop()
@@ -172,7 +188,7 @@ async def test_a_model_is_told_only_when_it_is_durable() -> None:
 
 async def test_a_model_that_is_durable_is_told_at_once_whatever_else_is_written() -> None:
     async with journalled() as it:
-        await it.driver.publish(PublishModel(BUFFER, RUN, ModelVersion(7)))
+        await it.driver.publish(publish(7))
         hold(it)
         appending = it.group.create_task(it.driver.append(BUFFER, [fragment(it, 0)]))
         await it.journal.writing.wait()
@@ -224,7 +240,7 @@ async def test_payloads_are_deleted_only_when_their_end_is_durable() -> None:
         await eventually(lambda: len(it.custodian.deleted) == 1)
 
 
-async def held_end(it) -> tuple[str, asyncio.Task]:
+async def held_end(it: Journalled) -> tuple[str, asyncio.Task[None]]:
     """A payload whose end is decided and not durable, and who waits for that."""
     only = fragment(it, 0)
     await it.driver.append(BUFFER, [only])
@@ -295,8 +311,8 @@ async def test_what_came_due_unseen_is_no_orphan() -> None:
 async def test_an_unowned_payload_whose_end_is_not_durable_is_deleted_only_with_it() -> None:
     async with journalled() as it:
         weights = fragment(it, 0).payload
-        publish = PublishModel(BUFFER, RUN, ModelVersion(1), weights)
-        await it.driver.publish(publish)
+        command = publish(1, weights)
+        await it.driver.publish(command)
         it.driver._unowned.add(weights, BUFFER, it.clock.now())
         hold(it)
         ending = it.group.create_task(it.driver.apply(EndSession(BUFFER, RUN)))
@@ -315,11 +331,11 @@ async def test_a_payload_whose_end_is_not_durable_is_confirmed_for_nobody() -> N
     """It would be deleted under whoever got it."""
     async with journalled() as it:
         payload_id, ending = await held_end(it)
-        publish = PublishModel(BUFFER, SessionId("next"), ModelVersion(1), Payload(payload_id, 100))
+        command = publish_model(1, named_payload(payload_id, 100), session_id="next")
         starting = it.group.create_task(it.driver.apply(StartSession(BUFFER, SessionId("next"))))
         asyncio.get_running_loop().call_later(0.05, it.journal.may_write.set)
         with pytest.raises(PayloadMissingError):
-            await it.driver.publish(publish)
+            await it.driver.publish(command)
         await ending
         await starting
         await it.driver.flush()
@@ -329,14 +345,22 @@ async def test_a_payload_whose_end_is_not_durable_is_confirmed_for_nobody() -> N
 async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable() -> None:
     async with journalled() as it:
         watching = it.group.create_task(
-            it.driver.watch(BUFFER, session_id=RUN, model_version=0, lacks_weights=False, wait_s=60)
+            it.driver.watch(
+                BUFFER,
+                session_id=RUN,
+                model_version=ModelVersion(0),
+                lacks_weights=False,
+                wait_s=60,
+            )
         )
         await turn_the_loop()
         hold(it)
-        it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1))))
+        it.group.create_task(it.driver.apply(publish(1)))
         await it.journal.writing.wait()
         reading = it.group.create_task(
-            it.driver.watch(BUFFER, session_id=RUN, model_version=0, lacks_weights=False, wait_s=0)
+            it.driver.watch(
+                BUFFER, session_id=RUN, model_version=ModelVersion(0), lacks_weights=False, wait_s=0
+            )
         )
         await turn_the_loop()
         assert (False, False) == (watching.done(), reading.done())
@@ -347,11 +371,10 @@ async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable()
 async def test_calls_of_one_moment_share_one_write() -> None:
     async with journalled() as it:
         hold(it)
-        first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1))))
+        first = it.group.create_task(it.driver.apply(publish(1)))
         await it.journal.writing.wait()
         later = [
-            it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, version)))
-            for version in range(2, 12)
+            it.group.create_task(it.driver.apply(publish(version))) for version in range(2, 12)
         ]
         await turn_the_loop()
         it.journal.may_write.set()
@@ -363,9 +386,9 @@ async def test_calls_of_one_moment_share_one_write() -> None:
 async def test_what_is_decided_while_a_turn_is_written_waits_for_its_own_turn() -> None:
     async with journalled() as it:
         hold(it)
-        first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1))))
+        first = it.group.create_task(it.driver.apply(publish(1)))
         await it.journal.writing.wait()
-        second = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(2))))
+        second = it.group.create_task(it.driver.apply(publish(2)))
         await turn_the_loop()
         it.journal.may_write.set()  # Lets through whoever waits, and nobody after.
         it.journal.may_write.clear()
@@ -382,9 +405,7 @@ async def test_answers_wait_for_a_journal_that_is_away_and_come_when_it_is_back(
     monkeypatch.setattr(turns, "RETRY_DELAY_S", 0.0)
     async with journalled() as it:
         it.journal.is_down = True
-        publishing = it.group.create_task(
-            it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1)))
-        )
+        publishing = it.group.create_task(it.driver.apply(publish(1)))
         await turn_the_loop()
         assert not publishing.done()
         it.journal.is_down = False
@@ -402,16 +423,12 @@ async def test_new_work_is_refused_while_the_journal_has_been_away_for_long(
     monkeypatch.setattr(turns, "ENTRIES_MAX", 1)
     async with journalled() as it:
         hold(it)
-        waiting = [
-            it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1))))
-        ]
+        waiting = [it.group.create_task(it.driver.apply(publish(1)))]
         await it.journal.writing.wait()
-        waiting.append(
-            it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(2))))
-        )
+        waiting.append(it.group.create_task(it.driver.apply(publish(2))))
         await turn_the_loop()
         with pytest.raises(StoreUnavailableError):
-            await it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(3)))
+            await it.driver.apply(publish(3))
         with pytest.raises(StoreUnavailableError):
             await it.driver.append(BUFFER, [fragment(it, 0)])
         it.journal.may_write.set()
@@ -424,15 +441,15 @@ async def test_a_lost_journal_is_begun_again_with_everything_decided_so_far() ->
         await it.driver.append(BUFFER, [fragment(it, 0)])
         hold(it)
         it.journal.is_lost = True
-        first = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1))))
+        first = it.group.create_task(it.driver.apply(publish(1)))
         await it.journal.writing.wait()
-        second = it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(2))))
+        second = it.group.create_task(it.driver.apply(publish(2)))
         await turn_the_loop()
         it.journal.may_write.set()
         await first
         await second
         (state,) = it.journal.snapshots
-        await it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(3)))
+        await it.driver.apply(publish(3))
         rebuilt = BufferSet.restore(state, random.Random(1))
         for turn in it.journal.turns:
             rebuilt.replay(turn)
@@ -447,9 +464,7 @@ async def test_effects_keep_their_order_when_a_lost_journal_is_begun_again() -> 
         told: list[int] = []
         publishing = []
         for version in (1, 2):
-            publishing.append(
-                it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, version)))
-            )
+            publishing.append(it.group.create_task(it.driver.apply(publish(version))))
             await turn_the_loop()
             it.driver.when_settled(partial(told.append, version))
         it.journal.may_write.set()
@@ -470,7 +485,7 @@ async def test_what_came_due_unseen_is_in_a_journal_that_is_begun_again_only_onc
         await turn_the_loop()
         hold(it)
         it.journal.is_lost = True
-        it.group.create_task(it.driver.apply(PublishModel(BUFFER, RUN, ModelVersion(1))))
+        it.group.create_task(it.driver.apply(publish(1)))
         await it.journal.writing.wait()
         it.clock.advance_late(60.0)
         it.custodian.may_confirm.clear()
@@ -481,7 +496,7 @@ async def test_what_came_due_unseen_is_in_a_journal_that_is_begun_again_only_onc
         else:
             it.driver.describe(BUFFER)
         it.journal.may_write.set()
-        await eventually(lambda: it.journal.snapshots)
+        await eventually(lambda: bool(it.journal.snapshots))
         it.custodian.may_confirm.set()
         it.clock.advance(0.0)
         await waiting
@@ -508,7 +523,7 @@ async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int) -> N
                 tasks.append(it.group.create_task(_quietly(partial(_fetch, it, f"r{step}"))))
             elif kind == "publish":
                 version = step // 20
-                publishing = partial(it.driver.apply, PublishModel(BUFFER, RUN, version))
+                publishing = partial(it.driver.apply, publish(version))
                 tasks.append(it.group.create_task(_quietly(publishing)))
             elif kind == "cancel" and tasks:
                 rng.choice(tasks).cancel()
@@ -534,7 +549,7 @@ async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int) -> N
         assert it.driver._buffers.snapshot() == rebuilt.snapshot(), f"seed {seed}"
 
 
-async def _fetch(it, request_id: str):
+async def _fetch(it: Journalled, request_id: str) -> FetchGranted | WaitElapsed:
     return await it.driver.fetch(
         buffer=BUFFER,
         request_id=RequestId(request_id),
@@ -546,7 +561,7 @@ async def _fetch(it, request_id: str):
     )
 
 
-async def _quietly(call) -> None:
+async def _quietly(call: Callable[[], Awaitable[object]]) -> None:
     """Make a call whose refusal is as good as its answer."""
     with contextlib.suppress(DomainError):
         await call()
@@ -554,12 +569,14 @@ async def _quietly(call) -> None:
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["answer", "refusal"])
 async def test_nothing_is_told_from_memory_while_the_journal_may_be_anothers(
-    monkeypatch: pytest.MonkeyPatch, is_known
+    monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     """A server that was stopped may have been replaced: it asks before it says what was."""
     monkeypatch.setattr(turns, "RENEW_S", 0.01)
     monkeypatch.setattr(turns, "ALIVE_S", 0.2)
-    command = StartSession(BUFFER, RUN) if is_known else EndSession(BufferName("none"), RUN)
+    command: Input[Any] = StartSession(BUFFER, RUN)
+    if not is_known:
+        command = EndSession(BufferName("none"), RUN)
 
     async with journalled() as it:
         loop = asyncio.get_running_loop()
@@ -575,7 +592,7 @@ async def test_nothing_is_told_from_memory_while_the_journal_may_be_anothers(
     assert is_known is not isinstance(outcome, BufferNotFoundError)
 
 
-async def _outcome(call):
+async def _outcome(call: Awaitable[object]) -> object:
     try:
         return await call
     except DomainError as error:
