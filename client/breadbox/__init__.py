@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from breadbox.local import ServerOptions as ServerOptions
     from breadbox.local import local_server as local_server
     from breadbox.options import Tls as Tls
+    from breadbox.reading import LoadedRead as LoadedRead
     from breadbox.step_writer import Autoreset as Autoreset
     from breadbox.step_writer import StepClient as StepClient
     from breadbox.step_writer import StepCounts as StepCounts
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from breadbox.types import EpisodeEnd as EpisodeEnd
     from breadbox.types import EpisodeReport as EpisodeReport
     from breadbox.types import FragmentMetadata as FragmentMetadata
+    from breadbox.types import FragmentRead as FragmentRead
     from breadbox.types import FragmentReference as FragmentReference
     from breadbox.types import FullPolicy as FullPolicy
     from breadbox.types import LeaseExpiryPolicy as LeaseExpiryPolicy
@@ -82,6 +84,7 @@ _HOMES = {
     "local": ("ServerOptions", "local_server"),
     "options": ("Tls",),
     "step_writer": ("Autoreset", "StepClient", "StepCounts", "StepWriter", "true_next_obs"),
+    "reading": ("LoadedRead",),
     "stores": ("PayloadStore",),
     "types": (
         "AdmissionOutcome",
@@ -95,6 +98,7 @@ _HOMES = {
         "EpisodeEnd",
         "EpisodeReport",
         "FragmentMetadata",
+        "FragmentRead",
         "FragmentReference",
         "FullPolicy",
         "LeaseExpiryPolicy",

@@ -32,6 +32,7 @@ METHODS: dict[str, str] = {
     "AppendFragments": "a fragment's identity is judged once; again it is a DUPLICATE",
     "FetchFragments": "the same request_id gets the same grant",
     "GetPreparedFragments": "reads",
+    "ReadFragments": "reads; a lease that nobody heard of expires",
     "RenewLease": "the lease then lives from the later renewal",
     "ReleaseLease": "a lease that was released stays released",
     "CreateBuffer": "a buffer with the very same limits is left as it is",
@@ -212,6 +213,36 @@ def get_prepared_fragments(
         request,
         lambda response: wire.references_from_wire(response.fragments),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequest:
+    """What a read by a cursor asks for."""
+
+    after_chunk_id: int | None = None
+    """None: from the oldest chunk that is held."""
+    chunk_count_max: int = 64
+    max_wait_s: float = 0.0
+    lease_s: float | None = None
+    """None: the buffer's own."""
+    known_session_id: str | None = None
+    """None: the reader knows none, and is not told early of another."""
+
+
+def read_fragments(
+    buffer: str, read: ReadRequest, *, max_wait_s: float
+) -> Call[types.FragmentRead]:
+    """Read what came after a cursor, under a lease, using nothing up."""
+    request = wire.build(
+        pb.ReadFragmentsRequest,
+        buffer=buffer,
+        after_chunk_id=read.after_chunk_id,
+        chunk_count_max=read.chunk_count_max,
+        max_wait=wire.duration("max_wait_s", max_wait_s),
+        lease_duration=wire.duration("lease_s", read.lease_s),
+        known_session_id=read.known_session_id,
+    )
+    return Call("ReadFragments", request, wire.read_from_wire, wait_s=max_wait_s)
 
 
 def renew_lease(buffer: str, lease_id: str, lease_s: float | None) -> Call[float]:

@@ -3,7 +3,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from uuid import uuid4
@@ -17,6 +17,7 @@ from breadbox.interpreter import Interpreter
 from breadbox.lease import Lease
 from breadbox.options import ClientOptions, Tls, check_address
 from breadbox.outages import Outages
+from breadbox.reading import LoadedRead, Tail
 from breadbox.stores.base import PayloadStore
 from breadbox.types import ReleaseMode
 
@@ -426,6 +427,101 @@ class Client:
 
     def read_fragments(
         self,
+        after_chunk_id: int | None = None,
+        *,
+        chunk_count_max: int = 64,
+        max_wait_s: float = 0.0,
+        lease_s: float | None = None,
+        known_session_id: str | None = None,
+        buffer: str | None = None,
+    ) -> types.FragmentRead:
+        """Read what came after a cursor, in order of arrival, using nothing up; see `tail`.
+
+        The payloads stay readable until the lease that comes with them is released or expires.
+        Load them with `load_fragments`, then call `release_lease`.
+
+        Args:
+            after_chunk_id: The `cursor` of the read before; None: from the oldest chunk that is
+                held. So is read, too, after a chunk that there has not been yet.
+            chunk_count_max: Chunks at most, 1 to 4096; fewer come where they are large.
+            max_wait_s: Seconds to wait for a chunk; 0: not at all.
+            lease_s: Seconds the lease lives; None: the buffer's own.
+            known_session_id: The `session_id` of the read before. Another one that is current ends
+                the wait, and all that is held of it is read. None: this is not looked at.
+            buffer: None: the client's.
+
+        Returns:
+            What came; without fragments and lease when nothing did.
+
+        Raises:
+            BackpressureError: Too many readers wait already.
+            BufferNotFoundError: There is no such buffer.
+        """
+        request = calls.ReadRequest(
+            after_chunk_id=after_chunk_id,
+            chunk_count_max=chunk_count_max,
+            max_wait_s=max_wait_s,
+            lease_s=lease_s,
+            known_session_id=known_session_id,
+        )
+        return self._interpreter.run(operations.read(self._context, buffer or self.buffer, request))
+
+    def tail(
+        self,
+        after_chunk_id: int | None = None,
+        *,
+        chunk_count_max: int = 64,
+        max_wait_s: float | None = None,
+        lease_s: float | None = None,
+        known_session_id: str | None = None,
+        columns: Sequence[str] | None = None,
+        is_mapped: bool = False,
+        buffer: str | None = None,
+    ) -> Iterator[LoadedRead]:
+        """Follow a buffer: load what it holds and then what comes, using nothing up.
+
+        ```python
+        for read in client.tail():
+            for fragment in read.fragments: ...
+        ```
+
+        Goes on over restarts of server and store for as long as any call does (`reconnect_s`), and
+        over sessions, of which each read names its own. What left the buffer before it was read is
+        counted in the next read, so that nothing is missed unknowingly.
+
+        Args:
+            after_chunk_id: The `cursor` of an earlier read; None: from the oldest that is held.
+            chunk_count_max: Chunks at most of one read, 1 to 4096; fewer come where they are large.
+            max_wait_s: Seconds to wait for what comes next, after which the iteration ends; None:
+                it does not end.
+            lease_s: Seconds in which a read has to be loaded; None: the buffer's lease.
+            known_session_id: The `session_id` of that earlier read; None: none is known.
+            columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
+            is_mapped: As of `load_fragments`.
+            buffer: None: the client's.
+
+        Raises:
+            ReplayBufferError: As `read_fragments`, and as `load_fragments` but for payloads that
+                are gone or cannot be read: their chunks are counted as skipped.
+        """
+        tail = Tail(
+            self._context,
+            buffer or self.buffer,
+            calls.ReadRequest(
+                after_chunk_id=after_chunk_id,
+                chunk_count_max=chunk_count_max,
+                lease_s=lease_s,
+                known_session_id=known_session_id,
+            ),
+            max_wait_s=max_wait_s,
+            columns=columns,
+            is_mapped=is_mapped,
+        )
+        while (read := self._interpreter.run(tail.next())) is not None:
+            yield read
+
+    def load_fragments(
+        self,
         references: Sequence[types.FragmentReference],
         *,
         columns: Sequence[str] | None = None,
@@ -438,7 +534,6 @@ class Client:
             references: Of a lease that is alive.
             columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
             steps: Half-open range [start, stop) of the steps wanted; None: all.
-
             is_mapped: Where the store is a directory of this host and all is read, return views of
                 its own memory instead of copies, which costs about half the time. A fragment takes
                 the store's memory until it is let go, also after its lease; nobody else sees what
@@ -450,7 +545,7 @@ class Client:
             StoreUnavailableError: The store stayed away for `reconnect_s`.
         """
         return self._interpreter.run(
-            operations.read_fragments(
+            operations.load_fragments(
                 self._context, references, columns, steps, is_mapped=is_mapped
             )
         )
@@ -468,7 +563,7 @@ class Client:
             "<f4[16, 3]".
 
         Raises:
-            ReplayBufferError: As `read_fragments`.
+            ReplayBufferError: As `load_fragments`.
         """
         return self._interpreter.run(operations.describe_arrays(self._context, references))
 
@@ -511,7 +606,7 @@ class Client:
 
         Raises:
             TreeMismatchError: The fragments differ in structure, shape or type.
-            ReplayBufferError: As `read_fragments`.
+            ReplayBufferError: As `load_fragments`.
         """
         return self._interpreter.run(
             operations.read_batch(self._context, references, device, columns, into=into)

@@ -65,7 +65,7 @@ class Lease(Granted):
         def read(references: Sequence[FragmentReference]) -> list[Fragment]:
             self._check_open()
             return self._interpreter.run(
-                operations.read_fragments(self._context, references, columns, steps)
+                operations.load_fragments(self._context, references, columns, steps)
             )
 
         loading = run_ahead(self._groups(), read, at_once=1, depth=1, in_order=True)

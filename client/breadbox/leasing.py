@@ -147,7 +147,7 @@ class Granted:
         found: list[str] = []
         for reference in self.references:
             try:
-                yield from operations.read_fragments(self._context, [reference], None, None)
+                yield from operations.load_fragments(self._context, [reference], None, None)
             except UNREADABLE_ERRORS:
                 found.append(reference.metadata.payload.payload_id)
             except errors.PayloadMissingError:

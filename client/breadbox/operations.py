@@ -44,6 +44,7 @@ from breadbox.types import (
     ArrayType,
     BufferDescription,
     Device,
+    FragmentRead,
     FragmentReference,
     LeaseGrant,
     ModelState,
@@ -354,6 +355,25 @@ def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operati
             raise errors.WaitElapsedError(now - started_at, answer)
 
 
+def read(context: Context, buffer: str, request: calls.ReadRequest) -> Operation[FragmentRead]:
+    """Read what came after a cursor, waiting for as long as the request says."""
+    wire.duration("max_wait_s", request.max_wait_s)
+    until = context.now() + request.max_wait_s
+    while True:
+        found, _ = yield from repeat(
+            context,
+            lambda now: calls.read_fragments(buffer, request, max_wait_s=_slice_s(until - now)),
+        )
+        known = request.known_session_id
+        is_news = (
+            found.fragments
+            or found.skipped_chunk_count
+            or (known is not None and found.session_id != known)
+        )
+        if is_news or until - context.now() < INSTANT_S:
+            return found
+
+
 # Payloads ----------------------------------------------------------------------------------------
 
 
@@ -484,7 +504,7 @@ def load_weights(context: Context, reference: PayloadReference) -> Operation[dic
     )
 
 
-def read_fragments(
+def load_fragments(
     context: Context,
     references: Sequence[FragmentReference],
     columns: Sequence[str] | None,

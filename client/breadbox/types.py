@@ -206,6 +206,25 @@ class LeaseGrant:
 
 
 @dataclass(frozen=True, slots=True)
+class FragmentRead:
+    """What came after a cursor: read, not used. Its payloads stay readable under a lease."""
+
+    fragments: tuple[FragmentReference, ...] = field(repr=False)
+    """In order of `chunk_id`, those of one chunk together; staleness and uses are as of now."""
+    lease_id: str | None
+    """To be released once the payloads are loaded; None when nothing came."""
+    remaining_s: float
+    """Seconds the lease had left when the reply was made; 0 without one."""
+    cursor: int
+    """Chunks up to this one have been told of: the next `after_chunk_id`."""
+    skipped_chunk_count: int
+    """Chunks up to the cursor that had left the buffer before they were read."""
+    session_id: str
+    """Empty: no session is current."""
+    model_version: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class MinimumChunks:
     """A fetch waits until the buffer holds this many chunks."""
 

@@ -462,6 +462,19 @@ def grant_from_wire(
     )
 
 
+def read_from_wire(message: replay_buffer_service_pb2.ReadFragmentsResponse) -> types.FragmentRead:
+    """Read what came after a cursor."""
+    return types.FragmentRead(
+        fragments=references_from_wire(message.fragments),
+        lease_id=message.lease.lease_id if message.HasField("lease") else None,
+        remaining_s=seconds(message.lease.remaining_duration),
+        cursor=message.cursor,
+        skipped_chunk_count=message.skipped_chunk_count,
+        session_id=message.session_id,
+        model_version=message.model_version if message.HasField("model_version") else None,
+    )
+
+
 def store_config_from_wire(
     message: replay_buffer_service_pb2.GetStoreConfigResponse,
 ) -> types.StoreConfig:

@@ -136,7 +136,7 @@ def read_buffer(
     Raises:
         BufferNotFoundError: there is no such buffer.
         WaitElapsedError: the chunks were leased by others for all of `max_wait_s`.
-        ReplayBufferError: as `Client.fetch` and `Client.read_fragments`.
+        ReplayBufferError: as `Client.fetch` and `Client.load_fragments`.
     """
     description = client.get_buffer(buffer)
     per_chunk = description.config.fragments_per_chunk or 1
@@ -147,7 +147,7 @@ def read_buffer(
     try:
         reader = FragmentReader()
         for group in _groups(lease.references):
-            for fragment in client.read_fragments(group):
+            for fragment in client.load_fragments(group):
                 yield from reader.add(fragment)
         yield from reader.finish()
     finally:

@@ -40,6 +40,7 @@ from breadbox_server.health import Health
 from breadbox_server.interceptors import CallInterceptor
 from breadbox_server.jobs import CLOSE_S_MAX, Jobs, bounded
 from breadbox_server.journal.storage import JournalError
+from breadbox_server.limits import READ_KEPT_PART
 from breadbox_server.listening import bind, bound_port, check_addresses, check_free
 from breadbox_server.metrics import Metrics
 from breadbox_server.metrics_port import metrics_served
@@ -153,7 +154,9 @@ async def serving(
             clock=clock,
             metrics=metrics,
             limits=DriverLimits(
-                unowned_s=settings.unannounced_s, poison_after=settings.poison_after
+                unowned_s=settings.unannounced_s,
+                poison_after=settings.poison_after,
+                read_kept_bytes_max=settings.default_config.capacity_bytes // READ_KEPT_PART,
             ),
             journal=books.journal,
         )

@@ -27,7 +27,7 @@ class Role(Enum):
     PRODUCER = "producer"
     """A rollout worker: appends, watches the model, reports episodes."""
     LEARNER = "learner"
-    """Runs sessions, publishes models, fetches."""
+    """Runs sessions, publishes models, fetches, reads."""
     ADMIN = "admin"
     """An operator, or a tool that does both: everything."""
 
@@ -147,6 +147,7 @@ RULES: Final[Mapping[str, Rule]] = {
     SERVICE + "AppendFragments": Rule(_PRODUCERS, "buffer", "fragments"),
     SERVICE + "FetchFragments": Rule(_LEARNERS, "buffer"),
     SERVICE + "GetPreparedFragments": Rule(_LEARNERS, "buffer"),
+    SERVICE + "ReadFragments": Rule(_LEARNERS, "buffer"),
     SERVICE + "RenewLease": Rule(_LEARNERS, "buffer"),
     SERVICE + "ReleaseLease": Rule(_LEARNERS, "buffer"),
     SERVICE + "CreateBuffer": Rule(_ADMINS, "name"),

@@ -46,17 +46,21 @@ from breadbox_server.core.inputs import (
     Payload,
     ReleaseMode,
 )
+from breadbox_server.core.reading import Cursor
 from breadbox_server.core.schemas import Schema, SchemaArray
 from breadbox_server.core.validation import check_fragment, check_int, check_payload
 from breadbox_server.limits import (
     APPEND_FRAGMENTS_MAX,
     GATEWAY_RANGES_MAX,
     PIECES_MAX,
+    READ_CHUNKS,
+    READ_CHUNKS_MAX,
     UNREADABLE_MAX,
 )
 
 pb = replay_buffer_service_pb2
 
+WaitingRequest = pb.FetchFragmentsRequest | pb.ReadFragmentsRequest | pb.WatchModelRequest
 _Member = TypeVar("_Member")
 
 DEFAULT_BUFFER_NAME: Final = "default"
@@ -119,7 +123,7 @@ def seconds(duration: Duration) -> float:
     return float(duration.seconds + duration.nanos / 1e9)
 
 
-def wait_s(request: "pb.FetchFragmentsRequest | pb.WatchModelRequest", cap_s: float) -> float:
+def wait_s(request: "WaitingRequest", cap_s: float) -> float:
     """How long a caller is ready to wait, at most `cap_s`; absent is 0."""
     span_s = seconds(request.max_wait)
     if span_s < 0:
@@ -127,7 +131,23 @@ def wait_s(request: "pb.FetchFragmentsRequest | pb.WatchModelRequest", cap_s: fl
     return min(span_s, cap_s)
 
 
-def lease_s(request: "pb.FetchFragmentsRequest | pb.RenewLeaseRequest") -> float | None:
+def cursor(request: "pb.ReadFragmentsRequest") -> Cursor:
+    """Where a reader stands."""
+    check_int("chunk_count_max", request.chunk_count_max, 0, 2**62)
+    if request.HasField("after_chunk_id"):
+        check_int("after_chunk_id", request.after_chunk_id, -1, 2**62)
+    return Cursor(
+        after=request.after_chunk_id if request.HasField("after_chunk_id") else None,
+        known_session_id=(
+            SessionId(request.known_session_id) if request.HasField("known_session_id") else None
+        ),
+        chunk_count_max=min(request.chunk_count_max or READ_CHUNKS, READ_CHUNKS_MAX),
+    )
+
+
+def lease_s(
+    request: "pb.FetchFragmentsRequest | pb.ReadFragmentsRequest | pb.RenewLeaseRequest",
+) -> float | None:
     """How long a lease is to live; None when the caller leaves it to the buffer."""
     if not request.HasField("lease_duration"):
         return None

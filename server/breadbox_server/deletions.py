@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -33,9 +33,23 @@ class DeletionQueue:
     out while it is being confirmed: it would be lost. Both sides tell each other here. It is on its
     way out from when that is decided, although it goes only once that is durable: until then nobody
     else may delete it either, for a server that recovers the journal would still refer to it.
+
+    Args:
+        custodian: The payload store.
+        metrics: Shows how many wait.
+        limit: Payloads at which nothing more should be taken in.
+        hold_back: Gives those payloads that may be deleted now; the others come again.
     """
 
-    def __init__(self, custodian: PayloadCustodian, *, metrics: Metrics, limit: int) -> None:
+    def __init__(
+        self,
+        custodian: PayloadCustodian,
+        *,
+        metrics: Metrics,
+        limit: int,
+        hold_back: Callable[[Sequence[Payload]], Sequence[Payload]] = lambda payloads: payloads,
+    ) -> None:
+        self._hold_back = hold_back
         self._custodian = custodian
         self._metrics = metrics
         self._limit = limit
@@ -62,8 +76,8 @@ class DeletionQueue:
     def put(self, payloads: Iterable[Payload]) -> None:
         """Queue payloads that nothing refers to any more, which is durable."""
         payloads = list(payloads)
-        self._payloads.extend(payloads)
         self.announce(payloads)
+        self._payloads.extend(self._hold_back(payloads))
         if self._payloads:
             self._empty.clear()
             self._wake.set()

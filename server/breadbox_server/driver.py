@@ -23,6 +23,7 @@ from breadbox_server.authorization import ANONYMOUS, Caller
 from breadbox_server.clock import Clock, TimerHandle
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.buffers import BufferSet
+from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import AppendCredit, BufferDescription
 from breadbox_server.core.errors import BufferNotFoundError, DomainError, DrainingError
 from breadbox_server.core.events import (
@@ -60,18 +61,22 @@ from breadbox_server.core.inputs import (
     PublishModel,
     ReleaseLease,
     ReleaseMode,
+    RenewLease,
     ReportUnreadable,
     TellSchema,
     UndeliveredGrant,
 )
+from breadbox_server.core.reading import ChunksRead, Cursor
 from breadbox_server.core.schemas import Schema
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import OutageError, PayloadSizeError
 from breadbox_server.housekeeping import Housekeeping
 from breadbox_server.jobs import Jobs
+from breadbox_server.limits import READ_KEPT_PART, READ_LEASES_MAX
 from breadbox_server.metrics import Metrics
 from breadbox_server.quotas import Quotas
+from breadbox_server.read_leases import ReadLease, ReadLeases
 from breadbox_server.turns import OUTAGE_S, Journal, Turns
 from breadbox_server.watchers import Watchers
 
@@ -87,7 +92,12 @@ class DriverLimits:
     """Bounds of what the driver itself holds."""
 
     watchers_max: int = 16_384
-    """Callers that may watch a model at a time; the next is refused with WATCHERS_FULL."""
+    """Callers that may watch a model at a time, and as many may wait for chunks to read; the next
+    is refused with WATCHERS_FULL."""
+    read_leases_max: int = READ_LEASES_MAX
+    """Leases of readers at a time; the next ends the one that would end first."""
+    read_kept_bytes_max: int = BufferConfig().capacity_bytes // READ_KEPT_PART
+    """Payload bytes that left the buffers and that readers keep; beyond, their leases end."""
     append_fragments_max: int = 65_536
     """Fragments that may wait for admission; further ones are refused with APPENDS_FULL."""
     deletions_max: int = 262_144
@@ -129,6 +139,9 @@ class Driver:
         self._limits = limits
         self._callers: dict[CallerId, asyncio.Future[FetchGranted | WaitElapsed]] = {}
         self._watchers = Watchers(clock, limits.watchers_max)
+        self._readers = Watchers(clock, limits.watchers_max)
+        self._closed_counts: dict[BufferName, int] = {}
+        """Chunks that there were when readers of a buffer were last woken."""
         self._timer: TimerHandle | None = None
         self._timer_at: float | None = None
         self._draining = False
@@ -138,7 +151,19 @@ class Driver:
         """Changes of models that are not durable yet."""
         self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
         self.housekeeping = Housekeeping(self, custodian, clock=clock, metrics=metrics)
-        self.deletions = DeletionQueue(custodian, metrics=metrics, limit=limits.deletions_max)
+        self.deletions = DeletionQueue(
+            custodian,
+            metrics=metrics,
+            limit=limits.deletions_max,
+            hold_back=lambda payloads: self.read_leases.hold_back(payloads),
+        )
+        self.read_leases = ReadLeases(
+            clock,
+            metrics=metrics,
+            delete=self.deletions.put,
+            leases_max=limits.read_leases_max,
+            kept_bytes_max=limits.read_kept_bytes_max,
+        )
         self._unowned = UnownedPayloads(
             self.deletions, keep_s=limits.unowned_s, is_referenced=buffers.refers_to
         )
@@ -243,6 +268,9 @@ class Driver:
         async with self.durable_refusals():
             self._apply_now(command)
         self._watchers.wake(command.buffer)
+        self._readers.wake(command.buffer)
+        self._closed_counts.pop(command.buffer, None)
+        self.read_leases.end_of(command.buffer)
         self._metrics.forget_buffer(command.buffer)
         await self.settled()
 
@@ -382,6 +410,59 @@ class Driver:
         await self.settled()
         return differs(state), state
 
+    async def read(
+        self, buffer: BufferName, cursor: Cursor, *, wait_s: float, lease_s: float | None
+    ) -> tuple[ChunksRead, ReadLease | None]:
+        """Give the chunks after a cursor, under a lease; wait for news for at most `wait_s` (B16).
+
+        Returns:
+            What was read, and the lease on its payloads; None where there are none.
+
+        Raises:
+            BufferNotFoundError: No buffer has this name, or it was deleted meanwhile.
+            WatchersFullError: Too many callers wait already.
+            DrainingError: The server is shutting down.
+        """
+        self.check_serving()
+        until = self._clock.now() + wait_s
+        known = cursor.known_session_id
+        while True:
+            async with self.durable_refusals():
+                found = self._buffers.read(buffer, cursor)
+            is_news = (
+                found.chunk_count > 0
+                or found.skipped_count > 0
+                or (known is not None and known != found.model.session_id)
+            )
+            if is_news or (left_s := until - self._clock.now()) <= 0:
+                break
+            await self._readers.wait(buffer, left_s)
+            self.check_serving()
+        lease = None
+        if found.fragments:
+            payloads = [each.fragment.payload for each in found.fragments]
+            lease = self.read_leases.take(buffer, payloads, lease_s or found.lease_s)
+        try:
+            await self.settled()
+        except BaseException:
+            # Nobody will hear of it.
+            if lease is not None:
+                self.read_leases.release(lease.lease_id)
+            raise
+        self._metrics.count_read(buffer, found.chunk_count, found.skipped_count)
+        return found, lease
+
+    async def renew(self, command: RenewLease) -> float:
+        """Let a lease live on, of a fetch or of a reader, and give its new expiry.
+
+        Raises:
+            InvalidArgumentError: The duration is out of range.
+            LeaseNotFoundError: The lease is unknown or over.
+        """
+        if command.lease_id in self.read_leases:
+            return self.read_leases.renew(command.lease_id, command.lease_s)
+        return await self.apply(command)
+
     def names(self) -> tuple[BufferName, ...]:
         """The buffers, sorted by name."""
         return self._buffers.names()
@@ -438,6 +519,9 @@ class Driver:
         Raises:
             DomainError: The core refuses the input, which changed nothing.
         """
+        if command.lease_id in self.read_leases:
+            self.read_leases.release(command.lease_id)
+            return
         if command.mode is ReleaseMode.RETURNED:
             await self._check_returned(command)
         if named := self._of_lease(command, unreadable):
@@ -528,8 +612,10 @@ class Driver:
         return len(lost)
 
     def refers_to(self, buffer: BufferName, payload_id: PayloadId) -> bool:
-        """Whether a buffer refers to a payload."""
-        return self._buffers.refers_to(buffer, payload_id)
+        """Whether a buffer, or who reads it, refers to a payload."""
+        return self._buffers.refers_to(buffer, payload_id) or self.read_leases.pins(
+            buffer, payload_id
+        )
 
     def is_known(self, payload_id: PayloadId) -> bool:
         """Whether any buffer refers to a payload, or it is on its way out."""
@@ -564,6 +650,11 @@ class Driver:
     def watcher_count(self) -> int:
         """Callers that watch a model."""
         return len(self._watchers)
+
+    @property
+    def reader_count(self) -> int:
+        """Callers that wait for chunks to read."""
+        return len(self._readers)
 
     # --- what the append queue calls ---------------------------------------------------------
 
@@ -620,6 +711,7 @@ class Driver:
         self._draining = True
         self._buffers.drain(now=self._clock.now())
         self._watchers.turn_away(DrainingError())
+        self._readers.turn_away(DrainingError())
         self.pump()
 
     def tidy(self) -> None:
@@ -630,6 +722,7 @@ class Driver:
     async def flush(self) -> None:
         """Return once everything decided is durable and every disposable payload is deleted."""
         await self.settled()
+        self.read_leases.end_all()
         await self.deletions.wait_empty()
 
     # --- effects -----------------------------------------------------------------------------
@@ -658,7 +751,17 @@ class Driver:
                 self._quotas.let_go(disposable)
                 self.deletions.announce(disposable)
                 self.turns.when_settled(partial(self.deletions.put, disposable))
+        if len(self._readers):
+            self._wake_readers()
         self._rearm_timer()
+
+    def _wake_readers(self) -> None:
+        """Wake those who wait for chunks of a buffer that has closed some, once that is durable."""
+        for buffer in self._readers.buffers():
+            count = self._buffers.closed_count(buffer)
+            if self._closed_counts.get(buffer) != count:
+                self._closed_counts[buffer] = count
+                self.turns.when_settled(partial(self._readers.wake, buffer))
 
     def _snapshot(self) -> tuple[tuple[BufferSnapshot, ...], float]:
         """The core's state, and the instant it is of.
@@ -684,6 +787,7 @@ class Driver:
             case ModelChanged(buffer=buffer):
                 self._model_changes -= 1
                 self._watchers.wake(buffer)
+                self._readers.wake(buffer)
 
     def _give_back(self, outcome: FetchGranted | WaitElapsed) -> None:
         """Undo a grant that its caller never received; a wait that elapsed holds nothing."""

@@ -19,10 +19,10 @@ class AppendsFullError(DomainError):
 
 
 class WatchersFullError(DomainError):
-    """As many callers watch the model as may."""
+    """As many callers watch models, or wait for chunks to read, as may."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} callers watch the model already, which is the limit")
+        super().__init__(f"{limit} callers wait for such news already, which is the limit")
         self.limit = limit
 
 

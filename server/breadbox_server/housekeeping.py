@@ -102,6 +102,7 @@ class Housekeeping:
             self._metrics.set_gauges(name, values, -1 if version is None else version)
             self._metrics.set_waiters(name, seen.waiter_count, waiting_for(seen))
         self._metrics.watchers.set(driver.watcher_count)
+        self._metrics.readers.set(driver.reader_count)
         self._metrics.journal_lag.set(driver.turns.lag_s)
         for place, away_s in driver.away_s().items():
             self._metrics.silence.labels(place.replace(" ", "_")).set(away_s)

@@ -12,6 +12,7 @@ from typing import Final
 from breadbox.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, SCHEMAS_TOLD_MAX
 from breadbox_server.core.config import BUFFER_NAME_LENGTH_MAX, NAME_SIZE_BYTES_MAX, BufferConfig
 from breadbox_server.core.intake import INDEX_JUMP_MAX
+from breadbox_server.core.reading import READ_BYTES_MAX, READ_FRAGMENTS_MAX
 from breadbox_server.core.schemas import SCHEMAS_MAX
 from breadbox_server.core.state import QUARANTINED_MAX
 
@@ -102,10 +103,21 @@ PAGE_SIZE_MAX: Final = 1000
 EPISODES_MAX: Final = 4096
 """Episodes of one ReportEpisodes."""
 TASK_SIZE_BYTES_MAX: Final = 64
+READ_CHUNKS: Final = 64
+READ_CHUNKS_MAX: Final = 4096
+"""Chunks of one ReadFragments, unless the caller says otherwise; and whatever it says."""
 UNREADABLE_MAX: Final = 4096
 """Payloads that the end of one lease may name as unreadable."""
 TASKS_MAX: Final = 64
 """Tasks with series of their own; the episodes of any further task count as task "other"."""
+
+# What readers may keep -----------------------------------------------------------------------
+
+READ_LEASES_MAX: Final = 16_384
+"""Leases of those who read by a cursor, at a time."""
+READ_KEPT_PART: Final = 8
+"""Payloads that left the buffers and that somebody reads may be so small a part of
+`capacity_bytes`, as the server's options say that."""
 
 # What may be on its way through the gateway ------------------------------------------------------
 
@@ -481,6 +493,30 @@ LIMITS: Final = (
         "WAITERS_FULL",
         metric="breadbox_waiters",
         option="--waiters-max",
+    ),
+    Limit(
+        "fragments of a read by a cursor",
+        READ_FRAGMENTS_MAX,
+        "",
+        Scope.MESSAGE,
+        f"it ends there, and with {_shown_bytes(READ_BYTES_MAX)} of payloads, and after "
+        f"{READ_CHUNKS_MAX:,} chunks; the caller reads on",
+    ),
+    Limit(
+        "leases of those who read by a cursor",
+        READ_LEASES_MAX,
+        "",
+        Scope.SERVER,
+        "the one ends that would end first",
+        metric="breadbox_read_leases",
+    ),
+    Limit(
+        "payload bytes that left the buffers and that somebody reads",
+        _BUFFER.capacity_bytes // READ_KEPT_PART,
+        "bytes",
+        Scope.SERVER,
+        "the lease ends that would end first; an eighth of --capacity-bytes",
+        metric="breadbox_read_kept_bytes",
     ),
     Limit(
         "leases alive",

@@ -94,6 +94,18 @@ class Metrics:
         self.leases_ended = Counter(
             "breadbox_leases_ended", "Leases ended", ["buffer", "end"], registry=registry
         )
+        self.chunks_read = Counter(
+            "breadbox_chunks_read",
+            "Chunks told to those who read by a cursor",
+            ["buffer"],
+            registry=registry,
+        )
+        self.chunks_skipped = Counter(
+            "breadbox_chunks_skipped",
+            "Chunks that had left before somebody who reads by a cursor came to them",
+            ["buffer"],
+            registry=registry,
+        )
         self.fetch_wait = Histogram(
             "breadbox_fetch_wait_seconds",
             "Time from a fetch to its outcome",
@@ -273,6 +285,23 @@ class Metrics:
         self.watchers = Gauge(
             "breadbox_watchers", "Callers that watch the model", registry=registry
         )
+        self.readers = Gauge(
+            "breadbox_readers", "Callers that wait for chunks to read", registry=registry
+        )
+        self.read_leases = Gauge(
+            "breadbox_read_leases", "Leases of those who read by a cursor", registry=registry
+        )
+        self.read_leases_ended = Counter(
+            "breadbox_read_leases_ended",
+            "Leases of those who read by a cursor that ended; crowded: to make room",
+            ["end"],
+            registry=registry,
+        )
+        self.read_kept_bytes = Gauge(
+            "breadbox_read_kept_bytes",
+            "Payload bytes that left the buffers, and that somebody reads",
+            registry=registry,
+        )
         self.clients = Gauge(
             "breadbox_clients",
             "Connections that called within the last minute, by what they called",
@@ -357,6 +386,13 @@ class Metrics:
         """Show how full the payload store is."""
         self.store_used.set(usage.used_bytes)
         self.store_limit.set(usage.limit_bytes)
+
+    def count_read(self, buffer: str, chunk_count: int, skipped_count: int) -> None:
+        """Count what somebody was told who reads by a cursor."""
+        if chunk_count:
+            self._of(buffer, self.chunks_read).inc(chunk_count)
+        if skipped_count:
+            self._of(buffer, self.chunks_skipped).inc(skipped_count)
 
     def count_missing(self, buffer: str, fragment_count: int) -> None:
         """Count fragments whose payload the store does not have."""

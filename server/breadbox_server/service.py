@@ -230,12 +230,32 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         convert.add_references(granted, response.fragments)
         return response
 
+    async def ReadFragments(
+        self, request: pb.ReadFragmentsRequest, context: Context
+    ) -> pb.ReadFragmentsResponse:
+        """Tell what came after a cursor."""
+        found, lease = await self._driver.read(
+            convert.buffer_name(request.buffer),
+            convert.cursor(request),
+            wait_s=_wait_s(request, context),
+            lease_s=convert.lease_s(request),
+        )
+        response = pb.ReadFragmentsResponse(
+            lease=None if lease is None else self._lease(lease.lease_id, lease.expires_at),
+            cursor=found.cursor,
+            skipped_chunk_count=found.skipped_count,
+            session_id=found.model.session_id,
+            model_version=found.model.model_version,
+        )
+        convert.add_references(found.fragments, response.fragments)
+        return response
+
     async def RenewLease(
         self, request: pb.RenewLeaseRequest, context: Context
     ) -> pb.RenewLeaseResponse:
         """Let a lease live on."""
         lease_id = LeaseId(request.lease_id)
-        expires_at = await self._driver.apply(
+        expires_at = await self._driver.renew(
             RenewLease(convert.buffer_name(request.buffer), lease_id, convert.lease_s(request))
         )
         return pb.RenewLeaseResponse(lease=self._lease(lease_id, expires_at))
@@ -437,7 +457,7 @@ def to_buffer(seen: BufferDescription) -> buffer_pb2.Buffer:
     )
 
 
-def _wait_s(request: pb.FetchFragmentsRequest | pb.WatchModelRequest, context: Context) -> float:
+def _wait_s(request: convert.WaitingRequest, context: Context) -> float:
     """Least of what the caller wants, our cap, and the call's deadline less a margin."""
     wait_s = convert.wait_s(request, WAIT_S_MAX)
     remaining_s = context.time_remaining()

@@ -1,6 +1,7 @@
-"""Callers that wait for the model of a buffer to change."""
+"""Callers that wait for news of a buffer: of its model, or of its chunks."""
 
 import asyncio
+from collections.abc import Iterable
 from functools import partial
 
 from breadbox_server.clock import Clock
@@ -25,6 +26,10 @@ class Watchers:
     def __len__(self) -> int:
         """Count them."""
         return self._count
+
+    def buffers(self) -> Iterable[BufferName]:
+        """Those that somebody waits for news of."""
+        return self._of
 
     async def wait(self, buffer: BufferName, wait_s: float) -> None:
         """Return once the buffer's are woken, or after `wait_s`.

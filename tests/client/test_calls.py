@@ -131,6 +131,23 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
         {},
         pb.GetPreparedFragmentsRequest(buffer="b", request_id="r"),
     ),
+    "ReadFragments": (
+        (7,),
+        {
+            "chunk_count_max": 3,
+            "max_wait_s": 0.0,
+            "lease_s": 30.0,
+            "known_session_id": "",
+        },
+        pb.ReadFragmentsRequest(
+            buffer="b",
+            after_chunk_id=7,
+            chunk_count_max=3,
+            max_wait=Duration(),
+            lease_duration=Duration(seconds=30),
+            known_session_id="",
+        ),
+    ),
     "RenewLease": (
         ("l",),
         {"lease_s": 9.0},

@@ -138,7 +138,9 @@ CALLS: dict[str, Row] = {
     "Client.get_prepared_fragments": lambda it: it.client.get_prepared_fragments(
         it.spare.request_id
     ),
-    "Client.read_fragments": lambda it: it.client.read_fragments(it.spare.fragments),
+    "Client.read_fragments": lambda it: it.client.read_fragments(7, max_wait_s=WAIT_S),
+    "Client.tail": lambda it: _drained(it.client.tail(max_wait_s=WAIT_S)),
+    "Client.load_fragments": lambda it: it.client.load_fragments(it.spare.fragments),
     "Client.describe_arrays": lambda it: it.client.describe_arrays(it.spare.fragments),
     "Client.load_batch": lambda it: it.client.load_batch(it.spare.fragments),
     "Client.renew_lease": lambda it: it.client.renew_lease(it.spare.lease_id),
@@ -165,6 +167,11 @@ CALLS: dict[str, Row] = {
 }
 """Every public call that may wait for server or store."""
 
+WAITING = {
+    *("Client.watch_model", "Client.fetch", "Client.fetch_fragments"),
+    *("Client.read_fragments", "Client.tail"),
+}
+"""They wait for what was asked for, besides."""
 SILENT = {
     *("Client.address", "Client.buffer", "Client.closed", "Client.__enter__"),
     *("Lease.lease_id", "Lease.request_id", "Lease.references", "Lease.__len__"),
@@ -268,7 +275,7 @@ def lateness() -> Iterator[Callable[[], float]]:
 
 def allowed_s(name: str) -> float:
     """The deadline of a call."""
-    waits = name in ("Client.watch_model", "Client.fetch", "Client.fetch_fragments")
+    waits = name in WAITING
     return DEADLINE_S + RECONNECT_S + (WAIT_S if waits else 0.0)
 
 
@@ -291,7 +298,7 @@ async def prepare(world: World, kind: str, index: int, name: str) -> Prepared:
     lease = await _now(client.fetch(4, 5.0))
     await _now(lease.__enter__() if kind == "blocking" else lease.__aenter__())
     spare = await _now(client.fetch_fragments(4, 5.0))
-    await _now(client.read_fragments(spare.fragments))
+    await _now(client.load_fragments(spare.fragments))
     model = await _now(client.watch_model())
     it = Prepared(kind, client, index, connect, model, lease, spare)
     if name.startswith("Appender"):
@@ -397,7 +404,7 @@ def test_silence_in_the_middle_of_a_payload_ends_the_call_by_its_deadline(
         world.to_redis.fall_silent_after(LARGE_BYTES // 2, to_target=to_redis)
         calls: dict[bool, Callable[[], Any]] = {
             True: lambda: client.append(large_fragment(1, "w")),
-            False: lambda: client.read_fragments(grant.fragments),
+            False: lambda: client.load_fragments(grant.fragments),
         }
         with lateness() as late_s:
             spent_s = took_s(calls[to_redis], errors.StoreUnavailableError)

@@ -191,12 +191,12 @@ def test_a_learner_reads_payloads_of_its_own_buffers_only(
             client.append(vector_fragment(0))
             (granted,) = client.fetch_fragments(1, 5.0).fragments
         with breadbox.connect(server.address, token=mine, buffer="mine") as client:
-            assert 0 == client.read_fragments([granted])[0].fragment_index
+            assert 0 == client.load_fragments([granted])[0].fragment_index
         with (
             breadbox.connect(server.address, token=other, buffer="other") as client,
             pytest.raises(errors.PayloadMissingError),
         ):
-            client.read_fragments([granted])
+            client.load_fragments([granted])
 
 
 def test_nobody_discards_what_others_wrote_or_a_buffer_refers_to(
@@ -284,7 +284,7 @@ def test_a_server_killed_while_it_gives_a_payload_is_asked_again(
         with breadbox.connect(proxy.address, token=token, reconnect_s=30.0) as client:
             _ = client.store
             proxy.fall_silent_after(3 * MIB, to_target=False)
-            reading = pool.submit(client.read_fragments, [granted])
+            reading = pool.submit(client.load_fragments, [granted])
             eventually_sync(lambda: proxy.is_silent, "the payload on its way")
             world.server.kill()
             proxy.speak()
@@ -309,7 +309,7 @@ def test_slow_bytes_are_no_silence(
                     client.append(fragment)
                 else:
                     granted = learner.fetch_fragments(1, 10.0).fragments
-                    (loaded,) = client.read_fragments(granted)
+                    (loaded,) = client.load_fragments(granted)
     assert np.array_equal(fragment.obs, loaded.obs)
 
 
@@ -328,7 +328,7 @@ def test_who_is_silent_in_the_middle_of_a_payload_ends_a_call_by_its_deadline(
                 proxy.fall_silent_after(MIB, to_target=role is Role.PRODUCER)
                 move = {
                     Role.PRODUCER: partial(client.append, vector_fragment(1, step_count=400_000)),
-                    Role.LEARNER: partial(client.read_fragments, granted),
+                    Role.LEARNER: partial(client.load_fragments, granted),
                 }[role]
                 with pytest.raises(errors.StoreUnavailableError) as caught:
                     move()
@@ -351,7 +351,7 @@ def test_readers_that_take_nothing_hold_up_nobody(
             def read() -> bool:
                 begun.wait()
                 try:
-                    stuck.read_fragments(granted)
+                    stuck.load_fragments(granted)
                 except errors.StoreUnavailableError as error:
                     return error.was_silent
                 return False
@@ -360,7 +360,7 @@ def test_readers_that_take_nothing_hold_up_nobody(
             begun.wait()
             eventually_sync(lambda: proxy.is_silent, "the readers being stuck")
             for _ in range(5):
-                assert 1 == len(learner.read_fragments(granted))
+                assert 1 == len(learner.load_fragments(granted))
             assert not any(each.done() for each in reading)
             assert all(each.result(30) for each in reading)
 

@@ -22,7 +22,7 @@ PRODUCER = {
     "ReportEpisodes", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip
 LEARNER = {
-    "StartSession", "EndSession", "PublishModel", "WatchModel", "FetchFragments",
+    "StartSession", "EndSession", "PublishModel", "WatchModel", "FetchFragments", "ReadFragments",
     "GetPreparedFragments", "RenewLease", "ReleaseLease", "ListBuffers", "GetBuffer",
     "GetStoreConfig", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip

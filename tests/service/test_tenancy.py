@@ -38,6 +38,7 @@ REQUESTS: dict[str, Callable[[str], Any]] = {
         buffer=name, request_id="mine", fragment_count=1
     ),
     "GetPreparedFragments": lambda name: pb.GetPreparedFragmentsRequest(buffer=name),
+    "ReadFragments": lambda name: pb.ReadFragmentsRequest(buffer=name),
     "RenewLease": lambda name: pb.RenewLeaseRequest(buffer=name, lease_id="1"),
     "ReleaseLease": lambda name: pb.ReleaseLeaseRequest(
         buffer=name, lease_id="1", mode=pb.RELEASE_MODE_RETURNED

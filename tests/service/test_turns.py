@@ -28,6 +28,7 @@ from breadbox_server.core.inputs import (
     StartSession,
     UpdateBuffer,
 )
+from breadbox_server.core.reading import Cursor
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.metrics import Metrics
 from breadbox_server.reconciliation import Reconciler
@@ -366,6 +367,38 @@ async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable()
         assert (False, False) == (watching.done(), reading.done())
         it.journal.may_write.set()
         assert (True, 1) == ((await watching)[0], (await reading)[1].model_version)
+
+
+async def test_a_chunk_is_told_to_readers_in_the_turn_in_which_it_became_durable() -> None:
+    async with journalled() as it:
+        cursor = Cursor(after=None)
+        waiting = it.group.create_task(it.driver.read(BUFFER, cursor, wait_s=60, lease_s=None))
+        await turn_the_loop()
+        hold(it)
+        it.group.create_task(it.driver.append(BUFFER, [fragment(it, 0)]))
+        await it.journal.writing.wait()
+        looking = it.group.create_task(it.driver.read(BUFFER, cursor, wait_s=0, lease_s=None))
+        await turn_the_loop()
+        assert (False, False) == (waiting.done(), looking.done())
+        it.journal.may_write.set()
+        assert [1, 1] == [(await each)[0].chunk_count for each in (waiting, looking)]
+        assert 2 == len(it.driver.read_leases)
+
+
+async def test_a_reader_that_leaves_before_it_is_told_leaves_no_lease() -> None:
+    async with journalled() as it:
+        hold(it)
+        it.group.create_task(it.driver.append(BUFFER, [fragment(it, 0)]))
+        await it.journal.writing.wait()
+        looking = it.group.create_task(
+            it.driver.read(BUFFER, Cursor(after=None), wait_s=0, lease_s=None)
+        )
+        await turn_the_loop()
+        assert 1 == len(it.driver.read_leases)
+        looking.cancel()
+        await turn_the_loop()
+        assert 0 == len(it.driver.read_leases)
+        it.journal.may_write.set()
 
 
 async def test_calls_of_one_moment_share_one_write() -> None:

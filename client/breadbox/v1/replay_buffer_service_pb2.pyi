@@ -200,6 +200,38 @@ class GetPreparedFragmentsResponse(_message.Message):
     fragments: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.FragmentReference]
     def __init__(self, fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ...) -> None: ...
 
+class ReadFragmentsRequest(_message.Message):
+    __slots__ = ("buffer", "after_chunk_id", "chunk_count_max", "max_wait", "lease_duration", "known_session_id")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    AFTER_CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    after_chunk_id: int
+    chunk_count_max: int
+    max_wait: _duration_pb2.Duration
+    lease_duration: _duration_pb2.Duration
+    known_session_id: str
+    def __init__(self, buffer: _Optional[str] = ..., after_chunk_id: _Optional[int] = ..., chunk_count_max: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., known_session_id: _Optional[str] = ...) -> None: ...
+
+class ReadFragmentsResponse(_message.Message):
+    __slots__ = ("fragments", "lease", "cursor", "skipped_chunk_count", "session_id", "model_version")
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    fragments: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.FragmentReference]
+    lease: Lease
+    cursor: int
+    skipped_chunk_count: int
+    session_id: str
+    model_version: int
+    def __init__(self, fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., cursor: _Optional[int] = ..., skipped_chunk_count: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+
 class RenewLeaseRequest(_message.Message):
     __slots__ = ("buffer", "lease_id", "lease_duration")
     BUFFER_FIELD_NUMBER: _ClassVar[int]

@@ -70,6 +70,11 @@ class ReplayBufferServiceStub(object):
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GetPreparedFragmentsRequest.SerializeToString,
                 response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GetPreparedFragmentsResponse.FromString,
                 _registered_method=True)
+        self.ReadFragments = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/ReadFragments',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadFragmentsRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadFragmentsResponse.FromString,
+                _registered_method=True)
         self.RenewLease = channel.unary_unary(
                 '/breadbox.v1.ReplayBufferService/RenewLease',
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.RenewLeaseRequest.SerializeToString,
@@ -199,6 +204,18 @@ class ReplayBufferServiceServicer(object):
     def GetPreparedFragments(self, request, context):
         """Other ranks, or tools: the whole list of a granted request, in order. Takes no lease of its own.
         Fails: REQUEST_NOT_FOUND while the request waits, and once all its leases have ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadFragments(self, request, context):
+        """Learner, or whoever follows the data. Chunks in order of arrival, consuming nothing: no use is
+        counted, and nobody who fetches notices. Returns at once when a chunk came after the cursor, one
+        left before it was read, or another session is current than the caller knows; else when one of
+        these happens, or with nothing after max_wait. What is read stays readable under a lease of its
+        own, which does not outlive the server; RenewLease and ReleaseLease take it, in either mode.
+        Fails: WATCHERS_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -339,6 +356,11 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     servicer.GetPreparedFragments,
                     request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GetPreparedFragmentsRequest.FromString,
                     response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GetPreparedFragmentsResponse.SerializeToString,
+            ),
+            'ReadFragments': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadFragments,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadFragmentsRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadFragmentsResponse.SerializeToString,
             ),
             'RenewLease': grpc.unary_unary_rpc_method_handler(
                     servicer.RenewLease,
@@ -591,6 +613,33 @@ class ReplayBufferService(object):
             '/breadbox.v1.ReplayBufferService/GetPreparedFragments',
             breadbox_dot_v1_dot_replay__buffer__service__pb2.GetPreparedFragmentsRequest.SerializeToString,
             breadbox_dot_v1_dot_replay__buffer__service__pb2.GetPreparedFragmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadFragments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/ReadFragments',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadFragmentsRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadFragmentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ Who knows what:
     assembly    open chunks, what workers sent      leasing    how leases begin and end
     holdings    closed chunks, held and leased      leases     grants, living and remembered
     model       session, version, weights           limiters   whether a draw may happen now
+    reading     what came after a cursor
     payloads    what the buffer refers to           samplers   which chunks a draw takes
                                                     state      all of these together
 
@@ -32,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any
 
-from breadbox_server.core import inputs, snapshot
+from breadbox_server.core import inputs, reading, snapshot
 from breadbox_server.core.chunks import Chunk, ChunkState
 from breadbox_server.core.config import BufferConfig, SchemaPolicy
 from breadbox_server.core.description import (
@@ -537,6 +538,15 @@ class ReplayBuffer:
         if grant is None or grant.live_count == 0:
             raise RequestNotFoundError(request_id)
         return granted_fragments(grant.chunks)
+
+    @property
+    def closed_count(self) -> int:
+        """Chunks ever closed."""
+        return self._state.holdings.closed_count
+
+    def read(self, cursor: reading.Cursor) -> reading.ChunksRead:
+        """Give the chunks that came after a cursor; changes nothing (B16)."""
+        return reading.read(self._state, cursor)
 
     def append_credit(self) -> AppendCredit:
         """Say how much producers together may send now without being told to wait."""

@@ -45,6 +45,7 @@ from breadbox_server.core.inputs import (
     ModelState,
     Payload,
 )
+from breadbox_server.core.reading import ChunksRead, Cursor
 from breadbox_server.core.samplers import make_sampler
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.core.state import BufferState
@@ -246,6 +247,19 @@ class BufferSet:
             BufferNotFoundError: No buffer has this name.
         """
         return self._find(buffer).leased_payloads(lease_id)
+
+    def closed_count(self, buffer: BufferName) -> int:
+        """Count the chunks ever closed; 0 for a buffer that does not exist."""
+        found = self._buffers.get(buffer)
+        return 0 if found is None else found.closed_count
+
+    def read(self, buffer: BufferName, cursor: Cursor) -> ChunksRead:
+        """Give the chunks that came after a cursor, in order of arrival; changes nothing (B16).
+
+        Raises:
+            BufferNotFoundError: No buffer has this name.
+        """
+        return self._find(buffer).read(cursor)
 
     def append_credit(self, buffer: BufferName) -> AppendCredit:
         """Say how many fragments and bytes producers may send without being told to wait.

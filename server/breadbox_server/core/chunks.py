@@ -11,9 +11,10 @@ Every operation costs O(1), or a logarithm, per chunk that it adds, removes or r
 are heaps that drop what left the table when it surfaces (`lazy_heap`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
+from breadbox_server.core.arrivals import ArrivalOrder
 from breadbox_server.core.ids import ChunkId, ModelVersion
 from breadbox_server.core.inputs import Fragment
 from breadbox_server.core.lazy_heap import LazyHeap
@@ -74,6 +75,7 @@ class ChunkTable:
     def __init__(self, sampler: Sampler) -> None:
         self._chunks: dict[ChunkId, Chunk] = {}
         self._sampler = sampler
+        self._arrived = ArrivalOrder(lambda: self._chunks, self._chunks.__contains__)
         self._by_age: LazyHeap[ChunkId] = LazyHeap(self._chunks.__contains__)
         self._unleased_by_age: LazyHeap[ChunkId] = LazyHeap(self._is_unleased)
         self._by_version: LazyHeap[tuple[ModelVersion, ChunkId]] = LazyHeap(self._is_in_order)
@@ -104,6 +106,7 @@ class ChunkTable:
         chunk.state = ChunkState.HELD
         self._chunks[chunk.chunk_id] = chunk
         self._sampler.add(chunk)
+        self._arrived.add(chunk.chunk_id)
         self._by_age.push(chunk.chunk_id)
         self._by_version.push((chunk.version, chunk.chunk_id))
         self._count_by_version[chunk.version] = self._count_by_version.get(chunk.version, 0) + 1
@@ -126,6 +129,7 @@ class ChunkTable:
             push_unleased(chunk_id)
             counts[version] = counts.get(version, 0) + 1
             size_bytes += chunk.size_bytes
+        self._arrived.forget()
         self._unleased_count += len(chunks)
         self.unleased_bytes += size_bytes
 
@@ -161,6 +165,7 @@ class ChunkTable:
             del self._count_by_version[chunk.version]
         else:
             self._count_by_version[chunk.version] = count
+        self._arrived.compact(len(self._chunks))
         self._by_age.compact(len(self._chunks))
         self._by_version.compact(len(self._chunks))
         if chunk.lease_count == 0:
@@ -173,6 +178,7 @@ class ChunkTable:
             chunk.state = ChunkState.GONE
         self._chunks.clear()
         self._count_by_version.clear()
+        self._arrived.compact(0)
         for order in (self._by_age, self._unleased_by_age, self._by_version):
             order.replace(())
         self._unleased_count = 0
@@ -210,6 +216,10 @@ class ChunkTable:
         entry = self._by_version.first()
         return None if entry is None else self._chunks[entry[1]]
 
+    def arrived_after(self, chunk_id: int) -> Iterator[ChunkId]:
+        """Go through the held chunks that arrived after one, in that order; see `ArrivalOrder`."""
+        return self._arrived.after(chunk_id)
+
     def smallest_bytes(self) -> int:
         """Bytes of the smallest held chunk, 0 when none is held; O(chunks held)."""
         return min((chunk.size_bytes for chunk in self._chunks.values()), default=0)
@@ -246,6 +256,7 @@ class ChunkTable:
         assert by_version == expected, "C1: version order"
         by_age_unleased = self._unleased_by_age.first_many(len(self._chunks) + 1)
         assert by_age_unleased == sorted(chunk.chunk_id for chunk in unleased), "C2: unleased order"
+        assert list(self.arrived_after(-1)) == sorted(self._chunks), "C2: order of arrival"
 
     def _is_unleased(self, chunk_id: ChunkId) -> bool:
         chunk = self._chunks.get(chunk_id)

@@ -231,7 +231,7 @@ class ReplayBufferInterface:
         """
         reference = reference_of(fragment_id)
         try:
-            read = partial(self._client.read_fragments, [reference], is_mapped=True)
+            read = partial(self._client.load_fragments, [reference], is_mapped=True)
             (fragment,) = self._patiently(read)
         except errors.PayloadMissingError as error:
             raise KeyError(fragment_id) from error

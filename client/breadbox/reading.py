@@ -1,0 +1,147 @@
+"""Following a buffer by a cursor, for both clients, as operations: read, load, let go, go on."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from breadbox import calls, errors, operations
+from breadbox.fragment import Fragment
+from breadbox.operations import Context, Operation
+from breadbox.options import WAIT_S_MAX_PER_CALL
+from breadbox.types import FragmentRead, FragmentReference, ReleaseMode
+
+_log = logging.getLogger(__name__)
+
+LOST_ERRORS = (
+    errors.PayloadMissingError,
+    errors.PayloadCorruptError,
+    errors.PayloadFormatError,
+)
+"""A payload is gone, or nobody will ever read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRead:
+    """What came next in a buffer, loaded."""
+
+    fragments: tuple[Fragment, ...] = field(repr=False)
+    """In order of arrival."""
+    references: tuple[FragmentReference, ...] = field(repr=False)
+    """Of each fragment what the service knows, its `chunk_id` above all."""
+    cursor: int
+    """Where the next read goes on."""
+    skipped_chunk_count: int
+    """Chunks up to the cursor that left the buffer before they were loaded, or cannot be read."""
+    session_id: str
+    """That was current; empty: none was."""
+    model_version: int | None
+
+
+class Tail:
+    """One reader that follows a buffer.
+
+    Args:
+        context: The client's.
+        buffer: Which.
+        start: Where it begins, and how much it reads at a time.
+        max_wait_s: Seconds without news after which it ends; None: it does not end.
+        columns: Arrays wanted; None: all.
+        is_mapped: As of `Client.load_fragments`.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        buffer: str,
+        start: calls.ReadRequest,
+        *,
+        max_wait_s: float | None,
+        columns: Sequence[str] | None,
+        is_mapped: bool,
+    ) -> None:
+        self._context = context
+        self._buffer = buffer
+        self._request = start
+        self._max_wait_s = max_wait_s
+        self._columns = columns
+        self._is_mapped = is_mapped
+
+    def next(self) -> Operation[LoadedRead | None]:
+        """What comes next, once it does; None when nothing did for `max_wait_s`.
+
+        A new session is news as well, even before anything of it has come.
+        """
+        wait_s = WAIT_S_MAX_PER_CALL if self._max_wait_s is None else self._max_wait_s
+        while True:
+            known = self._request.known_session_id
+            request = replace(self._request, max_wait_s=wait_s)
+            read = yield from operations.read(self._context, self._buffer, request)
+            self._request = replace(
+                self._request, after_chunk_id=read.cursor, known_session_id=read.session_id
+            )
+            is_news = read.fragments or read.skipped_chunk_count or read.session_id != (known or "")
+            if is_news:
+                return (yield from self._loaded(read))
+            if self._max_wait_s is not None:
+                return None
+
+    def _loaded(self, read: FragmentRead) -> Operation[LoadedRead]:
+        references, lost_count = read.fragments, 0
+        fragments: list[Fragment] = []
+        if read.lease_id is not None:
+            try:
+                references, fragments, lost_count = yield from self._load_all(references)
+            except errors.ReplayBufferError:
+                yield from self._release(read.lease_id)
+                raise
+            yield from self._release(read.lease_id)
+        return LoadedRead(
+            fragments=tuple(fragments),
+            references=references,
+            cursor=read.cursor,
+            skipped_chunk_count=read.skipped_chunk_count + lost_count,
+            session_id=read.session_id,
+            model_version=read.model_version,
+        )
+
+    def _release(self, lease_id: str) -> Operation[None]:
+        """Let the lease go; one that cannot be told so expires."""
+        call = calls.release_lease(self._buffer, lease_id, ReleaseMode.CONSUMED)
+        with suppress(errors.ReplayBufferError):
+            yield from operations.invoke_once(self._context, call)
+
+    def _load_all(
+        self, references: tuple[FragmentReference, ...]
+    ) -> Operation[tuple[tuple[FragmentReference, ...], list[Fragment], int]]:
+        """Load what was read; gives what could be, and how many chunks could not."""
+        try:
+            return references, (yield from self._load(references)), 0
+        except LOST_ERRORS as error:
+            _log.warning("some of what was read of buffer %s is lost: %s", self._buffer, error)
+            return (yield from self._load_each(references))
+
+    def _load_each(
+        self, references: Sequence[FragmentReference]
+    ) -> Operation[tuple[tuple[FragmentReference, ...], list[Fragment], int]]:
+        """Load chunk by chunk; gives what could be, and how many chunks could not."""
+        kept: list[FragmentReference] = []
+        fragments: list[Fragment] = []
+        lost_count = 0
+        for _, group in groupby(references, lambda each: each.chunk_id):
+            chunk = list(group)
+            try:
+                fragments += yield from self._load(chunk)
+            except LOST_ERRORS:
+                lost_count += 1
+            else:
+                kept += chunk
+        return tuple(kept), fragments, lost_count
+
+    def _load(self, references: Sequence[FragmentReference]) -> Operation[list[Fragment]]:
+        return (
+            yield from operations.load_fragments(
+                self._context, references, self._columns, None, is_mapped=self._is_mapped
+            )
+        )
