@@ -55,7 +55,7 @@ def read_all(client: breadbox.Client) -> list[breadbox.Fragment]:
     """Everything in the buffer, in order of workers and indices."""
     count = client.get_buffer().state.fragment_count
     with client.fetch(count, max_wait_s=10) as lease:
-        fragments = client.read_fragments(lease.references)
+        fragments = client.load_fragments(lease.references)
     return sorted(fragments, key=lambda each: (each.worker_id, each.fragment_index))
 
 
