@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-from breadbox.errors import ClosedError, ReplayBufferError
+from breadbox.errors import BackpressureError, ClosedError, ReplayBufferError
 from breadbox.types import EpisodeEnd, EpisodeReport
 from breadbox_rollout.ports import Service
 
@@ -85,6 +85,7 @@ class ReporterCounts:
 class EpisodeReporter:
     """Sends reports from a thread of its own; never holds up an environment.
 
+    A server that asks to wait gets the same reports again, and those that came meanwhile with them.
     Reports are statistics: those that cannot be sent, or that more than `reports_max` others wait
     in front of, are lost and counted.
     """
@@ -100,6 +101,7 @@ class EpisodeReporter:
         self._lost_in_a_row = 0
         """Since a call was last answered. Of the thread alone."""
         self._closing = False
+        self._gave_up = False
         self._error: Exception | None = None
         """What ended the thread, which is a bug."""
         self._thread = threading.Thread(target=self._run, name="episode-reporter", daemon=True)
@@ -129,12 +131,16 @@ class EpisodeReporter:
             return ReporterCounts(self._reported, self._lost)
 
     def close(self, grace_s: float) -> None:
-        """Send what waits, for at most *grace_s* seconds."""
+        """Send what waits, for at most *grace_s* seconds; what waits then is lost."""
         with self._lock:
             self._closing = True
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join(grace_s)
+        with self._lock:
+            self._gave_up = True
+            self._lost += len(self._waiting)
+            self._waiting.clear()
 
     def _run(self) -> None:
         try:
@@ -159,6 +165,14 @@ class EpisodeReporter:
         sent = False
         try:
             sent = self._report(batch)
+        except BackpressureError as error:
+            with self._lock:
+                if self._gave_up:
+                    return False
+                self._waiting.extendleft(reversed(batch))
+                batch = []
+                was_closing = self._closing
+                self._changed.wait_for(lambda: self._closing != was_closing, error.retry_delay_s)
         finally:
             with self._lock:
                 self._reported += len(batch) * sent
@@ -170,6 +184,8 @@ class EpisodeReporter:
             self._service.report_episodes(batch)
         except ClosedError:
             return False
+        except BackpressureError:
+            raise
         except ReplayBufferError as error:
             # Once: episodes may end many times a second, for as long as the server is away.
             if not self._lost_in_a_row:

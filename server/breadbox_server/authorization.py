@@ -41,7 +41,8 @@ class Quotas:
     bytes_held_max: int | None = None
     """Bytes of payloads that were appended under the token and that a buffer refers to."""
     appends_per_s_max: float | None = None
-    """Fragments appended per second, on average over a few seconds; above 0."""
+    """Fragments appended per second, on average over a few seconds; above 0. Reports of episodes
+    may come as often."""
 
 
 NO_QUOTAS: Final = Quotas()

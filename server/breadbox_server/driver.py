@@ -298,6 +298,10 @@ class Driver:
                 await self._tell_schemas(buffer, session, fragments, schemas)
             return await self.appends.append(buffer, fragments, charge)
 
+    def charge_report(self, caller: Caller, episode_count: int) -> None:
+        """Let a report of episodes pass; see `Quotas.charge_report`."""
+        self._quotas.charge_report(caller, episode_count)
+
     async def _tell_schemas(
         self,
         buffer: BufferName,

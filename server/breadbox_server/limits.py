@@ -85,6 +85,8 @@ TOKEN_WORKERS_MAX: Final = 16_384
 """Workers under one token, unless its line says otherwise: so that none takes all of a buffer's."""
 QUOTA_BURST_S: Final = 5.0
 """Seconds of unused appends per second that may come at once."""
+EPISODES_OF_APPEND: Final = 64
+"""Episodes of a report that count as much as one fragment: they cost about as much."""
 BUFFERS_MAX: Final = 64
 """Buffers, unless told otherwise."""
 
@@ -336,7 +338,8 @@ LIMITS: Final = (
         "",
         Scope.TOKEN,
         "QUOTA_EXCEEDED; `workers_max=` of the token's line sets it. `bytes_held_max=` and "
-        "`appends_per_s_max=`, without bound unless given, end in QUOTA_FULL, and producers wait",
+        "`appends_per_s_max=`, without bound unless given, end in QUOTA_FULL, and producers wait; reports of episodes may "
+        f"come as often as fragments, every {EPISODES_OF_APPEND} episodes of one as another",
         metric="breadbox_quota_refusals_total",
     ),
     Limit(

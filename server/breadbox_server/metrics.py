@@ -245,7 +245,7 @@ class Metrics:
         )
         self.quota_refusals = Counter(
             "breadbox_quota_refusals",
-            "Appends refused because of a token's quota",
+            "Appends, and reports of episodes, refused because of a token's quota",
             ["token", "quota"],
             registry=registry,
         )

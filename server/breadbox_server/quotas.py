@@ -1,6 +1,6 @@
 """What the holders of each token take of the server together, and where it ends.
 
-An account is charged with what was appended under its token. Rates and workers of a session are
+An account is charged with what was appended and reported under its token. Rates and workers of a session are
 forgotten with the process; bytes are found again after a restart, or when a quota is given later,
 for a token that is bound to workers: fragments of theirs are its own. For others they are counted
 from then on.
@@ -17,7 +17,7 @@ from breadbox_server.core.description import AppendCredit
 from breadbox_server.core.ids import BufferName, PayloadId, SessionId, WorkerId
 from breadbox_server.core.inputs import Fragment, Payload
 from breadbox_server.errors import QuotaExceededError, QuotaFullError
-from breadbox_server.limits import QUOTA_BURST_S, TOKEN_WORKERS_MAX
+from breadbox_server.limits import EPISODES_OF_APPEND, QUOTA_BURST_S, TOKEN_WORKERS_MAX
 from breadbox_server.metrics import Metrics
 
 
@@ -60,6 +60,30 @@ UNCHARGED: Final = Charge()
 """Of callers that nothing is counted for."""
 
 
+class _Allowance:
+    """What may come at a rate: what was not used for a while may come at once, and a request that
+    is larger takes it in advance."""
+
+    def __init__(self, now: float) -> None:
+        self._left = inf
+        """Negative after a request of more than there was."""
+        self._earned_at = now
+
+    def left(self, rate: float, now: float) -> float:
+        """What may come at once."""
+        earned = rate * (now - self._earned_at)
+        self._left = min(max(1.0, rate * QUOTA_BURST_S), self._left + earned)
+        self._earned_at = now
+        return self._left
+
+    def take(self, count: int, rate: float, now: float) -> bool:
+        """Let a request come; False: not yet."""
+        if self.left(rate, now) <= 0:
+            return False
+        self._left -= count
+        return True
+
+
 class _Account:
     """Of one token."""
 
@@ -71,9 +95,9 @@ class _Account:
         """Of appends that are not answered."""
         self.is_bytes_known = False
         """Whether what was held before the first look was looked for."""
-        self.credit_count = inf
-        """Fragments that may come at once; negative after a request of more than that."""
-        self.credited_at = now
+        self.fragments = _Allowance(now)
+        self.reports = _Allowance(now)
+        """Its own, so that no report takes the place of a fragment, or waits behind them."""
 
     def worker_count(self) -> int:
         return sum(len(workers) for _, workers in self.sessions.values())
@@ -116,13 +140,11 @@ class Quotas:
         if not caller.name:
             yield UNCHARGED
             return
-        account = self._accounts.get(caller.name)
-        if account is None:
-            account = self._accounts[caller.name] = _Account(caller.name, self._clock.now())
+        account = self._account_of(caller)
         try:
             self._check_workers(account, caller, buffer, session, fragments)
             pending_bytes = self._check_bytes(account, caller, fragments)
-            self._check_rate(account, caller, len(fragments))
+            self._check_rate(account.fragments, caller, len(fragments))
         except (QuotaFullError, QuotaExceededError) as error:
             self._metrics.quota_refusals.labels(caller.name, error.quota).inc()
             raise
@@ -135,6 +157,24 @@ class Quotas:
         finally:
             charge.end()
 
+    def charge_report(self, caller: Caller, episode_count: int) -> None:
+        """Charge a report of episodes; nothing where no token was asked for.
+
+        It may come as often as fragments may; one of many episodes counts as several, by what it
+        costs.
+
+        Raises:
+            QuotaFullError: Too many came of late: try again later.
+        """
+        if not caller.name:
+            return
+        count = ceil(episode_count / EPISODES_OF_APPEND)
+        try:
+            self._check_rate(self._account_of(caller).reports, caller, count)
+        except QuotaFullError as error:
+            self._metrics.quota_refusals.labels(caller.name, error.quota).inc()
+            raise
+
     def left(self, caller: Caller, credit: AppendCredit) -> AppendCredit:
         """What of a buffer's credit a token's bounds leave to its holders."""
         account = self._accounts.get(caller.name)
@@ -142,8 +182,8 @@ class Quotas:
             return credit
         count, size_bytes = credit
         if caller.quotas.appends_per_s_max is not None:
-            self._earn(account, caller.quotas.appends_per_s_max)
-            count = min(count, max(0, ceil(account.credit_count)))
+            left = account.fragments.left(caller.quotas.appends_per_s_max, self._clock.now())
+            count = min(count, max(0, ceil(left)))
         if caller.quotas.bytes_held_max is not None:
             taken_bytes = account.held_bytes + account.pending_bytes
             size_bytes = min(size_bytes, max(0, caller.quotas.bytes_held_max - taken_bytes))
@@ -214,19 +254,13 @@ class Quotas:
             raise QuotaFullError(caller.name, "bytes_held_max", limit)
         return size_bytes
 
-    def _check_rate(self, account: _Account, caller: Caller, fragment_count: int) -> None:
-        """Take fragments from what has become free since; a large request takes it in advance."""
+    def _check_rate(self, allowance: _Allowance, caller: Caller, count: int) -> None:
         rate = caller.quotas.appends_per_s_max
-        if rate is None:
-            return
-        self._earn(account, rate)
-        if account.credit_count <= 0:
+        if rate is not None and not allowance.take(count, rate, self._clock.now()):
             raise QuotaFullError(caller.name, "appends_per_s_max", rate)
-        account.credit_count -= fragment_count
 
-    def _earn(self, account: _Account, rate: float) -> None:
-        now = self._clock.now()
-        burst_count = max(1.0, rate * QUOTA_BURST_S)
-        earned = rate * (now - account.credited_at)
-        account.credit_count = min(burst_count, account.credit_count + earned)
-        account.credited_at = now
+    def _account_of(self, caller: Caller) -> _Account:
+        account = self._accounts.get(caller.name)
+        if account is None:
+            account = self._accounts[caller.name] = _Account(caller.name, self._clock.now())
+        return account

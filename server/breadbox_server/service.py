@@ -362,12 +362,13 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         checked = [
             _checked_episode(episode, position) for position, episode in enumerate(request.episodes)
         ]
-        token = current_caller().name
+        caller = current_caller()
+        self._driver.charge_report(caller, len(checked))
         for task, end, episode in checked:
             self._metrics.count_episode(
                 task,
                 end,
-                reporter=Reporter(token, episode.worker_id),
+                reporter=Reporter(caller.name, episode.worker_id),
                 return_sum=episode.return_sum,
                 step_count=episode.step_count,
             )

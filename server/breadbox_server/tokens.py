@@ -347,7 +347,8 @@ class TokenSettings(Settings):
     bytes_held_max: str | None = setting(None, metavar="SIZE", environment=False)
     """Bytes appended under it that are held."""
     appends_per_s_max: str | None = setting(None, metavar="RATE", environment=False)
-    """Fragments appended under it per second, on average over a few seconds."""
+    """Fragments appended under it per second, on average over a few seconds. Reports of episodes
+    may come as often."""
     path: Path | None = setting(None, option="file", environment=False)
     """Add the line to this token file, which is made where there is none; a server that reads it
     knows the token within a second."""

@@ -14,6 +14,7 @@ from breadbox.errors import BackpressureError, LimitExceededError
 from breadbox.stores import open_store
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox_server.limits import EPISODES_MAX
 from support.eventually import eventually_sync as eventually
 from support.fragments import vector_fragment
 from support.load import CALL_S, SESSION, fragments_of
@@ -76,6 +77,22 @@ class Yard:
         for worker in workers:
             self._indexes[worker] -= count
         return reason_of(refused.value), info_of(refused.value).metadata["quota"]
+
+    def report(self, token: str, count: int) -> None:
+        """Report so many episodes in one call."""
+        episode = pb.EpisodeReport(worker_id="a", return_sum=1.0, end=pb.EPISODE_END_TERMINATED)
+        request = pb.ReportEpisodesRequest(episodes=[episode] * count)
+        self._stub.ReportEpisodes(request, timeout=CALL_S, metadata=bearer(token))
+
+    def report_refusal(self, token: str, count: int) -> tuple[str, str]:
+        """The reason of a refused report, and the quota that it names."""
+        with pytest.raises(grpc.RpcError) as refused:
+            self.report(token, count)
+        return reason_of(refused.value), info_of(refused.value).metadata["quota"]
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(self.server.metrics_url) as answer:
+            return str(answer.read().decode())
 
     def consume(self, count: int) -> None:
         with self.learner.fetch(count) as lease:
@@ -152,12 +169,37 @@ def test_appends_of_one_token_are_slowed_down_to_its_rate_and_others_are_not(
     yard.client(yard.greedy).append(vector_fragment(worker_id="b", session_id=SESSION))
 
 
+def test_reports_of_one_token_are_slowed_down_to_its_rate_and_others_are_not(
+    make_yard: Callable[[str], Yard],
+) -> None:
+    rate = 0.02  # Slow enough that no time on a busy machine earns another report.
+    yard = make_yard(f"appends_per_s_max={rate}")
+    yard.report(yard.greedy, EPISODES_MAX)
+    for count in (1, EPISODES_MAX):
+        refused = yard.report_refusal(yard.greedy, count)
+        assert ("QUOTA_FULL", "appends_per_s_max") == refused
+    # What is refused counts nowhere, and those of others are counted all.
+    for _ in range(20):
+        yard.report(yard.honest, EPISODES_MAX)
+    assert f'_total{{end="terminated",task="default"}} {21 * EPISODES_MAX:.1f}' in yard.metrics()
+    # A flood of reports takes nothing of what may be appended.
+    assert [ADMITTED] == yard.append(yard.greedy, "a")
+    with pytest.raises(BackpressureError, match="appends_per_s_max"):
+        report = breadbox.EpisodeReport(
+            worker_id="a",
+            return_sum=1.0,
+            discounted_return_sum=1.0,
+            step_count=1,
+            end=breadbox.EpisodeEnd.TERMINATED,
+        )
+        yard.client(yard.greedy).report_episodes([report])
+
+
 def test_what_is_refused_and_held_is_counted_by_token(make_yard: Callable[[str], Yard]) -> None:
     yard = make_yard("workers_max=1 bytes_held_max=5000")
     yard.append(yard.greedy, "a", count=2)
     yard.refusal(yard.greedy, "b")
-    with urllib.request.urlopen(yard.server.metrics_url) as answer:
-        text = answer.read().decode()
+    text = yard.metrics()
     for line in (
         'breadbox_token_workers{token="greedy"} 1.0',
         'breadbox_token_bytes{token="greedy"} 2000.0',

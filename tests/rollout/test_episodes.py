@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from breadbox.errors import UnavailableError
+from breadbox.errors import BackpressureError, UnavailableError
 from breadbox.types import EpisodeEnd, EpisodeReport
 from breadbox_rollout.episodes import EpisodeReporter, EpisodeTracker, ReporterCounts
+from support.eventually import eventually_sync as eventually
 from support.rollout_service import FakeService
 
 
@@ -92,6 +93,45 @@ def test_a_report_that_cannot_be_sent_is_lost_and_counted() -> None:
     reporter.start()
     reporter.close(60.0)
     assert ReporterCounts(reported=0, lost=1) == reporter.counts()
+
+
+def test_reports_that_a_server_asks_to_wait_with_are_sent_later_and_in_their_order(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refused, may_pass = threading.Event(), threading.Event()
+
+    class Slow(FakeService):
+        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+            if not may_pass.is_set():
+                refused.set()
+                raise BackpressureError("a quota is full", 0.01)
+            super().report_episodes(episodes)
+
+    service = Slow()
+    reporter = EpisodeReporter(service)
+    reporter.start()
+    sent = [report_of(f"task {number}") for number in range(4)]
+    reporter.put(sent[0])
+    assert refused.wait(60.0)
+    for report in sent[1:]:
+        reporter.put(report)
+    may_pass.set()
+    reporter.close(60.0)
+    assert ReporterCounts(reported=4, lost=0) == reporter.counts()
+    assert sent == service.reports
+    assert [] == caplog.records
+
+
+def test_a_worker_that_ends_waits_for_its_grace_with_reports_that_nobody_takes() -> None:
+    class Full(FakeService):
+        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+            raise BackpressureError("a quota is full", 0.01)
+
+    reporter = EpisodeReporter(Full())
+    reporter.start()
+    reporter.put(report_of())
+    reporter.close(0.1)
+    eventually(lambda: reporter.counts() == ReporterCounts(reported=0, lost=1))
 
 
 def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(

@@ -280,6 +280,7 @@ class ReplayBufferServiceServicer(object):
 
     def ReportEpisodes(self, request, context):
         """Workers. Finished episodes, for metrics; nothing is kept but sums.
+        Fails: QUOTA_FULL for a token with a rate, and counts nothing then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
