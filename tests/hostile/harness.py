@@ -17,7 +17,6 @@ that does nothing else), since a time is no claim that can be tested beside othe
 
 import contextlib
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -35,13 +34,16 @@ import breadbox
 from breadbox_server.authorization import Role
 from chaos.ledger import read_ledgers
 from support.eventually import eventually_sync
-from support.server_process import ServerProcess, plain_environment
+from support.server_process import (
+    MEMORY_BYTES_MORE,
+    ServerProcess,
+    plain_environment,
+    status_bytes,
+)
 from support.token_files import write_token_file
 
 TESTS = Path(__file__).resolve().parents[1]
 MIB = 2**20
-MEMORY_BYTES_MORE = 2**30
-"""Address space that the server has beyond what it maps when idle."""
 FILES_MAX = 4096
 ATTACK_S = 6.0
 REST_S_MAX = 15.0
@@ -274,6 +276,22 @@ class _Watched:
         self._thread.join()
 
 
+def attacked_server(
+    *arguments: str,
+    log: Path,
+    environment: dict[str, str] | None = None,
+    files_max: int = FILES_MAX,
+) -> ServerProcess:
+    """A server that may use little more than it does when idle."""
+    return ServerProcess(
+        *arguments,
+        log=log,
+        environment=environment,
+        files_max=files_max,
+        memory_bytes_more=MEMORY_BYTES_MORE,
+    )
+
+
 @contextmanager
 def ground(
     folder: Path, *arguments: str, has_tokens: bool = False, files_max: int = FILES_MAX
@@ -290,7 +308,7 @@ def ground(
     if has_tokens:
         tokens = write_token_file(folder / "tokens")
         arguments = (*arguments, "--tokens", str(folder / "tokens"))
-    server = ServerProcess(
+    server = attacked_server(
         *("--store", f"file://{folder / 'store'}", "--full-policy", "block"),
         *("--drain-grace-s", str(GRACE_S), "--metrics-listen", "127.0.0.1:0"),
         *arguments,
@@ -301,9 +319,6 @@ def ground(
         *("--store", f"file://{folder / 'store-elsewhere'}"), log=folder / "elsewhere.log"
     )
     with server, elsewhere:
-        mapped = _status_bytes(server.pid, "VmSize")
-        limit = mapped + MEMORY_BYTES_MORE
-        resource.prlimit(server.pid, resource.RLIMIT_AS, (limit, limit))
         it = Ground(server, elsewhere, folder, tokens)
         try:
             yield it
@@ -313,14 +328,7 @@ def ground(
 
 def resident_bytes(pid: int) -> int:
     """Memory that a process has in use."""
-    return _status_bytes(pid, "VmRSS")
-
-
-def _status_bytes(pid: int, name: str) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise ProcessLookupError(pid)
+    return status_bytes(pid, "VmRSS")
 
 
 def _p99_s(times_s: list[float]) -> float:

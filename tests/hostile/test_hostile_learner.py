@@ -26,6 +26,7 @@ from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_learner.fitting import Fitting, expected_rows
 from breadbox_learner.source import LeaseSource
 from breadbox_learner.spaces import Spaces
+from hostile.harness import attacked_server
 from support.eventually import eventually_sync as eventually
 from support.feeder import feeding
 from support.forged_payloads import MIB, bomb_of
@@ -116,7 +117,7 @@ class Buffer:
 @pytest.fixture
 def buffer(tmp_path: Path) -> Iterator[Buffer]:
     url = f"file://{tmp_path}/store"
-    server = ServerProcess(
+    server = attacked_server(
         "--store", url, "--uses-max", "3", "--schema", "any", log=tmp_path / "log"
     )
     with ExitStack() as stack:

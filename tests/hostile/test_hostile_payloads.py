@@ -17,6 +17,7 @@ from breadbox.types import BufferState
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
 from breadbox_learner.source import LeaseSource
+from hostile.harness import attacked_server
 from support.forged_payloads import MIB, bomb_of, layout_of_parts
 from support.fragments import vector_fragment
 from support.load import CALL_S, SESSION, fragments_of
@@ -81,7 +82,7 @@ class Buffer:
 @pytest.fixture
 def buffer(tmp_path: Path) -> Iterator[Buffer]:
     url = f"file://{tmp_path}/store"
-    server = ServerProcess("--store", url, "--uses-max", "4", log=tmp_path / "log")
+    server = attacked_server("--store", url, "--uses-max", "4", log=tmp_path / "log")
     with ExitStack() as stack:
         server.start()
         stack.callback(server.stop)

@@ -3,8 +3,12 @@
 An attack is refused, with its own reason where it has one, and the honest data stays as it was.
 """
 
+import contextlib
+import itertools
 import secrets
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,12 +23,15 @@ from breadbox.stores.base import PayloadStore
 from breadbox.types import BufferState, PayloadReference
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.authorization import SERVICE
-from breadbox_server.limits import MESSAGE_BYTES_MAX
+from breadbox_server.authorization import SERVICE, Role
+from breadbox_server.limits import EPISODES_MAX, MESSAGE_BYTES_MAX
+from chaos import actors
+from hostile.harness import ATTACK_S, attacked_server, ground
 from support.load import CALL_S, SESSION, fragments_of
 from support.redis_server import RedisServer
 from support.served import info_of, reason_of
-from support.server_process import ServerProcess
+from support.server_process import ServerProcess, status_bytes
+from support.token_files import bearer
 
 ADMITTED = fragment_pb2.ADMISSION_OUTCOME_ADMITTED
 MIB = 1 << 20
@@ -35,13 +42,22 @@ class Target:
     """A server with an honest producer's fragments in it, and what an attacker has: a stub and the
     store."""
 
-    def __init__(self, server: ServerProcess, store: PayloadStore, capacity_bytes: int) -> None:
+    def __init__(
+        self,
+        server: ServerProcess,
+        store: PayloadStore,
+        capacity_bytes: int,
+        token: str | None = None,
+        session: str = SESSION,
+    ) -> None:
         self.server = server
         self.address = address = server.address
         self.store = store
         self.capacity_bytes = capacity_bytes
         self.channel = grpc.insecure_channel(address)
         self.stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(self.channel)
+        self._metadata = bearer(token)
+        self.session = session
 
     def write(self, size_bytes: int) -> PayloadReference:
         (reference,) = self.store.write_many([[memoryview(secrets.token_bytes(size_bytes))]])
@@ -51,12 +67,12 @@ class Target:
         self, *references: PayloadReference, worker: str = "mallory", first: int = 0
     ) -> list[int]:
         """What becomes of fragments whose payloads are said to be these."""
-        fragments = fragments_of(references, worker=worker, first=first)
+        fragments = fragments_of(references, worker=worker, first=first, session=self.session)
         return self.announce(fragments)
 
     def announce(self, fragments: Sequence[fragment_pb2.FragmentMetadata]) -> list[int]:
         reply = self.stub.AppendFragments(
-            pb.AppendFragmentsRequest(fragments=fragments), timeout=CALL_S
+            pb.AppendFragmentsRequest(fragments=fragments), timeout=CALL_S, metadata=self._metadata
         )
         return [result.outcome for result in reply.results]
 
@@ -66,13 +82,25 @@ class Target:
             self.append(*references)
         return reason_of(refused.value)
 
+    def report(self, task: str, count: int) -> None:
+        """Report episodes of a task, all in one call."""
+        episode = pb.EpisodeReport(
+            worker_id="mallory", task=task, return_sum=1.0, end=pb.EPISODE_END_TERMINATED
+        )
+        self.stub.ReportEpisodes(
+            pb.ReportEpisodesRequest(episodes=[episode] * count),
+            timeout=CALL_S,
+            metadata=self._metadata,
+        )
+
+    def send(self, method: str, message: bytes) -> None:
+        """Make a call with any bytes for its message."""
+        call: Any = self.channel.unary_unary(SERVICE + method)
+        call(message, timeout=CALL_S, metadata=self._metadata)
+
     def peak_bytes(self) -> int:
         """The most memory that the server has had."""
-        return next(
-            int(line.split()[1]) * 1024
-            for line in Path(f"/proc/{self.server.pid}/status").read_text().splitlines()
-            if line.startswith("VmHWM")
-        )
+        return status_bytes(self.server.pid, "VmHWM")
 
     def stats(self) -> BufferState:
         with breadbox.connect(self.address) as client:
@@ -93,7 +121,7 @@ def target(
 
 def _serve(url: str, tmp_path: Path, *, capacity_bytes: int) -> Iterator[Target]:
     limits = ("--capacity-bytes", str(capacity_bytes))
-    server = ServerProcess("--store", url, *limits, log=tmp_path / "log")
+    server = attacked_server("--store", url, *limits, log=tmp_path / "log")
     with ExitStack() as stack:
         server.start()
         stack.callback(server.stop)
@@ -151,12 +179,11 @@ def test_payloads_that_claim_a_great_many_pieces_are_refused_before_one_is_named
 def test_messages_of_a_great_many_parts_cost_little_more_than_their_bytes(
     target: Target, item: bytes
 ) -> None:
-    append: Any = target.channel.unary_unary(SERVICE + "AppendFragments")
     message = item * ((MESSAGE_BYTES_MAX - 100) // len(item))
     before = target.peak_bytes()
     for _ in range(8):
         with pytest.raises(grpc.RpcError) as refused:
-            append(message, timeout=CALL_S)
+            target.send("AppendFragments", message)
         assert "ARGUMENT_INVALID" == reason_of(refused.value)
     assert target.peak_bytes() - before < 64 * MIB
     assert [ADMITTED] == target.append(target.write(10), worker=f"after {item.hex()}")
@@ -191,7 +218,7 @@ def test_workers_that_are_invented_lock_no_worker_out(tmp_path: Path) -> None:
     """Without tokens, and so without quotas."""
     limits = ("--workers-max", "100", "--capacity-chunks", "50")
     url = f"file://{tmp_path}/store"
-    server = ServerProcess("--store", url, *limits, log=tmp_path / "log")
+    server = attacked_server("--store", url, *limits, log=tmp_path / "log")
     with ExitStack() as stack:
         server.start()
         stack.callback(server.stop)
@@ -211,3 +238,72 @@ def test_workers_that_are_invented_lock_no_worker_out(tmp_path: Path) -> None:
         server.start()
         assert [ADMITTED] == target.append(target.write(10), worker="honest", first=9)
         assert 100 == target.stats().worker_count
+
+
+def claim_sizes_and_pieces(target: Target, number: int) -> None:
+    written = target.write(1)
+    for lie in (
+        PayloadReference(written.payload_id, 64 * MIB),
+        PayloadReference(written.payload_id, 1 << 32, 1 << 16),
+        PayloadReference(secrets.token_hex(16), 8192 << 16, 1 << 16),
+    ):
+        with contextlib.suppress(grpc.RpcError):
+            target.append(lie, worker=f"mallory {number}")
+
+
+def claim_many_pieces(target: Target, number: int) -> None:
+    lies = [PayloadReference(secrets.token_hex(16), 1 << 32, 1 << 16) for _ in range(64)]
+    target.append(*lies, worker=f"mallory {number}")
+
+
+def jump_in_the_name_of_another(target: Target, number: int) -> None:
+    target.append(target.write(1), worker="producer", first=2**48 + number)
+
+
+def send_parts_that_are_empty(target: Target, number: int) -> None:
+    target.send("AppendFragments", b"\x12\x00" * (MESSAGE_BYTES_MAX // 2 - 100))
+
+
+def report_tasks_that_are_none(target: Target, number: int) -> None:
+    target.report(f"invented {number}", EPISODES_MAX)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "attack",
+    [
+        claim_sizes_and_pieces,
+        claim_many_pieces,
+        jump_in_the_name_of_another,
+        send_parts_that_are_empty,
+        report_tasks_that_are_none,
+    ],
+)
+def test_an_honest_pair_beside_a_producer_that_lies_is_unharmed(
+    tmp_path: Path, attack: Callable[[Target, int], None]
+) -> None:
+    """Four callers under a producer's token, one call after the other each."""
+    store_url = f"file://{tmp_path / 'store'}"
+    # What comes without a schema is refused before anybody looks at the rest, unless all may come.
+    with (
+        ground(tmp_path, "--schema", "any", has_tokens=True) as it,
+        contextlib.closing(open_store(store_url)) as store,
+    ):
+
+        def attack_for_a_while(_: int) -> int:
+            token = it.tokens[Role.PRODUCER]
+            target = Target(it.server, store, 0, token, session=actors.SESSION)
+            with contextlib.closing(target.channel):
+                until = time.monotonic() + ATTACK_S
+                for number in itertools.count():
+                    with contextlib.suppress(grpc.RpcError):
+                        attack(target, number)
+                    if time.monotonic() > until:
+                        return number
+            raise AssertionError
+
+        with ThreadPoolExecutor(4) as attackers:
+            it.attack(
+                lambda: sys.stdout.write(f"{[*attackers.map(attack_for_a_while, range(4))]} ")
+            )

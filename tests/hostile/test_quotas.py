@@ -15,11 +15,11 @@ from breadbox.stores import open_store
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.limits import EPISODES_MAX
+from hostile.harness import attacked_server
 from support.eventually import eventually_sync as eventually
 from support.fragments import vector_fragment
 from support.load import CALL_S, SESSION, fragments_of
 from support.served import info_of, reason_of
-from support.server_process import ServerProcess
 from support.token_files import bearer, write_tokens
 
 PAYLOAD_BYTES = 1000
@@ -37,7 +37,7 @@ class Yard:
         options = ("--store", url, "--tokens", str(tokens), "--metrics-listen", "127.0.0.1:0")
         # Stubs say no schema, and clients do.
         limits = ("--uses-max", "1", "--schema", "any")
-        self.server = ServerProcess(*options, *limits, log=tmp_path / "log")
+        self.server = attacked_server(*options, *limits, log=tmp_path / "log")
         self.server.start()
         stack.callback(self.server.stop)
         self._store = open_store(url)
@@ -184,14 +184,14 @@ def test_reports_of_one_token_are_slowed_down_to_its_rate_and_others_are_not(
     assert f'_total{{end="terminated",task="default"}} {21 * EPISODES_MAX:.1f}' in yard.metrics()
     # A flood of reports takes nothing of what may be appended.
     assert [ADMITTED] == yard.append(yard.greedy, "a")
+    report = breadbox.EpisodeReport(
+        worker_id="a",
+        return_sum=1.0,
+        discounted_return_sum=1.0,
+        step_count=1,
+        end=breadbox.EpisodeEnd.TERMINATED,
+    )
     with pytest.raises(BackpressureError, match="appends_per_s_max"):
-        report = breadbox.EpisodeReport(
-            worker_id="a",
-            return_sum=1.0,
-            discounted_return_sum=1.0,
-            step_count=1,
-            end=breadbox.EpisodeEnd.TERMINATED,
-        )
         yard.client(yard.greedy).report_episodes([report])
 
 

@@ -10,10 +10,10 @@ import pytest
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
 from breadbox_server.authorization import Role
+from hostile.harness import attacked_server
 from support.eventually import eventually_sync
 from support.load import CALL_S, SESSION
 from support.served import reason_of, span
-from support.server_process import ServerProcess
 from support.token_files import write_token_file
 
 pytestmark = pytest.mark.integration
@@ -61,7 +61,7 @@ class Revocable:
 def world(tmp_path: Path) -> Iterator[Revocable]:
     path = tmp_path / "tokens"
     tokens = write_token_file(path)
-    with ServerProcess(
+    with attacked_server(
         *("--store", f"file://{tmp_path}/store", "--tokens", str(path)), log=tmp_path / "log"
     ) as server:
         made = Revocable(server.address, path, tokens)

@@ -28,14 +28,19 @@ def wire_payload(reference: PayloadReference) -> fragment_pb2.PayloadReference:
 
 
 def fragments_of(
-    references: Sequence[PayloadReference], *, worker: str = "w", first: int = 0, version: int = 0
+    references: Sequence[PayloadReference],
+    *,
+    worker: str = "w",
+    first: int = 0,
+    version: int = 0,
+    session: str = SESSION,
 ) -> list[fragment_pb2.FragmentMetadata]:
     """Consecutive fragments of one worker, of payloads that are written."""
     return [
         fragment_pb2.FragmentMetadata(
             worker_id=worker,
             fragment_index=first + position,
-            session_id=SESSION,
+            session_id=session,
             model_version_min=version,
             model_version_max=version,
             step_count=4,

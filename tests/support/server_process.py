@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 
 END_S = 20.0
+MEMORY_BYTES_MORE = 2**30
+"""Address space that a server under attack has beyond what it maps when idle."""
 _READY = re.compile(r"breadbox: serving on (?P<address>\S+) store=\S+( metrics=(?P<metrics>\S+))?")
 
 
@@ -25,11 +27,20 @@ def plain_environment() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if not name.startswith("BREADBOX_")}
 
 
+def status_bytes(pid: int, name: str) -> int:
+    """What the system says of a process's memory: `VmSize`, `VmRSS`, `VmHWM`, ..."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise ProcessLookupError(pid)
+
+
 class ServerProcess:
     """One server process. A context manager; `kill` and `start` again to test restarts.
 
     The port is chosen at the first start and kept, so that clients find a restarted server.
-    `files_max` bounds the files that it may open.
+    `files_max` bounds the files that it may open, `memory_bytes_more` the address space that it may
+    map once it serves, beyond what it has mapped by then.
     """
 
     def __init__(
@@ -39,8 +50,10 @@ class ServerProcess:
         listen: str = "127.0.0.1:0",
         environment: Mapping[str, str] | None = None,
         files_max: int | None = None,
+        memory_bytes_more: int | None = None,
     ) -> None:
         self._files_max = files_max
+        self._memory_bytes_more = memory_bytes_more
         self.arguments: Sequence[str] = arguments
         self.log = log
         self.address = listen
@@ -94,6 +107,9 @@ class ServerProcess:
             raise AssertionError(f"the server did not start:\n{self.log.read_text()}")
         self.address = match["address"]
         self.metrics_url = match["metrics"] or ""
+        if self._memory_bytes_more is not None:
+            bound = status_bytes(self.pid, "VmSize") + self._memory_bytes_more
+            resource.prlimit(self.pid, resource.RLIMIT_AS, (bound, bound))
 
     def _bound_files(self) -> None:
         bound = self._files_max
