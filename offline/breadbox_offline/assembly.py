@@ -66,7 +66,7 @@ def one_step_episodes(table: RowTable, options: MappingOptions) -> list[Episode]
                 rewards=table.rewards[row : row + 1],
                 terminated=bool(table.terminated[row]),
                 truncated=bool(table.truncated[row]),
-                infos=None if table.infos is None else [{}, table.infos[row] or {}],
+                infos=None if table.infos is None else [{}, table.infos[row]],
                 extra_model_outputs={
                     name: trees.rows(extra, row, row + 1) for name, extra in table.extras.items()
                 },
@@ -330,7 +330,7 @@ def _make_episode(
     episode_id, agent_id = parts.groups.keys[int(parts.groups.codes[start])]
     infos: list[Info] | None = None
     if table.infos is not None:
-        infos = [{}, *(info or {} for info in table.infos[start:stop])]
+        infos = [{}, *table.infos[start:stop]]
     episode = Episode(
         id=episode_id or "",
         agent_id=agent_id,

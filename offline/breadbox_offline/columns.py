@@ -31,6 +31,20 @@ def rows_of(column: Any) -> list[Any]:
     return list(column)
 
 
+def infos_of(held: Any, name: str) -> list[Mapping[str, Any]]:
+    """One map per entry of a list of infos; empty where there is none.
+
+    Raises:
+        OfflineDataError: it is no list, or an entry is no map.
+    """
+    if not isinstance(held, list | tuple | np.ndarray):
+        raise OfflineDataError(f"holds a {type(held).__name__}, wanted a list of maps", column=name)
+    for info in held:
+        if info is not None and not isinstance(info, Mapping):
+            raise OfflineDataError(f"holds a {type(info).__name__}, wanted a map", column=name)
+    return [{} if info is None else info for info in held]
+
+
 def demand_flat(columns: Columns, names: Iterable[str | None]) -> None:
     """Refuse nested columns where one value per row is wanted.
 

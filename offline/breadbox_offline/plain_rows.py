@@ -237,14 +237,13 @@ def fill_infos(infos: Any, count: int, name: str) -> list[Info]:
     """T + 1 infos of T steps, from T + 1 or from those of the observations that the steps led to.
 
     Raises:
-        OfflineDataError: there are more, or fewer.
+        OfflineDataError: there are more, or fewer, or one is no map.
     """
-    held = list(infos)
-    if len(held) not in (count, count + 1):
+    filled = read.infos_of(infos, name)
+    if len(filled) not in (count, count + 1):
         raise OfflineDataError(
-            f"has {len(held)} infos for {count} steps; wanted {count} or {count + 1}", column=name
+            f"has {len(filled)} infos for {count} steps; wanted {count} or {count + 1}", column=name
         )
-    filled: list[Info] = [info or {} for info in held]
     return filled if len(filled) == count + 1 else [{}, *filled]
 
 

@@ -10,6 +10,7 @@ from breadbox import trees
 from breadbox.trees import Tree
 from breadbox_offline import columns as read
 from breadbox_offline.columns import Columns
+from breadbox_offline.episode import Info
 from breadbox_offline.errors import MissingColumnError, SpaceMismatchError
 from breadbox_offline.options import MappingOptions
 from breadbox_offline.rows import row_types
@@ -45,7 +46,7 @@ class RowTable:
     agent_ids: list[str] | None
     module_ids: list[str] | None
     t: NDArray[np.int64] | None
-    infos: list[Any] | None
+    infos: list[Info] | None
     extras: dict[str, Tree]
     numbers: NDArray[np.int64]
     """Where each row stood in what was read, for reports."""
@@ -138,7 +139,7 @@ def read_rows(columns: Columns, options: MappingOptions, *, first_row: int = 0) 
         agent_ids=_read_agent_ids(columns, options),
         module_ids=_read_ids(columns, MODULE_ID, schema),
         t=None if t is None else read.whole_numbers(columns[t], t),
-        infos=None if infos is None else read.rows_of(columns[infos]),
+        infos=None if infos is None else read.infos_of(read.rows_of(columns[infos]), infos),
         extras={
             name: read.samples_tree(columns[name], name, name, options)
             for name in schema.extra_columns(columns, used)

@@ -184,7 +184,9 @@ def _read_infos(state: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
 
 
 def _read_extras(state: Mapping[str, Any]) -> dict[str, Tree]:
-    extras = state.get("extra_model_outputs") or {}
+    extras = state.get("extra_model_outputs")
+    if extras is None:
+        return {}
     if not isinstance(extras, dict):
         raise EpisodeStateError("is no map", column="extra_model_outputs")
     return {str(name): _read_buffer(extras, name, None) for name in extras}
@@ -228,9 +230,10 @@ def _state_tree(held: Any, depth: int) -> Tree:
 
 def _read_buffer(state: Mapping[str, Any], key: str, space: Any) -> Tree:
     buffer = _read(state, key, dict)
-    data, is_stacked = buffer.get("data"), bool(buffer.get("finalized"))
+    data, own_space = buffer.get("data"), buffer.get("space")
     try:
-        spec = _composite_spec(buffer.get("space") or space)
+        is_stacked = "finalized" in buffer and _read(buffer, "finalized", bool)
+        spec = _composite_spec(space if own_space is None else own_space)
         if spec is not None:
             return _convert(data, spec, is_stacked)
         if is_stacked:

@@ -85,7 +85,7 @@ TOKEN_WORKERS_MAX: Final = 16_384
 """Workers under one token, unless its line says otherwise: so that none takes all of a buffer's."""
 QUOTA_BURST_S: Final = 5.0
 """Seconds of unused appends per second that may come at once."""
-EPISODES_OF_APPEND: Final = 64
+EPISODES_OF_APPEND: Final = 16
 """Episodes of a report that count as much as one fragment: they cost about as much."""
 BUFFERS_MAX: Final = 64
 """Buffers, unless told otherwise."""
@@ -102,8 +102,8 @@ otherwise. Bounds the keys that one call can make the server and its store name.
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 1000
 """Buffers of one reply to ListBuffers, unless the caller says otherwise; and whatever it says."""
-EPISODES_MAX: Final = 4096
-"""Episodes of one ReportEpisodes."""
+EPISODES_MAX: Final = 1024
+"""Episodes of one ReportEpisodes; nothing else is done while they are added up."""
 TASK_SIZE_BYTES_MAX: Final = 64
 READ_CHUNKS: Final = 64
 READ_CHUNKS_MAX: Final = 4096
@@ -338,8 +338,9 @@ LIMITS: Final = (
         "",
         Scope.TOKEN,
         "QUOTA_EXCEEDED; `workers_max=` of the token's line sets it. `bytes_held_max=` and "
-        "`appends_per_s_max=`, without bound unless given, end in QUOTA_FULL, and producers wait; reports of episodes may "
-        f"come as often as fragments, every {EPISODES_OF_APPEND} episodes of one as another",
+        "`appends_per_s_max=`, without bound unless given, end in QUOTA_FULL, and producers wait; "
+        "reports of episodes may come as often as fragments, every "
+        f"{EPISODES_OF_APPEND} episodes of one as another",
         metric="breadbox_quota_refusals_total",
     ),
     Limit(
@@ -381,7 +382,8 @@ LIMITS: Final = (
         TASKS_MAX,
         "",
         Scope.SERVER,
-        "who reports the most makes room, or counts as task `other`",
+        "who reports the most makes room, or counts as task `other`, as do all further tasks of "
+        "one report",
         metric="breadbox_episodes_total",
     ),
     Limit(

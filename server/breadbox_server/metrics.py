@@ -15,7 +15,6 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
-    Summary,
 )
 
 from breadbox.stores.base import StoreUsage
@@ -30,9 +29,10 @@ from breadbox_server.core.events import (
     WaitElapsed,
 )
 from breadbox_server.core.inputs import AdmissionOutcome
+from breadbox_server.episodes import EpisodeKey, EpisodeTotals
 from breadbox_server.limits import TASKS_MAX
-from breadbox_server.tallies import TallyHistogram
-from breadbox_server.task_series import Reporter, TaskSeries
+from breadbox_server.tallies import TallyHistogram, TallySummary
+from breadbox_server.task_series import OTHER, Reporter, TaskSeries
 from breadbox_server.waiting import WaitingFor
 
 # From a fetch that finds everything there (well under a millisecond) to the longest wait (5 min).
@@ -322,11 +322,11 @@ class Metrics:
         self.episodes = Counter(
             "breadbox_episodes", "Episodes reported", ["task", "end"], registry=registry
         )
-        self.episode_return = Summary(
-            "breadbox_episode_return", "Sum of rewards of an episode", ["task"], registry=registry
+        self.episode_return = TallySummary(
+            "breadbox_episode_return", "Sum of rewards of an episode", registry=registry
         )
-        self.episode_steps = Summary(
-            "breadbox_episode_steps", "Steps of an episode", ["task"], registry=registry
+        self.episode_steps = TallySummary(
+            "breadbox_episode_steps", "Steps of an episode", registry=registry
         )
 
     def observe(self, events: Iterable[Event]) -> None:
@@ -448,20 +448,35 @@ class Metrics:
         finally:
             self.store_seconds.labels(operation).observe(perf_counter() - started)
 
-    def count_episode(
-        self, task: str, end: str, *, reporter: Reporter, return_sum: float, step_count: int
-    ) -> None:
-        """Count one finished episode, as its task or, where there is no room for that, as "other".
+    def count_report(self, token: str, totals: Mapping[EpisodeKey, EpisodeTotals]) -> None:
+        """Count finished episodes, as their task or, where there is no room for that, as "other".
 
-        The series of a task that made room for this one are dropped; see `TaskSeries`.
+        The series of a task that made room for one of these are dropped; see `TaskSeries`.
+
+        Args:
+            token: Name of the token that they were reported under; empty without one.
+            totals: All of the report.
         """
+        looked_up: set[str] = set()
+        for key, of_key in totals.items():
+            # One report finds room for no more than there is: who invents tasks by the thousand
+            # holds up nobody with it.
+            is_one_more = key.task not in looked_up and len(looked_up) == TASKS_MAX
+            if is_one_more:
+                task = OTHER
+            else:
+                looked_up.add(key.task)
+                task = self._task_of(key.task, Reporter(token, key.worker_id))
+            self._ends_of_task.setdefault(task, set()).add(key.end)
+            self.episodes.labels(task, key.end).inc(of_key.episode_count)
+            self.episode_return.add(task, of_key.episode_count, of_key.return_sum)
+            self.episode_steps.add(task, of_key.episode_count, of_key.step_count)
+
+    def _task_of(self, task: str, reporter: Reporter) -> str:
         task, ended = self._tasks.place(task, reporter)
         if ended is not None:
             for each in self._ends_of_task.pop(ended):
                 self.episodes.remove(ended, each)
-            self.episode_return.remove(ended)
-            self.episode_steps.remove(ended)
-        self._ends_of_task.setdefault(task, set()).add(end)
-        self.episodes.labels(task, end).inc()
-        self.episode_return.labels(task).observe(return_sum)
-        self.episode_steps.labels(task).observe(step_count)
+            self.episode_return.forget(ended)
+            self.episode_steps.forget(ended)
+        return task

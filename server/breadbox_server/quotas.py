@@ -1,9 +1,9 @@
 """What the holders of each token take of the server together, and where it ends.
 
-An account is charged with what was appended and reported under its token. Rates and workers of a session are
-forgotten with the process; bytes are found again after a restart, or when a quota is given later,
-for a token that is bound to workers: fragments of theirs are its own. For others they are counted
-from then on.
+An account is charged with what was appended and reported under its token. Rates and workers of a
+session are forgotten with the process; bytes are found again after a restart, or when a quota is
+given later, for a token that is bound to workers: fragments of theirs are its own. For others they
+are counted from then on.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,8 +61,10 @@ UNCHARGED: Final = Charge()
 
 
 class _Allowance:
-    """What may come at a rate: what was not used for a while may come at once, and a request that
-    is larger takes it in advance."""
+    """What may come at a rate.
+
+    What was not used for a while may come at once, and a larger request takes it in advance.
+    """
 
     def __init__(self, now: float) -> None:
         self._left = inf

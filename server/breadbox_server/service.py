@@ -31,8 +31,9 @@ from breadbox_server.core.inputs import (
     StartSession,
     UpdateBuffer,
 )
-from breadbox_server.core.validation import check_buffer_name, check_int, check_name
+from breadbox_server.core.validation import check_buffer_name, check_int
 from breadbox_server.driver import Driver
+from breadbox_server.episodes import totals_of
 from breadbox_server.errors import GatewayOffError
 from breadbox_server.gateway import Gateway, Incoming, Message, first_message
 from breadbox_server.limits import (
@@ -40,18 +41,14 @@ from breadbox_server.limits import (
     GATEWAY_PAYLOADS_MAX,
     PAGE_SIZE,
     PAGE_SIZE_MAX,
-    TASK_SIZE_BYTES_MAX,
 )
 from breadbox_server.metrics import Metrics
-from breadbox_server.task_series import Reporter
 
 pb = replay_buffer_service_pb2
 Context = grpc.aio.ServicerContext[Any, Any]
 
 WAIT_S_MAX: Final = 300.0
 """Longest wait of a fetch or a watch; callers that want to wait longer ask again."""
-RETURN_MAX: Final = 2**53
-"""Largest return of an episode: a larger one would drown all others in the sum of returns."""
 REPLY_MARGIN_S: Final = 0.25
 """Kept free before a call's deadline, so that "elapsed" still reaches the caller."""
 
@@ -359,19 +356,9 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         async with self._driver.durable_refusals():
             self._driver.model(convert.buffer_name(request.buffer))
         check_int("episodes", len(request.episodes), 1, EPISODES_MAX)
-        checked = [
-            _checked_episode(episode, position) for position, episode in enumerate(request.episodes)
-        ]
         caller = current_caller()
-        self._driver.charge_report(caller, len(checked))
-        for task, end, episode in checked:
-            self._metrics.count_episode(
-                task,
-                end,
-                reporter=Reporter(caller.name, episode.worker_id),
-                return_sum=episode.return_sum,
-                step_count=episode.step_count,
-            )
+        self._driver.charge_report(caller, len(request.episodes))
+        self._metrics.count_report(caller.name, totals_of(request.episodes))
         return pb.ReportEpisodesResponse()
 
     async def WritePayloads(self, requests: AsyncIterator[Message], context: Context) -> None:
@@ -465,20 +452,3 @@ def _wait_s(request: convert.WaitingRequest, context: Context) -> float:
     if remaining_s is None:
         return wait_s
     return min(wait_s, max(0.0, remaining_s - REPLY_MARGIN_S))
-
-
-def _checked_episode(episode: pb.EpisodeReport, position: int) -> tuple[str, str, pb.EpisodeReport]:
-    at = f"episodes[{position}]"
-    task = episode.task or "default"
-    check_name(f"{at}.worker_id", episode.worker_id)
-    check_name(f"{at}.task", task)
-    if len(task.encode()) > TASK_SIZE_BYTES_MAX:
-        raise InvalidArgumentError(f"{at}.task", f"must be at most {TASK_SIZE_BYTES_MAX} bytes")
-    check_int(f"{at}.step_count", episode.step_count, 0, 2**53)
-    for field in ("return_sum", "discounted_return_sum"):
-        # Also of NaN and infinity: a sum of all returns would never be a number again.
-        if not abs(getattr(episode, field)) <= RETURN_MAX:
-            raise InvalidArgumentError(
-                f"{at}.{field}", f"must be a number from {-RETURN_MAX} to {RETURN_MAX}"
-            )
-    return task, convert.episode_end(episode.end, position), episode

@@ -30,6 +30,9 @@ class TaskSeries:
         self._capacity = capacity
         self._owners: dict[str, Reporter] = {}
         """In the order of their last use."""
+        self._by_worker = Counter[Reporter]()
+        self._by_token = Counter[str]()
+        """How many each owns: counted as they come and go, since a report may name thousands."""
 
     def place(self, task: str, reporter: Reporter) -> tuple[str, str | None]:
         """Where an episode counts, and the task whose series end for that.
@@ -48,20 +51,32 @@ class TaskSeries:
             ended = self._of_the_greediest(reporter)
             if ended is None:
                 return OTHER, None
-            del self._owners[ended]
+            self._count(self._owners.pop(ended), -1)
         self._owners[task] = reporter
+        self._count(reporter, 1)
         return task, ended
+
+    def _count(self, owner: Reporter, change: int) -> None:
+        self._by_worker[owner] += change
+        self._by_token[owner.token] += change
+        if not self._by_worker[owner]:
+            del self._by_worker[owner]
+        if not self._by_token[owner.token]:
+            del self._by_token[owner.token]
 
     def _of_the_greediest(self, reporter: Reporter) -> str | None:
         """The task that makes room for another of this reporter; None: it is the greediest."""
-        by_token = Counter(owner.token for owner in self._owners.values())
+        by_token, by_worker = self._by_token, self._by_worker
         most = max(by_token.values())
-        is_greedy_token = by_token[reporter.token] == most
-        tokens = (
-            {reporter.token} if is_greedy_token else {t for t, n in by_token.items() if n == most}
-        )
-        by_worker = Counter(owner for owner in self._owners.values() if owner.token in tokens)
-        most = max(by_worker.values())
-        if by_worker[reporter] == most:
+        if by_token[reporter.token] == most:
+            tokens = {reporter.token}
+        else:
+            tokens = {token for token, count in by_token.items() if count == most}
+        most = max(count for owner, count in by_worker.items() if owner.token in tokens)
+        if reporter.token in tokens and by_worker[reporter] == most:
             return None
-        return next(task for task, owner in self._owners.items() if by_worker[owner] == most)
+        return next(
+            task
+            for task, owner in self._owners.items()
+            if owner.token in tokens and by_worker[owner] == most
+        )

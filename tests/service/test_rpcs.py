@@ -515,6 +515,26 @@ async def test_a_return_that_would_spoil_the_sum_of_all_is_refused(
     assert 2.0 == registry.get_sample_value("breadbox_episode_return_sum", labels)
 
 
+async def test_a_report_of_thousands_of_tasks_counts_all_and_looks_for_room_no_oftener() -> None:
+    async with served() as it:
+        episodes = [
+            pb.EpisodeReport(
+                worker_id=f"w{number}",
+                task=f"t{number}",
+                step_count=1,
+                end=pb.EPISODE_END_TRUNCATED,
+            )
+            for number in range(1000)
+        ]
+        await it.stub.ReportEpisodes(pb.ReportEpisodesRequest(episodes=episodes), timeout=CALL_S)
+        registry = it.server.metrics.registry
+    counts = [
+        registry.get_sample_value("breadbox_episode_steps_count", {"task": task})
+        for task in ("t0", f"t{TASKS_MAX - 1}", f"t{TASKS_MAX}", "other")
+    ]
+    assert [1, 1, None, 1000 - TASKS_MAX] == counts
+
+
 async def test_a_worker_that_invents_tasks_does_not_use_up_the_room_of_others() -> None:
     async with served() as it:
 

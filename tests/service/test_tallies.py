@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Histogram, Summary
 
-from breadbox_server.tallies import TallyHistogram
+from breadbox_server.tallies import TallyHistogram, TallySummary
 
 BUCKETS = (0, 1, 3, 8)
 SUFFIXES = [
@@ -46,3 +46,20 @@ def test_a_deleted_buffer_leaves_no_series_behind() -> None:
     tally.forget("a")
     tally.forget("never there")
     assert None is sample(registry, "_count", "a")
+
+
+def test_a_summary_shows_what_one_that_takes_each_value_shows() -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    tally = TallySummary("breadbox_test", "values", registry=ours)
+    summary = Summary("breadbox_test", "values", ["task"], registry=theirs)
+    for task, values in (("a", [1.0, 2.5]), ("b", [-4.0]), ("a", [0.0, 0.0, 7.0])):
+        tally.add(task, len(values), sum(values))
+        for value in values:
+            summary.labels(task).observe(value)
+    tally.add("c", 1, 1.0)
+    tally.forget("c")
+    for task in ("a", "b", "c"):
+        for suffix in ("_sum", "_count"):
+            expected = theirs.get_sample_value(f"breadbox_test{suffix}", {"task": task})
+            shown = ours.get_sample_value(f"breadbox_test{suffix}", {"task": task})
+            assert expected == shown

@@ -333,7 +333,7 @@ class Client:
     async def report_episodes(
         self, episodes: Sequence[types.EpisodeReport], *, buffer: str | None = None
     ) -> None:
-        """Report 1 to 4096 finished episodes, for metrics. Sent once: never repeated by itself.
+        """Report 1 to 1024 finished episodes, for metrics. Sent once: never repeated by itself.
 
         Raises:
             BackpressureError: The token's rate is used up; nothing was counted.
