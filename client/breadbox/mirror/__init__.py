@@ -1,0 +1,27 @@
+"""A mirror of a buffer beside the learner: sample steps, sequences and episodes at memory speed.
+
+```python
+from breadbox.mirror import ReplayMirror
+
+with ReplayMirror("localhost:50051", capacity_steps=1_000_000) as mirror:
+    mirror.wait_until(steps=1_000, timeout_s=60)
+    batch = mirror.sample(256, n_step=3, device="cuda")
+```
+
+`StepMemory` is the same without a server: steps of fragments that are handed to it.
+"""
+
+from breadbox.mirror.batches import Prioritised, SequenceBatch, StepBatch
+from breadbox.mirror.hindsight import GoalStrategy, Relabel
+from breadbox.mirror.memory import StepMemory
+from breadbox.mirror.replay import ReplayMirror
+
+__all__ = [
+    "GoalStrategy",
+    "Prioritised",
+    "Relabel",
+    "ReplayMirror",
+    "SequenceBatch",
+    "StepBatch",
+    "StepMemory",
+]

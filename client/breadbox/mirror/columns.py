@@ -1,0 +1,339 @@
+"""Where each array of a step is kept: small ones in one row per step, large ones as frames.
+
+A row holds all small arrays of a step side by side, what it led to among them, so that drawing
+steps is one gathering of rows however many arrays there are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
+from breadbox.fragment import Fragment, Tree
+from breadbox.mirror.frames import FrameLayout, FramePlan, FrameRing, Piece
+from breadbox.mirror.memory_map import lazy_array
+from breadbox.payload.dtypes import as_leaf, stored_array
+from breadbox.trees import (
+    Structure,
+    flatten,
+    map_structure,
+    paths_of,
+    require_alike,
+)
+
+FRAME_MIN_BYTES = 1024
+"""From this size on, an observation is stored once, and not beside what led to it too."""
+
+_OWN = {
+    "reward": np.dtype(np.float32),
+    "terminated": np.dtype(np.bool_),
+    "truncated": np.dtype(np.bool_),
+    "first": np.dtype(np.bool_),
+    "is_usable": np.dtype(np.bool_),
+    "episode_id": np.dtype(np.int64),
+    "model_version": np.dtype(np.int64),
+    "handle": np.dtype(np.int64),
+    "fragment": np.dtype(np.int64),
+    "episode": np.dtype(np.int64),
+    "ordinal": np.dtype(np.int64),
+}
+"""Columns that every memory has."""
+
+_TREES = ("obs", "action", "log_prob", "value", "extras")
+
+
+class Column(NamedTuple):
+    """One small array of a step, and its place in the row."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    type_name: str
+    """As `stored_array` names it."""
+    offset: int
+    strides: tuple[int, ...]
+
+
+class Leaf(NamedTuple):
+    """One array of a fragment's trees, as the first fragment had it."""
+
+    path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Of one step."""
+    type_name: str
+
+
+class Rows(NamedTuple):
+    """Rows that were gathered: bytes [..., row]."""
+
+    memory: NDArray[np.uint8]
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Shape of what was asked for."""
+        return self.memory.shape[:-1]
+
+
+class Columns:
+    """The memory of *capacity* steps that are like those of a fragment."""
+
+    def __init__(
+        self, fragment: Fragment, capacity: int, frame_stack: Mapping[str, int] | None
+    ) -> None:
+        """Lay the columns out.
+
+        Raises:
+            InvalidRequestError: `frame_stack` names no array of the observations, or no axis of it.
+            UnsupportedArrayError: An array cannot be kept.
+        """
+        self.capacity = capacity
+        self._structures: dict[str, Structure] = {}
+        self._leaves: dict[str, list[Leaf]] = {}
+        for name in _TREES:
+            self._structures[name], self._leaves[name] = _leaves_of(name, getattr(fragment, name))
+        self._names = {
+            name: [leaf.path for leaf in leaves] for name, leaves in self._leaves.items()
+        }
+        self._next_names = ["next_" + path for path in self._names["obs"]]
+        self.rings: dict[str, FrameRing] = {}
+        small: dict[str, tuple[np.dtype[Any], tuple[int, ...], str]] = {
+            name: (dtype, (), dtype.str) for name, dtype in _OWN.items()
+        }
+        stacks = dict(frame_stack or {})
+        for name, leaves in self._leaves.items():
+            for leaf in leaves:
+                axis = stacks.pop(leaf.path, None)
+                size_bytes = leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
+                if name == "obs" and (axis is not None or size_bytes >= FRAME_MIN_BYTES):
+                    layout = FrameLayout(leaf.shape, leaf.dtype, _axis_of(leaf, axis))
+                    self.rings[leaf.path] = FrameRing(layout, capacity)
+                    small[_at(leaf.path)] = small[_next_at(leaf.path)] = (_OWN["handle"], (), "<i8")
+                    continue
+                small[leaf.path] = (leaf.dtype, leaf.shape, leaf.type_name)
+                if name == "obs":
+                    small["next_" + leaf.path] = small[leaf.path]
+        if stacks:
+            raise InvalidRequestError(
+                "frame_stack", f"names {sorted(stacks)}; observations have {self._names['obs']}"
+            )
+        self._columns, self.row_bytes = _laid_out(small)
+        self._rows = lazy_array((capacity, self.row_bytes), np.dtype(np.uint8))
+        self._views = {
+            name: np.ndarray(
+                (capacity, *column.shape),
+                column.dtype,
+                self._rows.data,
+                column.offset,
+                (self.row_bytes, *column.strides),
+            )
+            for name, column in self._columns.items()
+        }
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all rows, and of the frames that were written to."""
+        return self._rows.nbytes + sum(ring.size_bytes for ring in self.rings.values())
+
+    # Writing -----------------------------------------------------------------------------------
+
+    def leaves_of(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
+        """The arrays of a fragment by path, like those that there is room for.
+
+        Raises:
+            TreeMismatchError: They differ from the first fragment's in structure, type or shape.
+        """
+        where = f"fragment {fragment.fragment_index} of worker {fragment.worker_id!r}"
+        arrays: dict[str, NDArray[Any]] = {}
+        for name in _TREES:
+            tree = getattr(fragment, name)
+            if type(tree) is np.ndarray and type(self._structures[name]) is int:
+                found = [tree]
+            else:
+                structure, pairs = flatten(tree)
+                require_alike(self._structures[name], structure, path=name, where=where)
+                found = [leaf for _, leaf in pairs]
+            for leaf, got in zip(self._leaves[name], found, strict=True):
+                arrays[leaf.path] = _checked(leaf, got, leaf.shape, where)
+        return arrays
+
+    def observation_of(self, tree: Tree, index: int | None, where: str) -> list[NDArray[Any]]:
+        """The arrays of one observation, such as the one behind a fragment.
+
+        Args:
+            tree: Leaves [...], or [K, ...] of which *index* is one.
+            index: Which; None: there is one only.
+            where: Whose, for errors.
+        """
+        structure, pairs = flatten(tree)
+        require_alike(self._structures["obs"], structure, path="obs", where=where)
+        found = []
+        for leaf, (_, got) in zip(self._leaves["obs"], pairs, strict=True):
+            array, _ = stored_array(leaf.path, got)
+            found.append(_like(leaf, array if index is None else array[index, ...], where))
+        return found
+
+    def write(self, positions: Sequence[slice], name: str, values: Any) -> None:
+        """Put values [T, ...] of a column, or one for all, to their places."""
+        view = self._views[name]
+        if len(positions) == 1:
+            view[positions[0]] = values
+            return
+        older = positions[0].stop - positions[0].start
+        is_one = not np.ndim(values)
+        view[positions[0]] = values if is_one else values[:older]
+        view[positions[1]] = values if is_one else values[older:]
+
+    def write_trees(
+        self,
+        positions: Sequence[slice],
+        arrays: Mapping[str, NDArray[Any]],
+        following: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Write a fragment's small arrays, and what each step led to."""
+        for path, array in arrays.items():
+            if path not in self.rings:
+                self.write(positions, path, array)
+        for path, array in following.items():
+            self.write(positions, "next_" + path, array)
+
+    def small_observations(self) -> list[str]:
+        """Paths of the observations that are in rows."""
+        return [path for path in self._names["obs"] if path not in self.rings]
+
+    def observation_paths(self) -> list[str]:
+        """Paths of all arrays of the observations, in order."""
+        return self._names["obs"]
+
+    def plans(
+        self, arrays: Mapping[str, NDArray[Any]], pieces: Mapping[str, list[Piece]]
+    ) -> dict[str, FramePlan]:
+        """Where the frames of a fragment go, by path."""
+        return {
+            path: FramePlan(ring.layout, arrays[path], pieces[path])
+            for path, ring in self.rings.items()
+        }
+
+    def write_frames(
+        self, positions: Sequence[slice], path: str, plan: FramePlan, start: int
+    ) -> None:
+        """Write a fragment's frames, and where each step finds its own."""
+        plan.write(self.rings[path], start)
+        self.write(positions, _at(path), plan.at + start)
+        self.write(positions, _next_at(path), plan.next_at + start)
+
+    # Reading -----------------------------------------------------------------------------------
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column of all rows, as a view: for looking up single places."""
+        return self._views[name]
+
+    def gather(self, positions: NDArray[np.int64]) -> Rows:
+        """Copy the rows at some positions, of any shape."""
+        memory = np.take(self._rows, positions.reshape(-1), axis=0, mode="clip")
+        return Rows(memory.reshape(*positions.shape, self.row_bytes))
+
+    def field(self, rows: Rows, name: str) -> Any:
+        """One array of gathered rows, as a view."""
+        column = self._columns[name]
+        array: NDArray[Any] = np.ndarray(
+            (*rows.lead, *column.shape),
+            column.dtype,
+            rows.memory.data,
+            column.offset,
+            (*rows.memory.strides[:-1], *column.strides),
+        )
+        return array
+
+    def tree(self, name: str, rows: Rows) -> Tree:
+        """A tree of gathered rows; None where fragments have none."""
+        return self._built(name, rows, self._names[name], _at)
+
+    def next_obs(self, rows: Rows) -> Tree:
+        """What the steps of gathered rows led to."""
+        return self._built("obs", rows, self._next_names, _next_at)
+
+    def _built(self, name: str, rows: Rows, names: list[str], place: Callable[[str], str]) -> Tree:
+        structure, leaves = self._structures[name], self._leaves[name]
+
+        def leaf_of(number: int) -> Any:
+            leaf = leaves[number]
+            if leaf.path in self.rings:
+                array = self.rings[leaf.path].read(self.field(rows, place(leaf.path)))
+            else:
+                array = self.field(rows, names[number])
+            return as_leaf(array, leaf.type_name)
+
+        return leaf_of(structure) if type(structure) is int else map_structure(leaf_of, structure)
+
+
+def _at(path: str) -> str:
+    return "at " + path
+
+
+def _next_at(path: str) -> str:
+    return "next at " + path
+
+
+def _leaves_of(name: str, tree: Tree) -> tuple[Structure, list[Leaf]]:
+    structure, pairs = flatten(tree)
+    leaves = []
+    for path, (_, found) in zip(paths_of(structure), pairs, strict=True):
+        full = f"{name}{'' if path[:1] in ('', '[') else '.'}{path}"
+        array, type_name = stored_array(full, found)
+        if array.ndim < 1:
+            raise UnsupportedArrayError(full, "has no axis of steps")
+        leaves.append(Leaf(full, array.dtype, array.shape[1:], type_name))
+    return structure, leaves
+
+
+def _axis_of(leaf: Leaf, axis: int | None) -> int | None:
+    if axis is None:
+        return None
+    if not -len(leaf.shape) <= axis < len(leaf.shape):
+        raise InvalidRequestError(
+            "frame_stack", f"names axis {axis} of {leaf.path}, which has shape {[*leaf.shape]}"
+        )
+    return axis % len(leaf.shape)
+
+
+def _laid_out(
+    small: Mapping[str, tuple[np.dtype[Any], tuple[int, ...], str]],
+) -> tuple[dict[str, Column], int]:
+    """Give each array its place in the row: such that each is aligned, the widest types first."""
+
+    def alignment(name: str) -> int:
+        item = small[name][0].itemsize
+        return next(size for size in (16, 8, 4, 2, 1) if item % size == 0)
+
+    columns: dict[str, Column] = {}
+    offset = 0
+    for name in sorted(small, key=alignment, reverse=True):
+        dtype, shape, type_name = small[name]
+        strides = np.empty((1, *shape), dtype).strides[1:]
+        columns[name] = Column(dtype, shape, type_name, offset, strides)
+        offset += dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    widest = max([8, *map(alignment, small)])
+    return columns, -(-offset // widest) * widest
+
+
+def _checked(leaf: Leaf, got: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:
+    array, type_name = stored_array(leaf.path, got)
+    if array.dtype == leaf.dtype and array.shape[1:] == shape and type_name == leaf.type_name:
+        return array
+    raise _mismatch(leaf, array, array.shape[1:], where)
+
+
+def _like(leaf: Leaf, array: NDArray[Any], where: str) -> NDArray[Any]:
+    if array.dtype == leaf.dtype and array.shape == leaf.shape:
+        return array
+    raise _mismatch(leaf, array, array.shape, where)
+
+
+def _mismatch(
+    leaf: Leaf, array: NDArray[Any], shape: tuple[int, ...], where: str
+) -> TreeMismatchError:
+    return TreeMismatchError(
+        leaf.path, f"{leaf.dtype}{[*leaf.shape]}", f"{array.dtype}{[*shape]}", where
+    )

@@ -1,0 +1,197 @@
+"""A mirror over a feed without a server: what it takes in, and what it does when reads fail."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from breadbox.errors import (
+    InvalidRequestError,
+    PermissionDeniedError,
+    TreeMismatchError,
+    UnavailableError,
+)
+from breadbox.mirror import ReplayMirror
+from breadbox.mirror import replay as replay_module
+from mirror.fake_feed import FakeFeed
+from support.eventually import eventually_sync
+from support.fragments import vector_fragment
+
+CHUNK = 1 << 24
+
+
+@pytest.fixture
+def feed() -> FakeFeed:
+    return FakeFeed()
+
+
+@pytest.fixture
+def mirror(feed: FakeFeed, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplayMirror]:
+    monkeypatch.setattr(replay_module, "POLL_S", 0.05)
+    monkeypatch.setattr(replay_module, "RETRY_S", 0.01)
+    with ReplayMirror(feed, capacity_steps=100, seed=1) as made:
+        yield made
+
+
+def shown(mirror: ReplayMirror) -> list[int]:
+    """The fragment index that the observations of each step show."""
+    return [int(each) for each in mirror.at(range(mirror.step_count)).obs[:, 0]]
+
+
+def test_it_takes_in_what_is_there_and_what_comes(feed: FakeFeed, mirror: ReplayMirror) -> None:
+    feed.append(*(vector_fragment(index) for index in range(5)))
+    mirror.wait_until(20, timeout_s=10)
+    feed.append(vector_fragment(5))
+    mirror.wait_until(24, timeout_s=10)
+    assert [index for index in range(6) for _ in range(4)] == shown(mirror)
+    assert [chunk * CHUNK + step for chunk in range(6) for step in range(4)] == mirror.at(
+        range(24)
+    ).handle.tolist()
+    eventually_sync(lambda: not feed.leases, "every lease is released")
+    eventually_sync(lambda: mirror.lag_s == 0.0, "it is up to date")
+
+
+def test_a_mirror_that_starts_again_holds_and_draws_the_same(
+    feed: FakeFeed, mirror: ReplayMirror
+) -> None:
+    feed.append(*(vector_fragment(index) for index in range(20)))
+    mirror.wait_until(80, timeout_s=10)
+    with ReplayMirror(feed, capacity_steps=100, seed=1) as again:
+        again.wait_until(80, timeout_s=10)
+        assert shown(mirror) == shown(again)
+        assert mirror.sample(64).handle.tolist() == again.sample(64).handle.tolist()
+
+
+def test_chunks_that_left_unread_are_counted(feed: FakeFeed, mirror: ReplayMirror) -> None:
+    feed.append(vector_fragment(0))
+    mirror.wait_until(4, timeout_s=10)
+    feed.may_load.clear()
+    feed.append(vector_fragment(1))
+    eventually_sync(lambda: len(feed.leases) == 1, "the read is under way")
+    feed.append(*(vector_fragment(index) for index in range(2, 6)))
+    del feed.chunks[2:4]
+    feed.may_load.set()
+    mirror.wait_until(16, timeout_s=10)
+    eventually_sync(lambda: mirror.skipped_chunk_count == 2, "both are counted")
+    assert [0, 1, 4, 5] == shown(mirror)[::4]
+
+
+def test_a_new_session_empties_it(feed: FakeFeed, mirror: ReplayMirror) -> None:
+    feed.append(vector_fragment(0))
+    mirror.wait_until(4, timeout_s=10)
+    feed.start_session("next")
+    eventually_sync(lambda: mirror.step_count == 0, "the old steps are gone")
+    feed.append(vector_fragment(7, session_id="next"))
+    mirror.wait_until(4, timeout_s=10)
+    assert [7] * 4 == shown(mirror)
+    assert "next" == mirror.session_id
+
+
+@pytest.mark.parametrize("call", ["read", "load"])
+def test_it_goes_on_after_an_outage_and_takes_nothing_in_twice(
+    feed: FakeFeed, mirror: ReplayMirror, call: str
+) -> None:
+    feed.append(vector_fragment(0))
+    mirror.wait_until(4, timeout_s=10)
+    feed.error_call = call
+    feed.errors = [UnavailableError("away"), UnavailableError("away")]
+    feed.append(*(vector_fragment(index) for index in range(1, 4)))
+    mirror.wait_until(16, timeout_s=10)
+    assert [0, 1, 2, 3] == shown(mirror)[::4]
+    eventually_sync(lambda: not feed.leases, "every lease is released")
+
+
+def test_payloads_that_are_gone_are_counted_and_the_rest_is_kept(
+    feed: FakeFeed, mirror: ReplayMirror
+) -> None:
+    feed.lost = {f"{1:032x}"}
+    feed.append(*(vector_fragment(index) for index in range(3)))
+    mirror.wait_until(8, timeout_s=10)
+    assert [0, 2] == shown(mirror)[::4]
+    eventually_sync(lambda: mirror.unreadable_fragment_count == 1, "it is counted")
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionDeniedError("no"), UnavailableError("there never was an answer")]
+)
+def test_an_error_of_the_thread_is_raised_by_the_next_call(error: Exception) -> None:
+    feed = FakeFeed(errors=[error])
+    with ReplayMirror(feed, capacity_steps=100) as mirror:
+        with pytest.raises(type(error)):
+            mirror.wait_until(1, timeout_s=10)
+        with pytest.raises(type(error)):
+            mirror.sample(1)
+
+
+def test_fragments_that_cannot_be_kept_are_an_error(feed: FakeFeed, mirror: ReplayMirror) -> None:
+    feed.append(vector_fragment(0))
+    mirror.wait_until(4, timeout_s=10)
+    other = vector_fragment(1)
+    other.obs = np.zeros((4, 7), np.float32)
+    feed.append(other)
+    with pytest.raises(TreeMismatchError):
+        mirror.wait_until(8, timeout_s=10)
+
+
+def test_batches_are_those_of_samples(feed: FakeFeed, mirror: ReplayMirror) -> None:
+    feed.append(*(vector_fragment(index) for index in range(10)))
+    mirror.wait_until(40, timeout_s=10)
+    with ReplayMirror(feed, capacity_steps=100, seed=1) as again:
+        again.wait_until(40, timeout_s=10)
+        batches = again.batches(8, prefetch=3)
+        for _ in range(5):
+            assert mirror.sample(8).handle.tolist() == next(batches).handle.tolist()
+        batches.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_wait_for_as_many_steps_as_the_bound_says(
+    feed: FakeFeed, mirror: ReplayMirror, prefetch: int
+) -> None:
+    feed.append(vector_fragment(0))
+    mirror.wait_until(4, timeout_s=10)
+    batches = mirror.batches(8, prefetch=prefetch, samples_per_insert=2.0)
+    taken: list[int] = []
+
+    def take() -> None:
+        for batch in batches:
+            taken.append(len(batch))
+            if len(taken) == 2:
+                return
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    feed.append(vector_fragment(1))
+    eventually_sync(lambda: len(taken) == 1, "four steps let eight be drawn")
+    mirror.wait_until(8)
+    assert thread.is_alive()
+    feed.append(vector_fragment(2))
+    thread.join(10)
+    assert [8, 8] == taken
+    batches.close()
+
+
+def test_leaving_batches_that_wait_ends_at_once(feed: FakeFeed, mirror: ReplayMirror) -> None:
+    feed.append(vector_fragment(0))
+    mirror.wait_until(4, timeout_s=10)
+    batches = mirror.batches(8, samples_per_insert=2.0)
+    feed.append(vector_fragment(1))
+    assert 8 == len(next(batches))
+    batches.close()
+
+
+def test_the_bound_must_be_above_zero(mirror: ReplayMirror) -> None:
+    with pytest.raises(InvalidRequestError, match="samples_per_insert must be above 0"):
+        next(mirror.batches(1, samples_per_insert=0))
+
+
+def test_closing_ends_the_thread_and_keeps_the_steps(feed: FakeFeed, mirror: ReplayMirror) -> None:
+    feed.append(vector_fragment(0))
+    mirror.wait_until(4, timeout_s=10)
+    mirror.close()
+    mirror.close()
+    feed.append(vector_fragment(1))
+    assert mirror.closed
+    assert 4 == len(mirror.sample(4))
+    assert 4 == mirror.step_count
