@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from breadbox.types import MinimumChunks as MinimumChunks
     from breadbox.types import ModelState as ModelState
     from breadbox.types import PayloadReference as PayloadReference
+    from breadbox.types import PrioritiesReply as PrioritiesReply
     from breadbox.types import PublishReply as PublishReply
     from breadbox.types import QuarantinedFragment as QuarantinedFragment
     from breadbox.types import ReleaseMode as ReleaseMode
@@ -106,6 +107,7 @@ _HOMES = {
         "MinimumChunks",
         "ModelState",
         "PayloadReference",
+        "PrioritiesReply",
         "PublishReply",
         "QuarantinedFragment",
         "ReleaseMode",

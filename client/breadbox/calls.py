@@ -23,6 +23,8 @@ Reply = TypeVar("Reply")
 
 UNREADABLE_MAX: Final = 4096
 """Payloads that the end of a lease may name: the server takes no more."""
+PRIORITIES_MAX: Final = 2048
+"""Priorities that a call may set, and chunks that it may delete: the server takes no more."""
 
 METHODS: dict[str, str] = {
     "StartSession": "starting the session that is current changes nothing",
@@ -35,6 +37,7 @@ METHODS: dict[str, str] = {
     "ReadFragments": "reads; a lease that nobody heard of expires",
     "RenewLease": "the lease then lives from the later renewal",
     "ReleaseLease": "a lease that was released stays released",
+    "UpdatePriorities": "sets priorities, does not add to them; what is deleted stays so",
     "CreateBuffer": "a buffer with the very same limits is left as it is",
     "UpdateBuffer": "sets limits, does not add to them",
     "DeleteBuffer": "that it is gone when it is repeated is the success of the first",
@@ -272,6 +275,28 @@ def release_lease(
         unreadable_payload_ids=unreadable[:UNREADABLE_MAX],
     )
     return Call("ReleaseLease", request, _nothing)
+
+
+def update_priorities(
+    buffer: str, updates: Sequence[tuple[int, float]], delete: Sequence[int]
+) -> Call[types.PrioritiesReply]:
+    """Set priorities of chunks, and evict others."""
+    request = wire.build(
+        pb.UpdatePrioritiesRequest,
+        buffer=buffer,
+        updates=[
+            wire.build(pb.PriorityUpdate, chunk_id=chunk_id, priority=priority)
+            for chunk_id, priority in updates
+        ],
+        delete_chunk_ids=delete,
+    )
+    return Call(
+        "UpdatePriorities",
+        request,
+        lambda response: types.PrioritiesReply(
+            response.updated_count, response.deleted_count, response.unknown_count
+        ),
+    )
 
 
 def create_buffer(name: str, config: types.BufferConfig) -> Call[types.BufferDescription]:

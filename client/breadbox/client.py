@@ -651,6 +651,30 @@ class Client:
         """
         self._invoke(calls.release_lease(buffer or self.buffer, lease_id, mode, unreadable))
 
+    def update_priorities(
+        self,
+        priorities: Mapping[int, float],
+        *,
+        delete: Iterable[int] = (),
+        buffer: str | None = None,
+    ) -> types.PrioritiesReply:
+        """Set priorities of chunks, by which samplers and removers of the buffer may choose.
+
+        Ids of chunks are never used again in a buffer, so that a late update meets no other chunk:
+        one that is not held any more is counted. Of more than 2048 at a time several calls are
+        made, of which some may have been carried out if one fails; repeating all is safe.
+
+        Args:
+            priorities: By `FragmentReference.chunk_id`, from 0 to 1e30.
+            delete: Ids of chunks to evict. What a lease keeps readable stays so.
+            buffer: None: the client's.
+        """
+        return self._interpreter.run(
+            operations.update_priorities(
+                self._context, buffer or self.buffer, priorities, list(delete)
+            )
+        )
+
     # Operating ---------------------------------------------------------------------------------
 
     def create_buffer(

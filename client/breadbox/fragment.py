@@ -63,6 +63,8 @@ class Fragment:
             earlier fragments were dropped; NaN and 0 where no episode ended, or one was aborted.
         discontinuity: Step 0 does not follow the last step of the previous fragment: some between
             were dropped.
+        priority: How much it matters to samplers that look at it, from 0 to 1e30; a chunk has the
+            largest of its fragments', until `Client.update_priorities` sets it.
     """
 
     worker_id: str
@@ -86,6 +88,7 @@ class Fragment:
     model_version: NDArray[np.int64] | None = None
     extras: dict[str, Tree] = field(default_factory=dict)
     discontinuity: bool = False
+    priority: float = 1.0
 
     def __repr__(self) -> str:
         """Say whose it is, and name the leaves with their dtypes and shapes, in one line."""
@@ -102,6 +105,7 @@ class Fragment:
             f"session_id={self.session_id!r}",
             f"model version {low}" if low == high else f"model versions {low} to {high}",
             *(["discontinuity"] if self.discontinuity else []),
+            *([f"priority={self.priority:g}"] if self.priority != 1.0 else []),
         ]
 
     def _arrays(self) -> dict[str, Tree]:
@@ -141,5 +145,6 @@ _ARRAY_FIELDS = tuple(
         "model_version_min",
         "model_version_max",
         "discontinuity",
+        "priority",
     )
 )

@@ -49,6 +49,7 @@ from breadbox.types import (
     LeaseGrant,
     ModelState,
     PayloadReference,
+    PrioritiesReply,
     PublishReply,
 )
 
@@ -62,6 +63,8 @@ APPEND_BYTES_MAX = 64 * 2**20
 _REFUSED = frozenset(
     {AdmissionOutcome.DUPLICATE, AdmissionOutcome.STALE, AdmissionOutcome.WRONG_SESSION}
 )
+PRIORITY_MAX = 1e30
+"""The server takes no larger ones."""
 INSTANT_S = 1e-3
 """A wait that has less than this left is over."""
 PAGES_MAX = 1000
@@ -298,6 +301,32 @@ def delete_buffer(context: Context, name: str) -> Operation[None]:
     except errors.BufferNotFoundError:
         if attempts == 1:
             raise
+
+
+def update_priorities(
+    context: Context, buffer: str, priorities: Mapping[int, float], delete: Sequence[int]
+) -> Operation[PrioritiesReply]:
+    """Set priorities and delete chunks, in as many calls as it takes; all are checked first."""
+    updates = [(chunk_id, _priority(value)) for chunk_id, value in priorities.items()]
+    total = PrioritiesReply(0, 0, 0)
+    for start in range(0, max(len(updates), len(delete)), calls.PRIORITIES_MAX) or [0]:
+        part = slice(start, start + calls.PRIORITIES_MAX)
+        call = calls.update_priorities(buffer, updates[part], delete[part])
+        reply = yield from invoke(context, call)
+        total = PrioritiesReply(*map(sum, zip(total, reply, strict=True)))
+    return total
+
+
+def _priority(value: float) -> float:
+    try:
+        priority = float(value)
+    except (TypeError, ValueError):
+        priority = math.nan
+    if not 0.0 <= priority <= PRIORITY_MAX:
+        raise errors.InvalidRequestError(
+            "priorities", f"must be numbers from 0 to {PRIORITY_MAX:g}, got {value!r:.200}"
+        )
+    return priority
 
 
 def _slice_s(left_s: float) -> float:

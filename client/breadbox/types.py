@@ -114,6 +114,8 @@ class FragmentMetadata:
     discontinuity: bool = False
     schema_hash: int = 0
     """Of its schema; fragments of one hash can be stacked. 0: its producer does not say."""
+    priority: float = 1.0
+    """As it was appended, from 0 to 1e30; a chunk has the largest of its fragments'."""
 
 
 class ArrayType(NamedTuple):
@@ -137,6 +139,13 @@ class FragmentReference:
     """Versions, at the moment of the grant."""
     use_count: int
     """Deliveries of the chunk, this one included."""
+    priority: float = 1.0
+    """Of the chunk, at the moment of the grant."""
+    probability: float = 1.0
+    """How likely the chunk was to be the first one drawn, over 0; 1 with samplers that leave
+    nothing to chance."""
+    population: int = 0
+    """Chunks that were held at the moment of the draw; 0: not known."""
 
     def __repr__(self) -> str:
         """Say in one line what tells it from others; the rest is in the fields."""
@@ -190,6 +199,15 @@ class PublishReply:
 
     model_version: int
     evicted_chunk_count: int
+
+
+class PrioritiesReply(NamedTuple):
+    """Answer to an update of priorities."""
+
+    updated_count: int
+    deleted_count: int
+    unknown_count: int
+    """Ids, of either kind, of chunks that are not held: evicted, used up, or never there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +277,7 @@ class BufferConfig:
     sampler: str | None = None
     limiter: MinimumChunks | SampleToInsertRatio | None = None
     schema: SchemaPolicy | None = None
+    priority_exponent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

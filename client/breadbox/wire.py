@@ -163,6 +163,7 @@ def metadata_of(
         step_count=fragment.step_count,
         discontinuity=fragment.discontinuity,
         schema_hash=schema_hash,
+        priority=fragment.priority,
     )
 
 
@@ -202,6 +203,8 @@ def _metadata(
         ),
         step_count=source.step_count,
         schema_hash=schema_hash,
+        # Nearly all have the default, which need not be said.
+        priority=None if source.priority == 1.0 else source.priority,
     )
 
 
@@ -217,6 +220,7 @@ def _checked_metadata(metadata: types.FragmentMetadata) -> fragment_pb2.Fragment
         payload=payload_to_wire(metadata.payload),
         step_count=metadata.step_count,
         schema_hash=metadata.schema_hash,
+        priority=metadata.priority,
     )
 
 
@@ -232,6 +236,7 @@ def metadata_from_wire(message: fragment_pb2.FragmentMetadata) -> types.Fragment
         step_count=message.step_count,
         discontinuity=message.discontinuity,
         schema_hash=message.schema_hash,
+        priority=message.priority if message.HasField("priority") else 1.0,
     )
 
 
@@ -246,6 +251,9 @@ def references_from_wire(
                 message.chunk_id,
                 message.staleness,
                 message.use_count,
+                message.priority,
+                message.probability,
+                message.population,
             )
             for message in messages
         ]
@@ -277,6 +285,7 @@ def config_to_wire(config: types.BufferConfig) -> buffer_pb2.BufferConfig:
         sampler=_sampler_to_wire(config.sampler),
         limiter=_limiter_to_wire(config.limiter),
         schema=config.schema and _SCHEMA_POLICIES_TO_WIRE[config.schema],
+        priority_exponent=config.priority_exponent,
     )
 
 
@@ -298,6 +307,9 @@ def config_from_wire(message: buffer_pb2.BufferConfig) -> types.BufferConfig:
         sampler=message.sampler.WhichOneof("sampler"),
         limiter=_limiter_from_wire(message),
         schema=_SCHEMA_POLICIES.get(message.schema),
+        priority_exponent=(
+            message.priority_exponent if message.HasField("priority_exponent") else None
+        ),
     )
 
 

@@ -151,6 +151,7 @@ RULES: Final[Mapping[str, Rule]] = {
     SERVICE + "ReadFragments": Rule(_LEARNERS, "buffer"),
     SERVICE + "RenewLease": Rule(_LEARNERS, "buffer"),
     SERVICE + "ReleaseLease": Rule(_LEARNERS, "buffer"),
+    SERVICE + "UpdatePriorities": Rule(_LEARNERS, "buffer"),
     SERVICE + "CreateBuffer": Rule(_ADMINS, "name"),
     SERVICE + "UpdateBuffer": Rule(_ADMINS, "name"),
     SERVICE + "DeleteBuffer": Rule(_ADMINS, "name"),

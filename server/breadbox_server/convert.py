@@ -23,6 +23,7 @@ from breadbox.types import PayloadReference
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2, schema_pb2
 from breadbox_server.core.config import (
     NAME_SIZE_BYTES_MAX,
+    PRIORITY_DEFAULT,
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
@@ -35,6 +36,7 @@ from breadbox_server.core.config import (
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.ids import (
     BufferName,
+    ChunkId,
     PayloadId,
     SessionId,
 )
@@ -45,6 +47,7 @@ from breadbox_server.core.inputs import (
     GrantedFragment,
     Payload,
     ReleaseMode,
+    UpdatePriorities,
 )
 from breadbox_server.core.reading import Cursor
 from breadbox_server.core.schemas import Schema, SchemaArray
@@ -53,6 +56,7 @@ from breadbox_server.limits import (
     APPEND_FRAGMENTS_MAX,
     GATEWAY_RANGES_MAX,
     PIECES_MAX,
+    PRIORITIES_MAX,
     READ_CHUNKS,
     READ_CHUNKS_MAX,
     UNREADABLE_MAX,
@@ -170,6 +174,17 @@ def unreadable(payload_ids: Sequence[str]) -> tuple[PayloadId, ...]:
     return tuple([PayloadId(each) for each in payload_ids])
 
 
+def priorities(request: "pb.UpdatePrioritiesRequest") -> UpdatePriorities:
+    """Which priorities are to be set, and which chunks to be evicted."""
+    check_int("updates", len(request.updates), 0, PRIORITIES_MAX)
+    check_int("delete_chunk_ids", len(request.delete_chunk_ids), 0, PRIORITIES_MAX)
+    return UpdatePriorities(
+        buffer_name(request.buffer),
+        tuple([(ChunkId(each.chunk_id), each.priority) for each in request.updates]),
+        tuple(map(ChunkId, request.delete_chunk_ids)),
+    )
+
+
 def payload(message: fragment_pb2.PayloadReference, field: str) -> Payload:
     """Where a payload is said to live."""
     value = payload_of(message)
@@ -279,6 +294,7 @@ def fragment(message: fragment_pb2.FragmentMetadata) -> Fragment:
         message.step_count,
         message.discontinuity,
         message.schema_hash,
+        message.priority if message.HasField("priority") else PRIORITY_DEFAULT,
     )
 
 
@@ -348,7 +364,12 @@ def add_references(
     """Add granted fragments, in order, to a reply's list."""
     for item in granted:
         reference = messages.add(
-            chunk_id=item.chunk_id, staleness=item.staleness, use_count=item.use_count
+            chunk_id=item.chunk_id,
+            staleness=item.staleness,
+            use_count=item.use_count,
+            priority=item.priority,
+            probability=item.probability,
+            population=item.population,
         )
         put_metadata(item.fragment, reference.metadata)
 
@@ -366,6 +387,8 @@ def put_metadata(value: Fragment, metadata: fragment_pb2.FragmentMetadata) -> No
     metadata.discontinuity = value.discontinuity
     metadata.step_count = value.step_count
     metadata.schema_hash = value.schema_hash
+    if value.priority != PRIORITY_DEFAULT:
+        metadata.priority = value.priority
     put_payload(value.payload, metadata.payload)
 
 
@@ -410,6 +433,7 @@ _SAME_ON_THE_WIRE: Final = (
     "waiters_max",
     "leases_max",
     "workers_max",
+    "priority_exponent",
 )
 
 

@@ -110,6 +110,8 @@ READ_CHUNKS_MAX: Final = 4096
 """Chunks of one ReadFragments, unless the caller says otherwise; and whatever it says."""
 UNREADABLE_MAX: Final = 4096
 """Payloads that the end of one lease may name as unreadable."""
+PRIORITIES_MAX: Final = 2048
+"""Priorities that one UpdatePriorities may set, and chunks that it may evict."""
 TASKS_MAX: Final = 64
 """Tasks with series of their own; the episodes of any further task count as task "other"."""
 
@@ -389,6 +391,13 @@ LIMITS: Final = (
     Limit(
         "unreadable payloads named by a release",
         UNREADABLE_MAX,
+        "",
+        Scope.MESSAGE,
+        "ARGUMENT_INVALID",
+    ),
+    Limit(
+        "priorities set, and chunks evicted, by an update",
+        PRIORITIES_MAX,
         "",
         Scope.MESSAGE,
         "ARGUMENT_INVALID",

@@ -271,6 +271,13 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         )
         return pb.ReleaseLeaseResponse()
 
+    async def UpdatePriorities(
+        self, request: pb.UpdatePrioritiesRequest, context: Context
+    ) -> pb.UpdatePrioritiesResponse:
+        """Set priorities of chunks, and evict others."""
+        done = await self._driver.apply(convert.priorities(request))
+        return pb.UpdatePrioritiesResponse(**done._asdict())
+
     async def CreateBuffer(
         self, request: pb.CreateBufferRequest, context: Context
     ) -> pb.CreateBufferResponse:

@@ -123,6 +123,8 @@ class Settings(LogSettings):
     """Workers (environments) remembered in a session; one more is refused."""
     sampler: str = setting(_DEFAULTS.sampler, choices=tuple(SAMPLERS))
     """Which chunks a fetch gets."""
+    priority_exponent: float = _DEFAULTS.priority_exponent
+    """Power, from 0 to 8, to which --sampler prioritised raises priorities: 0 draws uniformly."""
     minimum_chunks: int = 1
     """A fetch waits until so many chunks are held."""
     buffers_max: int = setting(BUFFERS_MAX, ge=1, le=4096)

@@ -60,7 +60,13 @@ GRANTED = pb.FetchFragmentsResponse(
         lease=pb.Lease(lease_id="l", remaining_duration=Duration(seconds=60)),
         fragments=[
             fragment_pb2.FragmentReference(
-                metadata=METADATA_ON_WIRE, chunk_id=5, staleness=1, use_count=2
+                metadata=METADATA_ON_WIRE,
+                chunk_id=5,
+                staleness=1,
+                use_count=2,
+                priority=0.5,
+                probability=0.25,
+                population=9,
             )
         ],
         session_id="s",
@@ -158,6 +164,18 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
         {},
         pb.ReleaseLeaseRequest(buffer="b", lease_id="l", mode=pb.RELEASE_MODE_RETURNED),
     ),
+    "UpdatePriorities": (
+        ({7: 0.5, 8: 2},),
+        {"delete": (1, 2)},
+        pb.UpdatePrioritiesRequest(
+            buffer="b",
+            updates=[
+                pb.PriorityUpdate(chunk_id=7, priority=0.5),
+                pb.PriorityUpdate(chunk_id=8, priority=2.0),
+            ],
+            delete_chunk_ids=[1, 2],
+        ),
+    ),
     "CreateBuffer": (
         ("n", types.BufferConfig(staleness_max=0)),
         {},
@@ -254,7 +272,7 @@ async def test_a_token_goes_with_every_call(kind: str, address: str, fake: FakeS
 async def test_a_grant_arrives_as_plain_types(caller: Caller, fake: FakeService) -> None:
     fake.will("FetchFragments", GRANTED)
     grant = await caller.call("fetch_fragments", 1, request_id="r")
-    reference = types.FragmentReference(METADATA, chunk_id=5, staleness=1, use_count=2)
+    reference = types.FragmentReference(METADATA, 5, 1, 2, 0.5, 0.25, 9)
     assert types.LeaseGrant("l", 60.0, (reference,), "s", 2, "r") == grant
 
 

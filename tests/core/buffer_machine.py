@@ -1,10 +1,12 @@
 """The stateful test's machine: random inputs to a real buffer, with the naive model beside it."""
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -49,7 +51,9 @@ from breadbox_server.core.inputs import (
     RenewLease,
     UndeliveredGrant,
     UpdateBuffer,
+    UpdatePriorities,
 )
+from breadbox_server.core.samplers import SAMPLERS
 from breadbox_server.journal.codec import (
     Snapshot,
     decode_snapshot,
@@ -63,6 +67,7 @@ from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
 
 WORKERS = ("a", "b", "c")
+PRIORITIES = (1.0, 1.0, 0.0, 0.25, 9.0, 1e30, -0.5, math.nan, math.inf)
 PICKS = st.integers(0, 999)
 """Stands for a choice among things that exist only when the rule runs."""
 Choose = Callable[[Sequence[Any]], Any]
@@ -92,7 +97,8 @@ def make_config(choose: Choose, fragments_per_chunk: int | None = None) -> Buffe
         outcomes_per_worker_max=choose([4, 2, 1]),
         requests_remembered_max=choose([4, 2, 1]),
         open_chunk_s=choose([5.0, 5.0, 1.0]),
-        sampler=choose(["uniform", "oldest_first", "freshest_first"]),
+        sampler=choose(["uniform", *SAMPLERS]),
+        priority_exponent=choose([1.0, 0.0, 0.5]),
         limiter=choose([MinimumChunksConfig(minimum_count)] * 3 + [ratio]),
     )
 
@@ -201,6 +207,7 @@ class BufferMachine(RuleBasedStateMachine):
         size=st.integers(1, 4),
         discontinuity=st.sampled_from([False, False, False, True]),
         session=st.sampled_from([None, None, None, None, None, None, "s0", "s1"]),
+        priority=st.sampled_from([1.0, 1.0, 0.0, 0.25, 9.0]),
     )
     def append(
         self,
@@ -211,6 +218,7 @@ class BufferMachine(RuleBasedStateMachine):
         size: int,
         discontinuity: bool,
         session: str | None,
+        priority: float = 1.0,
     ) -> None:
         known = self.model.workers.get(worker)
         version = max(0, self.model.version - behind)
@@ -218,6 +226,7 @@ class BufferMachine(RuleBasedStateMachine):
             worker,
             max(0, (known.next_index if known else 0) + step),
             session_id=session or self.model.session or "s0",
+            priority=priority,
             version=version,
             version_max=min(version + spread, max(version, self.model.version)),
             size_bytes=size,
@@ -381,6 +390,22 @@ class BufferMachine(RuleBasedStateMachine):
         dropped = self.model.drop(lost)
         assert self.apply(DropPayloads(B, tuple(lost))) == dropped
 
+    @rule(
+        updates=st.lists(st.tuples(PICKS, st.sampled_from(PRIORITIES)), max_size=4),
+        deleted=st.lists(PICKS, max_size=2),
+    )
+    def update_priorities(self, updates: list[tuple[int, float]], deleted: list[int]) -> None:
+        """Of chunks of now and of any time before."""
+        known = [*range(self.model.chunk_count + 1), *(c.number for c in self.model.held)]
+        priorities = [(self.pick(known, pick), priority) for pick, priority in updates]
+        gone = [self.pick(known, pick) for pick in deleted if pick % 8 == 0]
+        expected = self.model.update_priorities(priorities, gone)
+        command = UpdatePriorities(B, tuple(priorities), tuple(gone))
+        if isinstance(expected, tuple):
+            assert self.apply(command) == expected
+        else:
+            self.apply(command, expected)
+
     @rule(config=configs(), keeps_length=st.booleans())
     def update(self, config: BufferConfig, keeps_length: bool) -> None:
         if keeps_length:
@@ -517,6 +542,12 @@ class BufferMachine(RuleBasedStateMachine):
             real = state.leases.find_grant(request_id)
             assert real is not None
             lease_ids = [lease.lease_id for lease in real.leases]
+            held = {chunk.number: chunk for chunk in self.model.held}
+            for granted in prepared:
+                chunk = held[granted.chunk_id]
+                assert granted.priority == chunk.priority
+                assert granted.probability == pytest.approx(self.model.probability(chunk))
+                assert granted.population == len(held)
             self.last_grant = self.model.grant(numbers, lease_ids, self.now)
         assert caller_id in self.callers_of_grant
         self.check_told(event, caller_id, self.last_grant)
@@ -574,7 +605,8 @@ class BufferMachine(RuleBasedStateMachine):
         assert seen.model.weights == model.current_weights
         assert list(seen.chunk_count_by_staleness) == sorted(by_staleness)
         held = self.buffers._buffers[B]._state.holdings.table.by_age()
-        assert [(c.chunk_id, c.use_count) for c in held] == [(c.number, c.uses) for c in model.held]
+        expected_held = [(c.number, c.uses, c.priority) for c in model.held]
+        assert [(c.chunk_id, c.use_count, c.priority) for c in held] == expected_held
         uses = seen.counters["uses"] - seen.counters["chunks_returned"]
         assert uses >= 0
 

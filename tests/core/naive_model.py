@@ -4,6 +4,7 @@ The stateful test runs it beside the real one. It does not choose what a draw ta
 objects if the choice was not allowed.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,12 @@ class NaiveChunk:
     uses: int = 0
     place: str = HELD
     leases: int = 0
+    priority: float = 0.0
+    set_at: int = 0
+    """When its priority was given or set, or it came back: a count."""
+
+    def __post_init__(self) -> None:
+        self.priority = max(fragment.priority for fragment in self.fragments)
 
     @property
     def version(self) -> int:
@@ -113,6 +120,7 @@ class NaiveBuffer:
         self.disposed: list[Payload] = []
         self.inserted = self.delivered = 0
         self.closed_fragment_count = 0
+        self.set_count = 0
 
     # What follows from the state
 
@@ -307,11 +315,69 @@ class NaiveBuffer:
         worker.open.append(fragment)
         worker.touched_at = now
         if closes:
-            self.chunks.append(NaiveChunk(self.chunk_count, worker.open))
+            chunk = NaiveChunk(self.chunk_count, worker.open)
+            self.note_set(chunk)
+            self.chunks.append(chunk)
             self.chunk_count += 1
             self.inserted += 1
             self.closed_fragment_count += len(worker.open)
             worker.open = []
+
+    def note_set(self, chunk: NaiveChunk) -> None:
+        self.set_count += 1
+        chunk.set_at = self.set_count
+
+    def update_priorities(
+        self, priorities: list[tuple[int, float]], deleted: list[int]
+    ) -> tuple[int, int, int] | type[DomainError]:
+        if any(not 0.0 <= priority <= 1e30 for _, priority in priorities):
+            return InvalidArgumentError
+        held = {chunk.number: chunk for chunk in self.held}
+        gone = {number for number in deleted if number in held}
+        for number in gone:
+            self.evict(held.pop(number))
+        known = [(held[number], priority) for number, priority in priorities if number in held]
+        for chunk, priority in known:
+            chunk.priority = priority
+            self.note_set(chunk)
+        unknown_count = len(priorities) - len(known) + len(deleted) - len(gone)
+        return len(known), len(gone), unknown_count
+
+    def in_order(self, name: str, chunks: list[NaiveChunk]) -> list[NaiveChunk] | None:
+        """Chunks in the order that a sampler of a name says; None: it leaves that to chance."""
+        match name:
+            case "oldest_first":
+                return sorted(chunks, key=lambda chunk: chunk.number)
+            case "newest_first":
+                return sorted(chunks, key=lambda chunk: -chunk.number)
+            case "freshest_first":
+                return sorted(chunks, key=lambda chunk: (-chunk.version, -chunk.number))
+            case "highest_priority":
+                return sorted(chunks, key=lambda chunk: (-chunk.priority, chunk.set_at))
+            case "lowest_priority":
+                return sorted(chunks, key=lambda chunk: (chunk.priority, chunk.set_at))
+        return None
+
+    def probability(self, chunk: NaiveChunk) -> float:
+        """How likely a held chunk is to be drawn next."""
+        if self.in_order(self.config.sampler, []) is not None:
+            return 1.0
+        even = 1 / len(self.held)
+        if self.config.sampler == "uniform" or chunk.priority == 0.0:
+            return even
+        weights = [c.priority**self.config.priority_exponent for c in self.held if c.priority]
+        return chunk.priority**self.config.priority_exponent / math.fsum(weights)
+
+    def check_draw(self, drawn: list[NaiveChunk]) -> None:
+        """Object to a draw that the sampler would not make."""
+        order = self.in_order(self.config.sampler, self.held)
+        if order is not None:
+            assert drawn == order[: len(drawn)], "not what comes first"
+        if self.config.sampler == "prioritised":
+            left_over = [chunk for chunk in self.held if chunk not in drawn and chunk.priority]
+            zeros = [chunk.priority == 0.0 for chunk in drawn]
+            assert not (any(zeros) and left_over), "0 before another priority"
+            assert zeros == sorted(zeros), "0 before another priority"
 
     def shrink(self, count: int) -> None:
         while len(self.held) > count:
@@ -441,6 +507,7 @@ class NaiveBuffer:
         assert len(set(numbers)) == len(numbers) == count, "drew with replacement, or too few"
         held = {chunk.number: chunk for chunk in self.held}
         chunks = [held[number] for number in numbers]
+        self.check_draw(chunks)
         for chunk in chunks:
             assert chunk.version >= self.oldest_fresh, "granted a stale chunk"
             assert all(f.session_id == self.session for f in chunk.fragments), "another session's"
@@ -511,6 +578,7 @@ class NaiveBuffer:
                 is_fresh = chunk.version >= self.oldest_fresh
                 is_current = bool(self.session) and grant.session_id == self.session
                 chunk.place = HELD if fits and is_fresh and is_current else GONE
+                self.note_set(chunk)
             elif chunk.place == USED_UP and not chunk.leases:
                 chunk.place = GONE
             self.forget_if_unreferred(chunk)
@@ -542,6 +610,10 @@ class NaiveBuffer:
         """Change the limits, and give the callers that are turned away, or why it is refused."""
         if config.fragments_per_chunk != self.config.fragments_per_chunk and not self.is_empty:
             return InvalidArgumentError
+        was = (self.config.sampler, self.config.priority_exponent)
+        if was != (config.sampler, config.priority_exponent):
+            for chunk in self.held:
+                self.note_set(chunk)
         self.config = config
         self.drop_stale()
         for chunk in self.held:

@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.holdings import Holdings
 from breadbox_server.core.inputs import ReleaseMode
-from core.buffer_machine import WORKERS, BufferMachine, make_config
+from core.buffer_machine import PRIORITIES, WORKERS, BufferMachine, make_config
 
 SETTINGS = settings(
     max_examples=100,
@@ -87,6 +87,14 @@ def walk(machine: BufferMachine, seed: int, length: int) -> None:
                 choose([1, 2, 4]),
                 choose([False, False, True]),
                 choose([None, None, None, None, "s0"]),
+                choose([1.0, 0.0, 0.25, 9.0]),
+            ),
+        ),
+        "priorities": (
+            8,
+            lambda: machine.update_priorities(
+                [(pick(), choose(PRIORITIES[:-2])) for _ in range(choose([1, 4]))],
+                [pick() for _ in range(choose([0, 0, 2]))],
             ),
         ),
         "taken": (

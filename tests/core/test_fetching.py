@@ -430,7 +430,7 @@ def test_freshest_first_serves_the_newest_version() -> None:
 
 def test_unknown_sampler_is_refused_with_the_names_there_are() -> None:
     world = World()
-    with pytest.raises(InvalidArgumentError, match="uniform, oldest_first, freshest_first"):
+    with pytest.raises(InvalidArgumentError, match="uniform, oldest_first, newest_first,"):
         world.update(sampler="best")
 
 

@@ -31,9 +31,10 @@ ADMITTED, STALE = AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE
 
 
 class Item:
-    def __init__(self, chunk_id: int, version: int) -> None:
+    def __init__(self, chunk_id: int, version: int = 0, priority: float = 1.0) -> None:
         self.chunk_id = ChunkId(chunk_id)
         self.version = ModelVersion(version)
+        self.priority = priority
         self.sampler_position = 0
 
 
@@ -93,9 +94,12 @@ def test_sampler_draws_distinct_members_and_its_order_makes_a_twin(name: str) ->
             gone = members.pop(rng.choice(sorted(members)))
             sampler.remove(gone)
         else:
-            item = Item(step, rng.randrange(5))
+            item = Item(step, rng.randrange(5), rng.choice((0.0, 0.1, 1.0, 7.0)))
             members[step] = item
             sampler.add(item)
+            changed = members[rng.choice(sorted(members))]
+            changed.priority = rng.choice((0.0, 0.1, 1.0, 7.0))
+            sampler.update(changed)
         count = min(len(members), 3)
         if count:
             drawn = sampler.draw(count, random.Random(step))
@@ -109,7 +113,7 @@ def twin_of(name: str, sampler: Sampler, members: dict[int, Item]) -> Sampler:
     twin = make_sampler(name)
     for chunk_id in sampler.order():
         member = members[chunk_id]
-        twin.add(Item(member.chunk_id, member.version))
+        twin.add(Item(member.chunk_id, member.version, member.priority))
     return twin
 
 
@@ -163,7 +167,13 @@ def test_fetches_that_come_and_go_behind_one_that_stays_leave_nothing_in_the_ord
 def test_a_lease_that_is_renewed_for_ever_stands_in_the_order_once() -> None:
     book = LeaseBook()
     grant = Grant(
-        RequestId("r"), 1, 1, session_id=SessionId("s"), model_version=ModelVersion(0), chunks=()
+        RequestId("r"),
+        1,
+        1,
+        session_id=SessionId("s"),
+        model_version=ModelVersion(0),
+        population=0,
+        chunks=(),
     )
     for number in range(2):
         lease = Lease(LeaseId(f"l{number}"), grant, number, 1.0, 1.0)

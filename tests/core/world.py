@@ -7,7 +7,7 @@ from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import BufferDescription
 from breadbox_server.core.events import Event, FetchGranted
-from breadbox_server.core.ids import CallerId, LeaseId, PayloadId, RequestId
+from breadbox_server.core.ids import CallerId, ChunkId, LeaseId, PayloadId, RequestId
 from breadbox_server.core.inputs import (
     AdmissionOutcome,
     AppendFragment,
@@ -18,12 +18,14 @@ from breadbox_server.core.inputs import (
     GrantedFragment,
     ModelState,
     Payload,
+    PrioritiesUpdated,
     Published,
     ReleaseLease,
     ReleaseMode,
     RenewLease,
     UndeliveredGrant,
     UpdateBuffer,
+    UpdatePriorities,
 )
 from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
@@ -119,6 +121,13 @@ class World:
         return self.buffers.apply(
             DropPayloads(DEFAULT_BUFFER, tuple(map(PayloadId, payload_ids))), now=self.now
         )
+
+    def update_priorities(
+        self, priorities: dict[int, float], delete: tuple[int, ...] = ()
+    ) -> PrioritiesUpdated:
+        updates = [(ChunkId(number), priority) for number, priority in priorities.items()]
+        update = UpdatePriorities(DEFAULT_BUFFER, tuple(updates), tuple(map(ChunkId, delete)))
+        return self.buffers.apply(update, now=self.now)
 
     def update(self, **limits: Any) -> None:
         self.config = BufferConfig(**limits)

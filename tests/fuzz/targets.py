@@ -375,6 +375,9 @@ def _calls() -> Iterator[bytes]:
         "AppendFragments": pb.AppendFragmentsRequest(fragments=[fragment, fragment]),
         "FetchFragments": pb.FetchFragmentsRequest(request_id="r", fragment_count=1),
         "RenewLease": pb.RenewLeaseRequest(lease_id="l"),
+        "UpdatePriorities": pb.UpdatePrioritiesRequest(
+            updates=[pb.PriorityUpdate(chunk_id=0, priority=0.5)], delete_chunk_ids=[1]
+        ),
         "ReportEpisodes": pb.ReportEpisodesRequest(
             episodes=[
                 pb.EpisodeReport(

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.chunks import ChunkState
 from breadbox_server.core.config import (
     BufferConfig,
     FullPolicy,
@@ -42,7 +43,9 @@ from breadbox_server.core.inputs import (
     TellSchema,
     UndeliveredGrant,
     UpdateBuffer,
+    UpdatePriorities,
 )
+from breadbox_server.core.samplers import SAMPLERS
 from breadbox_server.core.schemas import SchemaArray
 
 STARTED_AT = 1_700_000_000.25
@@ -82,9 +85,13 @@ class _Act:
         self._payload_count = 1000 * act
 
     def play(self) -> float:
-        self._do(CreateBuffer(CHUNKS, BufferConfig(fragments_per_chunk=3, uses_max=3)))
-        self._do(CreateBuffer(GONE, replace(LIMITS, sampler="oldest_first")))
-        self._do(DeleteBuffer(GONE))
+        chunks = BufferConfig(
+            fragments_per_chunk=3, uses_max=3, sampler="prioritised", priority_exponent=0.5
+        )
+        self._do(CreateBuffer(CHUNKS, chunks))
+        for sampler in SAMPLERS:
+            self._do(CreateBuffer(GONE, replace(LIMITS, sampler=sampler)))
+            self._do(DeleteBuffer(GONE))
         self._in_default()
         self._in_chunks()
         return self._now
@@ -120,8 +127,11 @@ class _Act:
         session = SessionId(f"third-{self._act}")
         self._do(StartSession(CHUNKS, session))
         self._do(TellSchema(CHUNKS, session, SCHEMA_HASH, SCHEMA))
-        for index in range(14):
+        for index in range(9):
             self._append(CHUNKS, session, "w0", index, discontinuity=index == 0)
+        self._update_priorities(CHUNKS)
+        for index in range(9, 17):
+            self._append(CHUNKS, session, "w0", index)
         self._append(CHUNKS, session, "w1", 5, pieces=True)
         unreadable = self._fetch(CHUNKS, "unreadable", 6)
         for each, reports_max in (unreadable.fragments[1], 1), (unreadable.fragments[3], 2):
@@ -135,6 +145,13 @@ class _Act:
         assert expired.fragments
         self._now += 2.0
         self._buffers.handle_timer(now=self._now)
+
+    def _update_priorities(self, buffer: BufferName) -> None:
+        """Of the chunks held, the second goes, and the last matters less."""
+        [held] = [each.chunks for each in self._buffers.snapshot() if each.name == buffer]
+        numbers = sorted(each.chunk_id for each in held if each.state is ChunkState.HELD)
+        done = self._do(UpdatePriorities(buffer, ((numbers[-1], 0.25),), (numbers[1],)))
+        assert (1, 1, 0) == done
 
     def _do(self, command: Input[Answer]) -> Answer:
         self._now += 0.125
@@ -165,6 +182,7 @@ class _Act:
             step_count=16,
             discontinuity=discontinuity,
             schema_hash=SCHEMA_HASH if buffer == CHUNKS else 0,
+            priority=index % 4 / 2 if buffer == CHUNKS else 1.0,
         )
         outcome: AdmissionOutcome = self._do(AppendFragment(buffer, fragment)).outcome
         return outcome

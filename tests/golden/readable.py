@@ -15,7 +15,12 @@ def readable(value: Any) -> Any:
             if getattr(value, field.name) != _default(field)
         }
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return readable(value._asdict())
+        defaults = getattr(value, "_field_defaults", {})
+        return {
+            name: readable(each)
+            for name, each in value._asdict().items()
+            if name not in defaults or each != defaults[name]
+        }
     if isinstance(value, Mapping):
         return {name: readable(each) for name, each in value.items()}
     if isinstance(value, tuple | list):

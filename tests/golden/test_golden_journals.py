@@ -30,6 +30,25 @@ FOLDER = Path(__file__).parent / "journals"
 VERSIONS = sorted(int(path.name.removeprefix("v")) for path in FOLDER.iterdir())
 
 
+SINCE = {
+    "chunks_evicted_deleted": 2,
+    "population": 2,
+    "probability": 2,
+}
+"""What later servers make of the entries of earlier ones, by the version that brought it."""
+
+
+def without_later(value: Any, version: int) -> Any:
+    """What a server of a version would have made of its journal."""
+    if isinstance(value, dict):
+        return {
+            name: without_later(each, version)
+            for name, each in value.items()
+            if SINCE.get(name, 1) <= version
+        }
+    return [without_later(each, version) for each in value] if isinstance(value, list) else value
+
+
 Left = tuple[Path, JournalArchive]
 
 
@@ -84,7 +103,8 @@ def test_a_journal_of_each_version_is_read_back_as_it_was_left(left: Left) -> No
     found = read(archive)
     found.buffers.check_invariants()
     expected = json.loads((folder / "expected.json").read_text())
-    assert expected == readable(found.buffers.snapshot())
+    version = int(folder.name.removeprefix("v"))
+    assert expected == without_later(readable(found.buffers.snapshot()), version)
 
 
 def test_a_journal_of_each_version_is_compacted_into_what_it_was(left: Left) -> None:

@@ -8,6 +8,7 @@ returns in which order.
 import json
 import os
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from breadbox_server.core.inputs import (
     StartSession,
 )
 from breadbox_server.core.samplers import SAMPLERS, Candidate, Sampler
+from breadbox_server.core.samplers.interface import UsesLeft
 from support.metadata import make_fragment
 
 ORACLES = Path(
@@ -41,10 +43,10 @@ pytestmark = pytest.mark.skipif(
 class ScriptedSampler(Sampler):
     """Hands out the chunks that a trace says; also shows what may be drawn."""
 
-    script: list[tuple[str, int]] = []  # noqa: RUF012  set per trace; a sampler takes no arguments
+    script: list[tuple[str, int]] = []  # noqa: RUF012  set per trace
     held: dict[ChunkId, Candidate] = {}  # noqa: RUF012
 
-    def __init__(self) -> None:
+    def __init__(self, exponent: float) -> None:
         self.held.clear()
 
     def add(self, chunk: Candidate) -> None:
@@ -53,7 +55,15 @@ class ScriptedSampler(Sampler):
     def remove(self, chunk: Candidate) -> None:
         del self.held[chunk.chunk_id]
 
-    def draw(self, count: int, rng: random.Random) -> list[ChunkId]:
+    def clear(self) -> None:
+        self.held.clear()
+
+    def probabilities(self, chunks: Iterable[Candidate]) -> list[float]:
+        return [1.0 for _ in chunks]
+
+    def draw(
+        self, count: int, rng: random.Random, uses_left: UsesLeft | None = None
+    ) -> list[ChunkId]:
         by_first = {self.first_of(chunk): chunk_id for chunk_id, chunk in self.held.items()}
         assert count == len(self.script)
         return [by_first[first] for first in self.script]

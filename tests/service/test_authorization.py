@@ -23,8 +23,8 @@ PRODUCER = {
 }  # fmt: skip
 LEARNER = {
     "StartSession", "EndSession", "PublishModel", "WatchModel", "FetchFragments", "ReadFragments",
-    "GetPreparedFragments", "RenewLease", "ReleaseLease", "ListBuffers", "GetBuffer",
-    "GetStoreConfig", "WritePayloads", "ReadPayloads", "DiscardPayloads",
+    "GetPreparedFragments", "RenewLease", "ReleaseLease", "UpdatePriorities", "ListBuffers",
+    "GetBuffer", "GetStoreConfig", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip
 REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 

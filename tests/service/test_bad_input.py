@@ -1,5 +1,6 @@
 """What is wrong with a request is told, changes nothing, and leaves the server up."""
 
+import math
 from typing import Any
 
 import grpc
@@ -192,6 +193,24 @@ CASES = {
         pb.ReleaseLeaseRequest(lease_id="unknown"),
         "ARGUMENT_INVALID",
         "mode",
+    ),
+    "a priority that is no number": (
+        "UpdatePriorities",
+        pb.UpdatePrioritiesRequest(updates=[pb.PriorityUpdate(priority=math.nan)]),
+        "ARGUMENT_INVALID",
+        "updates[0].priority",
+    ),
+    "too many priorities": (
+        "UpdatePriorities",
+        pb.UpdatePrioritiesRequest(updates=[pb.PriorityUpdate()] * 2049),
+        "ARGUMENT_INVALID",
+        "updates",
+    ),
+    "too many chunks to delete": (
+        "UpdatePriorities",
+        pb.UpdatePrioritiesRequest(delete_chunk_ids=range(2049)),
+        "ARGUMENT_INVALID",
+        "delete_chunk_ids",
     ),
     "no request": (
         "GetPreparedFragments",

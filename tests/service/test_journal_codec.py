@@ -26,6 +26,7 @@ from breadbox_server.core.config import (
 )
 from breadbox_server.core.ids import (
     BufferName,
+    ChunkId,
     FragmentIndex,
     LeaseId,
     ModelVersion,
@@ -48,6 +49,7 @@ from breadbox_server.core.inputs import (
     TellSchema,
     UndeliveredGrant,
     UpdateBuffer,
+    UpdatePriorities,
 )
 from breadbox_server.core.schemas import SchemaArray
 from breadbox_server.errors import BugError
@@ -123,6 +125,10 @@ ENTRIES: list[core_entries.Entry] = [
     DropPayloads(B, (PayloadId("0" * 32), PayloadId("1" * 32))),
     ReportUnreadable(B, L0, (PayloadId("0" * 32),), 3),
     UpdateBuffer(B, BufferConfig()),
+    UpdatePriorities(
+        B, ((ChunkId(7), 0.5), (ChunkId(3), 0.0), (ChunkId(7), 1e30)), (ChunkId(1), ChunkId(0))
+    ),
+    UpdatePriorities(B, (), (ChunkId(1),)),
     DeleteBuffer(B),
     TellSchema(B, RUN, 2**63, SCHEMA),
     TellSchema(B, RUN, 7, ()),
@@ -142,6 +148,7 @@ def fragments(count: int) -> list[Fragment]:
             step_count=1 + index % 5,
             discontinuity=index % 4 == 0,
             schema_hash=2**64 - 1 - index % 3,
+            priority=index % 3 / 2,
         )
         for index in range(count)
     ]
@@ -302,7 +309,7 @@ def test_a_kind_of_entry_that_this_server_does_not_know_is_refused_and_never_ski
 def test_a_record_of_a_later_version_is_refused_with_the_remedy() -> None:
     turn = pb.Turn.FromString(encode_turn(timed(ENTRIES)))
     turn.version = codec.VERSION + 1
-    with pytest.raises(NewerFormatError, match=r"format 2.* up to 1; start the newer server"):
+    with pytest.raises(NewerFormatError, match=r"format 3.* up to 2; start the newer server"):
         decode_turn(turn.SerializeToString())
     later = pb.Snapshot(version=codec.VERSION + 1).SerializeToString()
     with pytest.raises(NewerFormatError, match="start the newer server"):

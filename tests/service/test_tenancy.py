@@ -43,6 +43,9 @@ REQUESTS: dict[str, Callable[[str], Any]] = {
     "ReleaseLease": lambda name: pb.ReleaseLeaseRequest(
         buffer=name, lease_id="1", mode=pb.RELEASE_MODE_RETURNED
     ),
+    "UpdatePriorities": lambda name: pb.UpdatePrioritiesRequest(
+        buffer=name, updates=[pb.PriorityUpdate(chunk_id=0, priority=2.0)], delete_chunk_ids=[1]
+    ),
     "CreateBuffer": lambda name: pb.CreateBufferRequest(name=name),
     "UpdateBuffer": lambda name: pb.UpdateBufferRequest(name=name),
     "DeleteBuffer": lambda name: pb.DeleteBufferRequest(name=name),

@@ -25,6 +25,7 @@ def make_fragment(
     discontinuity: bool = False,
     step_count: int = 4,
     schema_hash: int = 0,
+    priority: float = 1.0,
     payload: Payload | None = None,
 ) -> Fragment:
     """Make a fragment; its payload is new unless one is given."""
@@ -38,6 +39,7 @@ def make_fragment(
         step_count=step_count,
         discontinuity=discontinuity,
         schema_hash=schema_hash,
+        priority=priority,
     )
 
 

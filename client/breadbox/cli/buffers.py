@@ -123,7 +123,10 @@ class LimitSettings(Target):
     open_chunk_s: float | None = setting(None, environment=False, gt=0)
     """Silence that ends a worker's open chunk."""
     sampler: str | None = setting(None, environment=False)
-    """uniform, oldest_first or freshest_first."""
+    """Which chunks a fetch gets: uniform, oldest_first, newest_first, freshest_first, prioritised,
+    highest_priority or lowest_priority."""
+    priority_exponent: float | None = setting(None, environment=False, ge=0, le=8)
+    """Power to which --sampler prioritised raises priorities."""
     minimum_chunks: int | None = setting(None, environment=False, ge=0)
     """Fetches wait for so many chunks."""
     ratio: float | None = setting(None, environment=False)

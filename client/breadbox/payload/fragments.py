@@ -471,6 +471,7 @@ def _fragment_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment
         model_version_min=metadata.model_version_min,
         model_version_max=metadata.model_version_max,
         discontinuity=metadata.discontinuity,
+        priority=metadata.priority,
         **fields,
     )
 

@@ -26,7 +26,7 @@ from breadbox.v1 import schema_pb2 as breadbox_dot_v1_dot_schema__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62readbox/v1/buffer.proto\x12\x0b\x62readbox.v1\x1a\x18\x62readbox/v1/schema.proto\x1a\x1egoogle/protobuf/duration.proto\"\xc7\x05\n\x0c\x42ufferConfig\x12 \n\x13\x66ragments_per_chunk\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1c\n\x0f\x63\x61pacity_chunks\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1b\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1a\n\rstaleness_max\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x15\n\x08uses_max\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12,\n\x0b\x66ull_policy\x18\x06 \x01(\x0e\x32\x17.breadbox.v1.FullPolicy\x12;\n\x13lease_expiry_policy\x18\x07 \x01(\x0e\x32\x1e.breadbox.v1.LeaseExpiryPolicy\x12\x31\n\x0elease_duration\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x0bwaiters_max\x18\t \x01(\x03H\x05\x88\x01\x01\x12\x17\n\nleases_max\x18\n \x01(\x03H\x06\x88\x01\x01\x12\x18\n\x0bworkers_max\x18\x0b \x01(\x03H\x07\x88\x01\x01\x12\x36\n\x13open_chunk_duration\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x07sampler\x18\r \x01(\x0b\x32\x14.breadbox.v1.Sampler\x12%\n\x07limiter\x18\x0e \x01(\x0b\x32\x14.breadbox.v1.Limiter\x12)\n\x06schema\x18\x0f \x01(\x0e\x32\x19.breadbox.v1.SchemaPolicyB\x16\n\x14_fragments_per_chunkB\x12\n\x10_capacity_chunksB\x11\n\x0f_capacity_bytesB\x10\n\x0e_staleness_maxB\x0b\n\t_uses_maxB\x0e\n\x0c_waiters_maxB\r\n\x0b_leases_maxB\x0e\n\x0c_workers_max\"\xa5\x01\n\x07Sampler\x12\'\n\x07uniform\x18\x01 \x01(\x0b\x32\x14.breadbox.v1.UniformH\x00\x12\x30\n\x0coldest_first\x18\x02 \x01(\x0b\x32\x18.breadbox.v1.OldestFirstH\x00\x12\x34\n\x0e\x66reshest_first\x18\x03 \x01(\x0b\x32\x1a.breadbox.v1.FreshestFirstH\x00\x42\t\n\x07sampler\"\t\n\x07Uniform\"\r\n\x0bOldestFirst\"\x0f\n\rFreshestFirst\"\x8e\x01\n\x07Limiter\x12\x34\n\x0eminimum_chunks\x18\x01 \x01(\x0b\x32\x1a.breadbox.v1.MinimumChunksH\x00\x12\x42\n\x16sample_to_insert_ratio\x18\x02 \x01(\x0b\x32 .breadbox.v1.SampleToInsertRatioH\x00\x42\t\n\x07limiter\"$\n\rMinimumChunks\x12\x13\n\x0b\x63hunk_count\x18\x01 \x01(\x03\"W\n\x13SampleToInsertRatio\x12\r\n\x05ratio\x18\x01 \x01(\x01\x12\x14\n\x0c\x65rror_chunks\x18\x02 \x01(\x01\x12\x1b\n\x13minimum_chunk_count\x18\x03 \x01(\x03\"\xd2\x01\n\x06\x42uffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x19.breadbox.v1.BufferConfig\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x1a\n\rmodel_version\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\'\n\x05state\x18\x05 \x01(\x0b\x32\x18.breadbox.v1.BufferState\x12$\n\x07schemas\x18\x06 \x03(\x0b\x32\x13.breadbox.v1.SchemaB\x10\n\x0e_model_version\"\xd1\x04\n\x0b\x42ufferState\x12\x13\n\x0b\x63hunk_count\x18\x01 \x01(\x03\x12\x18\n\x10open_chunk_count\x18\x02 \x01(\x03\x12\x1b\n\x13open_fragment_count\x18\x03 \x01(\x03\x12\x16\n\x0e\x66ragment_count\x18\x04 \x01(\x03\x12\x15\n\rpayload_bytes\x18\x05 \x01(\x03\x12\x13\n\x0blease_count\x18\x06 \x01(\x03\x12\x14\n\x0cwaiter_count\x18\x07 \x01(\x03\x12\x14\n\x0cworker_count\x18\x08 \x01(\x03\x12\x38\n\x08\x63ounters\x18\t \x03(\x0b\x32&.breadbox.v1.BufferState.CountersEntry\x12U\n\x18\x63hunk_count_by_staleness\x18\n \x03(\x0b\x32\x33.breadbox.v1.BufferState.ChunkCountByStalenessEntry\x12\x16\n\x0ewaiting_reason\x18\x0b \x01(\t\x12\x0e\n\x06outage\x18\x0c \x01(\t\x12\x0c\n\x04hold\x18\r \x01(\t\x12\x35\n\x0bquarantined\x18\x0e \x03(\x0b\x32 .breadbox.v1.QuarantinedFragment\x12\x19\n\x11latest_request_id\x18\x0f \x01(\t\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a<\n\x1a\x43hunkCountByStalenessEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"h\n\x13QuarantinedFragment\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0e\x66ragment_index\x18\x02 \x01(\x03\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x12\n\npayload_id\x18\x04 \x01(\t*u\n\x0cSchemaPolicy\x12\x1d\n\x19SCHEMA_POLICY_UNSPECIFIED\x10\x00\x12\x15\n\x11SCHEMA_POLICY_ONE\x10\x01\x12\x15\n\x11SCHEMA_POLICY_ANY\x10\x02\x12\x18\n\x14SCHEMA_POLICY_RAGGED\x10\x03*^\n\nFullPolicy\x12\x1b\n\x17\x46ULL_POLICY_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46ULL_POLICY_EVICT_OLDEST\x10\x01\x12\x15\n\x11\x46ULL_POLICY_BLOCK\x10\x02*|\n\x11LeaseExpiryPolicy\x12#\n\x1fLEASE_EXPIRY_POLICY_UNSPECIFIED\x10\x00\x12!\n\x1dLEASE_EXPIRY_POLICY_GIVE_BACK\x10\x01\x12\x1f\n\x1bLEASE_EXPIRY_POLICY_CONSUME\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62readbox/v1/buffer.proto\x12\x0b\x62readbox.v1\x1a\x18\x62readbox/v1/schema.proto\x1a\x1egoogle/protobuf/duration.proto\"\xfd\x05\n\x0c\x42ufferConfig\x12 \n\x13\x66ragments_per_chunk\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1c\n\x0f\x63\x61pacity_chunks\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1b\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1a\n\rstaleness_max\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x15\n\x08uses_max\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12,\n\x0b\x66ull_policy\x18\x06 \x01(\x0e\x32\x17.breadbox.v1.FullPolicy\x12;\n\x13lease_expiry_policy\x18\x07 \x01(\x0e\x32\x1e.breadbox.v1.LeaseExpiryPolicy\x12\x31\n\x0elease_duration\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x0bwaiters_max\x18\t \x01(\x03H\x05\x88\x01\x01\x12\x17\n\nleases_max\x18\n \x01(\x03H\x06\x88\x01\x01\x12\x18\n\x0bworkers_max\x18\x0b \x01(\x03H\x07\x88\x01\x01\x12\x36\n\x13open_chunk_duration\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x07sampler\x18\r \x01(\x0b\x32\x14.breadbox.v1.Sampler\x12%\n\x07limiter\x18\x0e \x01(\x0b\x32\x14.breadbox.v1.Limiter\x12)\n\x06schema\x18\x0f \x01(\x0e\x32\x19.breadbox.v1.SchemaPolicy\x12\x1e\n\x11priority_exponent\x18\x10 \x01(\x01H\x08\x88\x01\x01\x42\x16\n\x14_fragments_per_chunkB\x12\n\x10_capacity_chunksB\x11\n\x0f_capacity_bytesB\x10\n\x0e_staleness_maxB\x0b\n\t_uses_maxB\x0e\n\x0c_waiters_maxB\r\n\x0b_leases_maxB\x0e\n\x0c_workers_maxB\x14\n\x12_priority_exponent\"\xfa\x02\n\x07Sampler\x12\'\n\x07uniform\x18\x01 \x01(\x0b\x32\x14.breadbox.v1.UniformH\x00\x12\x30\n\x0coldest_first\x18\x02 \x01(\x0b\x32\x18.breadbox.v1.OldestFirstH\x00\x12\x34\n\x0e\x66reshest_first\x18\x03 \x01(\x0b\x32\x1a.breadbox.v1.FreshestFirstH\x00\x12\x30\n\x0cnewest_first\x18\x04 \x01(\x0b\x32\x18.breadbox.v1.NewestFirstH\x00\x12/\n\x0bprioritised\x18\x05 \x01(\x0b\x32\x18.breadbox.v1.PrioritisedH\x00\x12\x38\n\x10highest_priority\x18\x06 \x01(\x0b\x32\x1c.breadbox.v1.HighestPriorityH\x00\x12\x36\n\x0flowest_priority\x18\x07 \x01(\x0b\x32\x1b.breadbox.v1.LowestPriorityH\x00\x42\t\n\x07sampler\"\t\n\x07Uniform\"\r\n\x0bOldestFirst\"\x0f\n\rFreshestFirst\"\r\n\x0bNewestFirst\"\r\n\x0bPrioritised\"\x11\n\x0fHighestPriority\"\x10\n\x0eLowestPriority\"\x8e\x01\n\x07Limiter\x12\x34\n\x0eminimum_chunks\x18\x01 \x01(\x0b\x32\x1a.breadbox.v1.MinimumChunksH\x00\x12\x42\n\x16sample_to_insert_ratio\x18\x02 \x01(\x0b\x32 .breadbox.v1.SampleToInsertRatioH\x00\x42\t\n\x07limiter\"$\n\rMinimumChunks\x12\x13\n\x0b\x63hunk_count\x18\x01 \x01(\x03\"W\n\x13SampleToInsertRatio\x12\r\n\x05ratio\x18\x01 \x01(\x01\x12\x14\n\x0c\x65rror_chunks\x18\x02 \x01(\x01\x12\x1b\n\x13minimum_chunk_count\x18\x03 \x01(\x03\"\xd2\x01\n\x06\x42uffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x19.breadbox.v1.BufferConfig\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x1a\n\rmodel_version\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\'\n\x05state\x18\x05 \x01(\x0b\x32\x18.breadbox.v1.BufferState\x12$\n\x07schemas\x18\x06 \x03(\x0b\x32\x13.breadbox.v1.SchemaB\x10\n\x0e_model_version\"\xd1\x04\n\x0b\x42ufferState\x12\x13\n\x0b\x63hunk_count\x18\x01 \x01(\x03\x12\x18\n\x10open_chunk_count\x18\x02 \x01(\x03\x12\x1b\n\x13open_fragment_count\x18\x03 \x01(\x03\x12\x16\n\x0e\x66ragment_count\x18\x04 \x01(\x03\x12\x15\n\rpayload_bytes\x18\x05 \x01(\x03\x12\x13\n\x0blease_count\x18\x06 \x01(\x03\x12\x14\n\x0cwaiter_count\x18\x07 \x01(\x03\x12\x14\n\x0cworker_count\x18\x08 \x01(\x03\x12\x38\n\x08\x63ounters\x18\t \x03(\x0b\x32&.breadbox.v1.BufferState.CountersEntry\x12U\n\x18\x63hunk_count_by_staleness\x18\n \x03(\x0b\x32\x33.breadbox.v1.BufferState.ChunkCountByStalenessEntry\x12\x16\n\x0ewaiting_reason\x18\x0b \x01(\t\x12\x0e\n\x06outage\x18\x0c \x01(\t\x12\x0c\n\x04hold\x18\r \x01(\t\x12\x35\n\x0bquarantined\x18\x0e \x03(\x0b\x32 .breadbox.v1.QuarantinedFragment\x12\x19\n\x11latest_request_id\x18\x0f \x01(\t\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a<\n\x1a\x43hunkCountByStalenessEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"h\n\x13QuarantinedFragment\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0e\x66ragment_index\x18\x02 \x01(\x03\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x12\n\npayload_id\x18\x04 \x01(\t*u\n\x0cSchemaPolicy\x12\x1d\n\x19SCHEMA_POLICY_UNSPECIFIED\x10\x00\x12\x15\n\x11SCHEMA_POLICY_ONE\x10\x01\x12\x15\n\x11SCHEMA_POLICY_ANY\x10\x02\x12\x18\n\x14SCHEMA_POLICY_RAGGED\x10\x03*^\n\nFullPolicy\x12\x1b\n\x17\x46ULL_POLICY_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46ULL_POLICY_EVICT_OLDEST\x10\x01\x12\x15\n\x11\x46ULL_POLICY_BLOCK\x10\x02*|\n\x11LeaseExpiryPolicy\x12#\n\x1fLEASE_EXPIRY_POLICY_UNSPECIFIED\x10\x00\x12!\n\x1dLEASE_EXPIRY_POLICY_GIVE_BACK\x10\x01\x12\x1f\n\x1bLEASE_EXPIRY_POLICY_CONSUME\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,36 +37,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BUFFERSTATE_COUNTERSENTRY']._serialized_options = b'8\001'
   _globals['_BUFFERSTATE_CHUNKCOUNTBYSTALENESSENTRY']._loaded_options = None
   _globals['_BUFFERSTATE_CHUNKCOUNTBYSTALENESSENTRY']._serialized_options = b'8\001'
-  _globals['_SCHEMAPOLICY']._serialized_start=2211
-  _globals['_SCHEMAPOLICY']._serialized_end=2328
-  _globals['_FULLPOLICY']._serialized_start=2330
-  _globals['_FULLPOLICY']._serialized_end=2424
-  _globals['_LEASEEXPIRYPOLICY']._serialized_start=2426
-  _globals['_LEASEEXPIRYPOLICY']._serialized_end=2550
+  _globals['_SCHEMAPOLICY']._serialized_start=2545
+  _globals['_SCHEMAPOLICY']._serialized_end=2662
+  _globals['_FULLPOLICY']._serialized_start=2664
+  _globals['_FULLPOLICY']._serialized_end=2758
+  _globals['_LEASEEXPIRYPOLICY']._serialized_start=2760
+  _globals['_LEASEEXPIRYPOLICY']._serialized_end=2884
   _globals['_BUFFERCONFIG']._serialized_start=100
-  _globals['_BUFFERCONFIG']._serialized_end=811
-  _globals['_SAMPLER']._serialized_start=814
-  _globals['_SAMPLER']._serialized_end=979
-  _globals['_UNIFORM']._serialized_start=981
-  _globals['_UNIFORM']._serialized_end=990
-  _globals['_OLDESTFIRST']._serialized_start=992
-  _globals['_OLDESTFIRST']._serialized_end=1005
-  _globals['_FRESHESTFIRST']._serialized_start=1007
-  _globals['_FRESHESTFIRST']._serialized_end=1022
-  _globals['_LIMITER']._serialized_start=1025
-  _globals['_LIMITER']._serialized_end=1167
-  _globals['_MINIMUMCHUNKS']._serialized_start=1169
-  _globals['_MINIMUMCHUNKS']._serialized_end=1205
-  _globals['_SAMPLETOINSERTRATIO']._serialized_start=1207
-  _globals['_SAMPLETOINSERTRATIO']._serialized_end=1294
-  _globals['_BUFFER']._serialized_start=1297
-  _globals['_BUFFER']._serialized_end=1507
-  _globals['_BUFFERSTATE']._serialized_start=1510
-  _globals['_BUFFERSTATE']._serialized_end=2103
-  _globals['_BUFFERSTATE_COUNTERSENTRY']._serialized_start=1994
-  _globals['_BUFFERSTATE_COUNTERSENTRY']._serialized_end=2041
-  _globals['_BUFFERSTATE_CHUNKCOUNTBYSTALENESSENTRY']._serialized_start=2043
-  _globals['_BUFFERSTATE_CHUNKCOUNTBYSTALENESSENTRY']._serialized_end=2103
-  _globals['_QUARANTINEDFRAGMENT']._serialized_start=2105
-  _globals['_QUARANTINEDFRAGMENT']._serialized_end=2209
+  _globals['_BUFFERCONFIG']._serialized_end=865
+  _globals['_SAMPLER']._serialized_start=868
+  _globals['_SAMPLER']._serialized_end=1246
+  _globals['_UNIFORM']._serialized_start=1248
+  _globals['_UNIFORM']._serialized_end=1257
+  _globals['_OLDESTFIRST']._serialized_start=1259
+  _globals['_OLDESTFIRST']._serialized_end=1272
+  _globals['_FRESHESTFIRST']._serialized_start=1274
+  _globals['_FRESHESTFIRST']._serialized_end=1289
+  _globals['_NEWESTFIRST']._serialized_start=1291
+  _globals['_NEWESTFIRST']._serialized_end=1304
+  _globals['_PRIORITISED']._serialized_start=1306
+  _globals['_PRIORITISED']._serialized_end=1319
+  _globals['_HIGHESTPRIORITY']._serialized_start=1321
+  _globals['_HIGHESTPRIORITY']._serialized_end=1338
+  _globals['_LOWESTPRIORITY']._serialized_start=1340
+  _globals['_LOWESTPRIORITY']._serialized_end=1356
+  _globals['_LIMITER']._serialized_start=1359
+  _globals['_LIMITER']._serialized_end=1501
+  _globals['_MINIMUMCHUNKS']._serialized_start=1503
+  _globals['_MINIMUMCHUNKS']._serialized_end=1539
+  _globals['_SAMPLETOINSERTRATIO']._serialized_start=1541
+  _globals['_SAMPLETOINSERTRATIO']._serialized_end=1628
+  _globals['_BUFFER']._serialized_start=1631
+  _globals['_BUFFER']._serialized_end=1841
+  _globals['_BUFFERSTATE']._serialized_start=1844
+  _globals['_BUFFERSTATE']._serialized_end=2437
+  _globals['_BUFFERSTATE_COUNTERSENTRY']._serialized_start=2328
+  _globals['_BUFFERSTATE_COUNTERSENTRY']._serialized_end=2375
+  _globals['_BUFFERSTATE_CHUNKCOUNTBYSTALENESSENTRY']._serialized_start=2377
+  _globals['_BUFFERSTATE_CHUNKCOUNTBYSTALENESSENTRY']._serialized_end=2437
+  _globals['_QUARANTINEDFRAGMENT']._serialized_start=2439
+  _globals['_QUARANTINEDFRAGMENT']._serialized_end=2543
 # @@protoc_insertion_point(module_scope)

@@ -38,7 +38,7 @@ LEASE_EXPIRY_POLICY_GIVE_BACK: LeaseExpiryPolicy
 LEASE_EXPIRY_POLICY_CONSUME: LeaseExpiryPolicy
 
 class BufferConfig(_message.Message):
-    __slots__ = ("fragments_per_chunk", "capacity_chunks", "capacity_bytes", "staleness_max", "uses_max", "full_policy", "lease_expiry_policy", "lease_duration", "waiters_max", "leases_max", "workers_max", "open_chunk_duration", "sampler", "limiter", "schema")
+    __slots__ = ("fragments_per_chunk", "capacity_chunks", "capacity_bytes", "staleness_max", "uses_max", "full_policy", "lease_expiry_policy", "lease_duration", "waiters_max", "leases_max", "workers_max", "open_chunk_duration", "sampler", "limiter", "schema", "priority_exponent")
     FRAGMENTS_PER_CHUNK_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class BufferConfig(_message.Message):
     SAMPLER_FIELD_NUMBER: _ClassVar[int]
     LIMITER_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_EXPONENT_FIELD_NUMBER: _ClassVar[int]
     fragments_per_chunk: int
     capacity_chunks: int
     capacity_bytes: int
@@ -69,17 +70,26 @@ class BufferConfig(_message.Message):
     sampler: Sampler
     limiter: Limiter
     schema: SchemaPolicy
-    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ..., schema: _Optional[_Union[SchemaPolicy, str]] = ...) -> None: ...
+    priority_exponent: float
+    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ..., schema: _Optional[_Union[SchemaPolicy, str]] = ..., priority_exponent: _Optional[float] = ...) -> None: ...
 
 class Sampler(_message.Message):
-    __slots__ = ("uniform", "oldest_first", "freshest_first")
+    __slots__ = ("uniform", "oldest_first", "freshest_first", "newest_first", "prioritised", "highest_priority", "lowest_priority")
     UNIFORM_FIELD_NUMBER: _ClassVar[int]
     OLDEST_FIRST_FIELD_NUMBER: _ClassVar[int]
     FRESHEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    PRIORITISED_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    LOWEST_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     uniform: Uniform
     oldest_first: OldestFirst
     freshest_first: FreshestFirst
-    def __init__(self, uniform: _Optional[_Union[Uniform, _Mapping]] = ..., oldest_first: _Optional[_Union[OldestFirst, _Mapping]] = ..., freshest_first: _Optional[_Union[FreshestFirst, _Mapping]] = ...) -> None: ...
+    newest_first: NewestFirst
+    prioritised: Prioritised
+    highest_priority: HighestPriority
+    lowest_priority: LowestPriority
+    def __init__(self, uniform: _Optional[_Union[Uniform, _Mapping]] = ..., oldest_first: _Optional[_Union[OldestFirst, _Mapping]] = ..., freshest_first: _Optional[_Union[FreshestFirst, _Mapping]] = ..., newest_first: _Optional[_Union[NewestFirst, _Mapping]] = ..., prioritised: _Optional[_Union[Prioritised, _Mapping]] = ..., highest_priority: _Optional[_Union[HighestPriority, _Mapping]] = ..., lowest_priority: _Optional[_Union[LowestPriority, _Mapping]] = ...) -> None: ...
 
 class Uniform(_message.Message):
     __slots__ = ()
@@ -90,6 +100,22 @@ class OldestFirst(_message.Message):
     def __init__(self) -> None: ...
 
 class FreshestFirst(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NewestFirst(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Prioritised(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HighestPriority(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LowestPriority(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

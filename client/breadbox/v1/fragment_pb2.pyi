@@ -37,7 +37,7 @@ class PayloadReference(_message.Message):
     def __init__(self, payload_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., piece_size_bytes: _Optional[int] = ...) -> None: ...
 
 class FragmentMetadata(_message.Message):
-    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "payload", "step_count", "schema_hash")
+    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "payload", "step_count", "schema_hash", "priority")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class FragmentMetadata(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     fragment_index: int
     session_id: str
@@ -56,16 +57,23 @@ class FragmentMetadata(_message.Message):
     payload: PayloadReference
     step_count: int
     schema_hash: int
-    def __init__(self, worker_id: _Optional[str] = ..., fragment_index: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version_min: _Optional[int] = ..., model_version_max: _Optional[int] = ..., discontinuity: bool = ..., payload: _Optional[_Union[PayloadReference, _Mapping]] = ..., step_count: _Optional[int] = ..., schema_hash: _Optional[int] = ...) -> None: ...
+    priority: float
+    def __init__(self, worker_id: _Optional[str] = ..., fragment_index: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version_min: _Optional[int] = ..., model_version_max: _Optional[int] = ..., discontinuity: bool = ..., payload: _Optional[_Union[PayloadReference, _Mapping]] = ..., step_count: _Optional[int] = ..., schema_hash: _Optional[int] = ..., priority: _Optional[float] = ...) -> None: ...
 
 class FragmentReference(_message.Message):
-    __slots__ = ("metadata", "chunk_id", "staleness", "use_count")
+    __slots__ = ("metadata", "chunk_id", "staleness", "use_count", "priority", "probability", "population")
     METADATA_FIELD_NUMBER: _ClassVar[int]
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     USE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    POPULATION_FIELD_NUMBER: _ClassVar[int]
     metadata: FragmentMetadata
     chunk_id: int
     staleness: int
     use_count: int
-    def __init__(self, metadata: _Optional[_Union[FragmentMetadata, _Mapping]] = ..., chunk_id: _Optional[int] = ..., staleness: _Optional[int] = ..., use_count: _Optional[int] = ...) -> None: ...
+    priority: float
+    probability: float
+    population: int
+    def __init__(self, metadata: _Optional[_Union[FragmentMetadata, _Mapping]] = ..., chunk_id: _Optional[int] = ..., staleness: _Optional[int] = ..., use_count: _Optional[int] = ..., priority: _Optional[float] = ..., probability: _Optional[float] = ..., population: _Optional[int] = ...) -> None: ...

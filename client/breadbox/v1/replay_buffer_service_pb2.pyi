@@ -264,6 +264,34 @@ class ReleaseLeaseResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class UpdatePrioritiesRequest(_message.Message):
+    __slots__ = ("buffer", "updates", "delete_chunk_ids")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    DELETE_CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    updates: _containers.RepeatedCompositeFieldContainer[PriorityUpdate]
+    delete_chunk_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, buffer: _Optional[str] = ..., updates: _Optional[_Iterable[_Union[PriorityUpdate, _Mapping]]] = ..., delete_chunk_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PriorityUpdate(_message.Message):
+    __slots__ = ("chunk_id", "priority")
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    chunk_id: int
+    priority: float
+    def __init__(self, chunk_id: _Optional[int] = ..., priority: _Optional[float] = ...) -> None: ...
+
+class UpdatePrioritiesResponse(_message.Message):
+    __slots__ = ("updated_count", "deleted_count", "unknown_count")
+    UPDATED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DELETED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    updated_count: int
+    deleted_count: int
+    unknown_count: int
+    def __init__(self, updated_count: _Optional[int] = ..., deleted_count: _Optional[int] = ..., unknown_count: _Optional[int] = ...) -> None: ...
+
 class Lease(_message.Message):
     __slots__ = ("lease_id", "remaining_duration")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]

@@ -85,6 +85,11 @@ class ReplayBufferServiceStub(object):
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReleaseLeaseRequest.SerializeToString,
                 response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReleaseLeaseResponse.FromString,
                 _registered_method=True)
+        self.UpdatePriorities = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/UpdatePriorities',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.UpdatePrioritiesRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.UpdatePrioritiesResponse.FromString,
+                _registered_method=True)
         self.CreateBuffer = channel.unary_unary(
                 '/breadbox.v1.ReplayBufferService/CreateBuffer',
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.CreateBufferRequest.SerializeToString,
@@ -236,6 +241,15 @@ class ReplayBufferServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdatePriorities(self, request, context):
+        """Learner. Sets priorities of chunks that are held for sampling, and evicts others, by their ids,
+        which are never used again. Ids of chunks that are not held are counted, and change nothing; an
+        argument that is refused changes nothing at all.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateBuffer(self, request, context):
         """Operator. Fails: BUFFER_EXISTS unless an existing buffer has the very same limits; BUFFERS_FULL.
         """
@@ -372,6 +386,11 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     servicer.ReleaseLease,
                     request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReleaseLeaseRequest.FromString,
                     response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReleaseLeaseResponse.SerializeToString,
+            ),
+            'UpdatePriorities': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdatePriorities,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.UpdatePrioritiesRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.UpdatePrioritiesResponse.SerializeToString,
             ),
             'CreateBuffer': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateBuffer,
@@ -695,6 +714,33 @@ class ReplayBufferService(object):
             '/breadbox.v1.ReplayBufferService/ReleaseLease',
             breadbox_dot_v1_dot_replay__buffer__service__pb2.ReleaseLeaseRequest.SerializeToString,
             breadbox_dot_v1_dot_replay__buffer__service__pb2.ReleaseLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdatePriorities(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/UpdatePriorities',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.UpdatePrioritiesRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.UpdatePrioritiesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,7 @@ from breadbox_server.core.inputs import (
     GrantedFragment,
     ModelState,
     Payload,
+    PrioritiesUpdated,
     Published,
 )
 from breadbox_server.core.intake import REMEMBERED, Intake
@@ -72,6 +73,7 @@ from breadbox_server.core.validation import (
     check_int,
     check_name,
     check_payload,
+    check_priority,
     check_version,
 )
 
@@ -377,6 +379,28 @@ class ReplayBuffer:
                 ]
             )
 
+    def update_priorities(self, input: inputs.UpdatePriorities, *, now: float) -> PrioritiesUpdated:
+        """Evict chunks, then set the priorities of others (B18); see `inputs.UpdatePriorities`.
+
+        Raises:
+            InvalidArgumentError: A priority is none.
+        """
+        for place, (_, priority) in enumerate(input.priorities):
+            check_priority(f"updates[{place}].priority", priority)
+        table = self._state.holdings.table
+        deleted = [chunk_id for chunk_id in dict.fromkeys(input.deleted) if chunk_id in table]
+        self._state.holdings.evict([table[each] for each in deleted], EvictionReason.DELETED)
+        priorities = [each for each in input.priorities if each[0] in table]
+        for chunk_id, priority in priorities:
+            table.set_priority(table[chunk_id], priority)
+        if deleted or priorities:
+            known = inputs.UpdatePriorities(input.buffer, tuple(priorities), tuple(deleted))
+            self._record(known, now)
+        self._finish()
+        self._fetching.serve(now=now)
+        unknown_count = len(input.priorities) - len(priorities) + len(input.deleted) - len(deleted)
+        return PrioritiesUpdated(len(priorities), len(deleted), unknown_count)
+
     def update(self, input: inputs.UpdateBuffer, *, now: float) -> None:
         """Replace the limits, and evict what no longer fits; O(chunks held).
 
@@ -393,12 +417,12 @@ class ReplayBuffer:
                 "fragments or a lease refers to them; empty it (end the session), delete it, or "
                 "use another buffer",
             )
-        sampler = make_sampler(new.sampler)
+        sampler = make_sampler(new.sampler, new.priority_exponent)
         if new.fragments_per_chunk != old.fragments_per_chunk:
             state.assembly.use_length(new.fragments_per_chunk)
         state.config = new
         state.limiter = make_limiter(new.limiter)
-        if new.sampler != old.sampler:
+        if (new.sampler, new.priority_exponent) != (old.sampler, old.priority_exponent):
             state.holdings.table.use_sampler(sampler)
         self._drop_stale()
         state.holdings.evict_used_up(new.uses_max)
@@ -537,7 +561,7 @@ class ReplayBuffer:
         grant = self._state.leases.find_grant(request_id)
         if grant is None or grant.live_count == 0:
             raise RequestNotFoundError(request_id)
-        return granted_fragments(grant.chunks)
+        return granted_fragments(grant.chunks, grant.population)
 
     @property
     def closed_count(self) -> int:
@@ -677,4 +701,5 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.DropPayloads: ReplayBuffer.drop_payloads,
     inputs.ReportUnreadable: ReplayBuffer.report_unreadable,
     inputs.UpdateBuffer: ReplayBuffer.update,
+    inputs.UpdatePriorities: ReplayBuffer.update_priorities,
 }

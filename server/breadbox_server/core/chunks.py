@@ -39,6 +39,7 @@ class Chunk:
         "chunk_id",
         "fragments",
         "lease_count",
+        "priority",
         "sampler_position",
         "size_bytes",
         "state",
@@ -51,14 +52,19 @@ class Chunk:
         self.chunk_id = chunk_id
         self.fragments = fragments
         version, size_bytes = fragments[0].model_version_min, 0
+        priority = 0.0
         # Without generators, which would cost most of making a chunk of one fragment.
         for fragment in fragments:
             size_bytes += fragment.payload.size_bytes
             if fragment.model_version_min < version:
                 version = fragment.model_version_min
+            if fragment.priority > priority:
+                priority = fragment.priority
         self.version = version
         """Version of its oldest step: the smallest of its fragments' minima (B4)."""
         self.size_bytes = size_bytes
+        self.priority = priority
+        """The largest of its fragments', until it is set to another one (B18)."""
         self.state = ChunkState.GONE
         self.use_count = 0
         """Deliveries that were not given back (B10)."""
@@ -183,7 +189,7 @@ class ChunkTable:
             order.replace(())
         self._unleased_count = 0
         self.unleased_bytes = 0
-        self._sampler = type(self._sampler)()
+        self._sampler.clear()
         return gone
 
     def add_leases(self, chunks: Iterable[Chunk]) -> None:
@@ -200,6 +206,11 @@ class ChunkTable:
         chunk.lease_count -= 1
         if chunk.lease_count == 0 and chunk.state is ChunkState.HELD:
             self._add_unleased(chunk)
+
+    def set_priority(self, chunk: Chunk, priority: float) -> None:
+        """Give a held chunk another priority, or the same one again (B18)."""
+        chunk.priority = priority
+        self._sampler.update(chunk)
 
     def oldest(self) -> Chunk | None:
         """Give the held chunk that arrived first, None when none is held."""

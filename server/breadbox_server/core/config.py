@@ -11,6 +11,11 @@ FRAGMENT_INDEX_MAX = 2**48
 """Largest fragment index accepted; a larger one is a caller's bug, not a long run."""
 MODEL_VERSION_MAX = 2**53
 COUNT_MAX = 2**40
+PRIORITY_DEFAULT = 1.0
+PRIORITY_MAX = 1e30
+"""Largest priority. Raised to `PRIORITY_EXPONENT_MAX`, those of all chunks together are still a
+number."""
+PRIORITY_EXPONENT_MAX = 8.0
 NAME_SIZE_BYTES_MAX = 128
 BUFFER_NAME_LENGTH_MAX = 64
 
@@ -98,6 +103,8 @@ class BufferConfig:
     """Seconds a producer is told to wait when there is no room."""
     sampler: str = "uniform"
     """Name of the sampler; see `breadbox_server.core.samplers`."""
+    priority_exponent: float = 1.0
+    """Power to which the sampler `prioritised` raises priorities; 0 to 8. Others ignore it."""
     limiter: LimiterConfig = field(default_factory=MinimumChunksConfig)
     schema: SchemaPolicy = SchemaPolicy.ONE
     """Whether fragments of a session have one schema, that which was told first, or any."""
@@ -106,6 +113,12 @@ class BufferConfig:
         self._check_counts()
         self._take_durations()
         self._check_limiter()
+        exponent = self.priority_exponent
+        if not (isinstance(exponent, int | float) and 0 <= exponent <= PRIORITY_EXPONENT_MAX):
+            raise InvalidArgumentError(
+                "priority_exponent",
+                f"must be from 0 to {PRIORITY_EXPONENT_MAX:g}, got {exponent!r}",
+            )
         if self.fragments_per_chunk > 1024:
             raise InvalidArgumentError("fragments_per_chunk", "must be at most 1024")
 

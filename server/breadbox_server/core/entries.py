@@ -27,6 +27,7 @@ from breadbox_server.core.inputs import (
     TellSchema,
     UndeliveredGrant,
     UpdateBuffer,
+    UpdatePriorities,
     exhaust,
 )
 
@@ -113,8 +114,9 @@ Entry = (
     | UndeliveredGrant
     | DropPayloads
     | ReportUnreadable
+    | UpdatePriorities
     | UpdateBuffer
     | DeleteBuffer
 )
 """`UndeliveredGrant` is written down only when it undid a grant; the others when they changed
-anything at all."""
+anything at all. Of `UpdatePriorities` only the chunks that were held are."""

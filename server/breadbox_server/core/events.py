@@ -17,6 +17,7 @@ class EvictionReason(Enum):
     USED_UP = "used_up"
     PAYLOAD_LOST = "payload_lost"
     QUARANTINED = "quarantined"
+    DELETED = "deleted"
 
 
 class DiscardReason(Enum):

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from itertools import repeat
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.config import PRIORITY_DEFAULT, BufferConfig
 from breadbox_server.core.ids import (
     BufferName,
     CallerId,
@@ -98,6 +98,7 @@ class Fragment:
     step_count: int = 1
     discontinuity: bool = False
     schema_hash: int = NO_SCHEMA
+    priority: float = PRIORITY_DEFAULT
 
     @classmethod
     def restored(
@@ -111,6 +112,7 @@ class Fragment:
         step_count: int,
         discontinuity: bool,
         schema_hash: int,
+        priority: float,
     ) -> "Fragment":
         """Build one as the class itself does, in half the time: a restart waits for very many."""
         fragment = _new(cls)
@@ -123,6 +125,7 @@ class Fragment:
         _set_step_count(fragment, step_count)
         _set_discontinuity(fragment, discontinuity)
         _set_schema_hash(fragment, schema_hash)
+        _set_priority(fragment, priority)
         return fragment
 
     @classmethod
@@ -164,6 +167,7 @@ _set_payload = Fragment.__dict__["payload"].__set__
 _set_step_count = Fragment.__dict__["step_count"].__set__
 _set_discontinuity = Fragment.__dict__["discontinuity"].__set__
 _set_schema_hash = Fragment.__dict__["schema_hash"].__set__
+_set_priority = Fragment.__dict__["priority"].__set__
 
 
 class Input(Generic[Answer]):
@@ -318,6 +322,19 @@ class ReportUnreadable(Input[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class UpdatePriorities(Input["PrioritiesUpdated"]):
+    """Set priorities of held chunks, and evict others (DELETED), by chunk id (B18).
+
+    First those to be deleted go, then priorities are set, in order. Ids of chunks that are not
+    held are counted, not refused. Answer: `PrioritiesUpdated`.
+    """
+
+    buffer: BufferName
+    priorities: tuple[tuple[ChunkId, float], ...]
+    deleted: tuple[ChunkId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CreateBuffer(Input[None]):
     """Answer: None. The same name with equal limits is a no-op."""
 
@@ -371,11 +388,25 @@ class Appended:
     first_outcome: AdmissionOutcome | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GrantedFragment:
+class PrioritiesUpdated(NamedTuple):
+    """Answer to `UpdatePriorities`."""
+
+    updated_count: int
+    deleted_count: int
+    unknown_count: int
+    """Ids, of either kind, of chunks that are not held."""
+
+
+class GrantedFragment(NamedTuple):
     """One fragment of a grant, in the order in which it is to be handed out."""
 
     fragment: Fragment
     chunk_id: ChunkId
     staleness: int
     use_count: int
+    priority: float
+    """Of the chunk, at the draw."""
+    probability: float
+    """How likely the chunk was to be the first one drawn."""
+    population: int
+    """Chunks that were held at the draw."""

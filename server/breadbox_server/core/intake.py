@@ -304,4 +304,5 @@ def _with_shared_ids(fragment: Fragment, worker: Worker, session_id: SessionId) 
         step_count=fragment.step_count,
         discontinuity=fragment.discontinuity,
         schema_hash=fragment.schema_hash,
+        priority=fragment.priority,
     )

@@ -31,6 +31,10 @@ class GrantedChunk(NamedTuple):
     """In versions, at the grant."""
     use_count: int
     """Deliveries including this one."""
+    priority: float
+    """At the grant."""
+    probability: float
+    """How likely it was to be the first one drawn."""
 
 
 class Lease:
@@ -70,6 +74,7 @@ class Grant:
         "leases",
         "live_count",
         "model_version",
+        "population",
         "request_id",
         "session_id",
         "world_size",
@@ -83,6 +88,7 @@ class Grant:
         *,
         session_id: SessionId,
         model_version: ModelVersion,
+        population: int,
         chunks: tuple[GrantedChunk, ...],
     ) -> None:
         self.request_id = request_id
@@ -91,6 +97,8 @@ class Grant:
         self.session_id = session_id
         self.model_version = model_version
         """Current version at the grant."""
+        self.population = population
+        """Chunks held at the draw."""
         self.chunks = chunks
         """In draw order, rank 0's share first; empty once the grant has ended."""
         self.leases: list[Lease] = []
@@ -99,12 +107,22 @@ class Grant:
         """Leases that live."""
 
 
-def granted_fragments(chunks: Iterable[GrantedChunk]) -> tuple[GrantedFragment, ...]:
+def granted_fragments(
+    chunks: Iterable[GrantedChunk], population: int
+) -> tuple[GrantedFragment, ...]:
     """List the fragments of granted chunks in the order in which they are handed out."""
     return tuple(
         [
-            GrantedFragment(fragment, chunk.chunk_id, staleness, use_count)
-            for chunk, staleness, use_count in chunks
+            GrantedFragment(
+                fragment,
+                chunk.chunk_id,
+                staleness,
+                use_count,
+                priority,
+                probability,
+                population,
+            )
+            for chunk, staleness, use_count, priority, probability in chunks
             for fragment in chunk.fragments
         ]
     )

@@ -49,14 +49,22 @@ class Leasing:
         table, version_min = state.holdings.table, state.version_min
         drawn = [table[chunk_id] for chunk_id in made.chunk_ids]
         assert all([chunk.version >= version_min for chunk in drawn]), "I2: a stale chunk was drawn"
+        population = len(table)
+        probabilities = table.sampler.probabilities(drawn)
         state.holdings.use(drawn, state.config.uses_max)
-        chunks = [GrantedChunk(chunk, version - chunk.version, chunk.use_count) for chunk in drawn]
+        chunks = [
+            GrantedChunk(
+                chunk, version - chunk.version, chunk.use_count, chunk.priority, probability
+            )
+            for chunk, probability in zip(drawn, probabilities, strict=True)
+        ]
         grant = Grant(
             made.request_id,
             made.fragment_count,
             made.world_size,
             session_id=state.model.session_id,
             model_version=version,
+            population=population,
             chunks=tuple(chunks),
         )
         for rank, (lease_id, lease_s) in enumerate(zip(made.lease_ids, made.leases_s, strict=True)):
@@ -75,7 +83,7 @@ class Leasing:
                 caller_id=caller_id,
                 lease_id=lease.lease_id,
                 expires_at=lease.expires_at,
-                fragments=granted_fragments(lease.share),
+                fragments=granted_fragments(lease.share, grant.population),
                 session_id=grant.session_id,
                 model_version=grant.model_version,
                 wait_s=wait_s,

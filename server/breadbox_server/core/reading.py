@@ -61,11 +61,14 @@ def read(state: BufferState, cursor: Cursor) -> ChunksRead:
         ):
             told_to = taken[-1].chunk.chunk_id
             break
-        taken.append(GrantedChunk(chunk, version - chunk.version, chunk.use_count))
+        # Which chunks a reader gets is not left to chance.
+        taken.append(
+            GrantedChunk(chunk, version - chunk.version, chunk.use_count, chunk.priority, 1.0)
+        )
         fragment_count += len(chunk.fragments)
         size_bytes += chunk.size_bytes
     return ChunksRead(
-        fragments=granted_fragments(taken),
+        fragments=granted_fragments(taken, len(holdings.table)),
         chunk_count=len(taken),
         cursor=told_to,
         skipped_count=told_to - after - len(taken),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from breadbox_server.core.assembly import OpenChunk
 from breadbox_server.core.chunks import Chunk, ChunkState
-from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.config import PRIORITY_DEFAULT, BufferConfig
 from breadbox_server.core.description import QuarantinedFragment
 from breadbox_server.core.entries import ReplayError
 from breadbox_server.core.events import Event, LeaseEnd
@@ -41,6 +41,7 @@ class ChunkSnapshot(NamedTuple):
     unreadable_count: int
     fragments: tuple[Fragment, ...]
     """At least one."""
+    priority: float = PRIORITY_DEFAULT
 
 
 class OpenChunkSnapshot(NamedTuple):
@@ -66,6 +67,8 @@ class GrantedChunkSnapshot(NamedTuple):
     chunk_id: ChunkId
     staleness: int
     use_count: int
+    priority: float = PRIORITY_DEFAULT
+    probability: float = 1.0
 
 
 class LeaseSnapshot(NamedTuple):
@@ -88,6 +91,8 @@ class GrantSnapshot(NamedTuple):
     chunks: tuple[GrantedChunkSnapshot, ...]
     leases: tuple[LeaseSnapshot, ...]
     """By rank."""
+    population: int = 0
+    """0: the server that granted it did not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,8 +206,9 @@ def _restore_workers(state: BufferState, taken: BufferSnapshot) -> None:
 def _restore_chunks(state: BufferState, taken: BufferSnapshot) -> None:
     """Bring back chunks, then the leases on them, then the table, which counts both."""
     chunks: dict[ChunkId, Chunk] = {}
-    for chunk_id, chunk_state, use_count, unreadable_count, fragments in taken.chunks:
+    for chunk_id, chunk_state, use_count, unreadable_count, fragments, priority in taken.chunks:
         chunk = Chunk(chunk_id, fragments)
+        chunk.priority = priority
         chunk.state = chunk_state
         chunk.use_count = use_count
         chunk.unreadable_count = unreadable_count
@@ -236,7 +242,12 @@ def _granted_only(state: BufferState) -> Iterable[Chunk]:
 
 def _taken_chunk(chunk: Chunk) -> ChunkSnapshot:
     return ChunkSnapshot(
-        chunk.chunk_id, chunk.state, chunk.use_count, chunk.unreadable_count, chunk.fragments
+        chunk.chunk_id,
+        chunk.state,
+        chunk.use_count,
+        chunk.unreadable_count,
+        chunk.fragments,
+        chunk.priority,
     )
 
 
@@ -248,10 +259,7 @@ def _taken_grant(grant: Grant) -> GrantSnapshot:
         grant.session_id,
         grant.model_version,
         tuple(
-            [
-                GrantedChunkSnapshot(granted.chunk.chunk_id, granted.staleness, granted.use_count)
-                for granted in grant.chunks
-            ]
+            [GrantedChunkSnapshot(granted.chunk.chunk_id, *granted[1:]) for granted in grant.chunks]
         ),
         tuple(
             [
@@ -259,6 +267,7 @@ def _taken_grant(grant: Grant) -> GrantSnapshot:
                 for lease in grant.leases
             ]
         ),
+        grant.population,
     )
 
 
@@ -272,10 +281,17 @@ def _grant(taken: GrantSnapshot, chunks: Mapping[ChunkId, Chunk]) -> Grant:
         taken.world_size,
         session_id=taken.session_id,
         model_version=taken.model_version,
+        population=taken.population,
         chunks=tuple(
             [
-                GrantedChunk(chunks[chunk_id], staleness, use_count)
-                for chunk_id, staleness, use_count in taken.chunks
+                GrantedChunk(
+                    chunks[each.chunk_id],
+                    each.staleness,
+                    each.use_count,
+                    each.priority,
+                    each.probability,
+                )
+                for each in taken.chunks
             ]
         ),
     )

@@ -61,7 +61,7 @@ class BufferState:
         self.assembly = Assembly(config.fragments_per_chunk)
         self.holdings = Holdings(
             name,
-            make_sampler(config.sampler),
+            make_sampler(config.sampler, config.priority_exponent),
             payloads=self.payloads,
             counters=self.counters,
             events=events,

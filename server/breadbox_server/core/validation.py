@@ -7,6 +7,8 @@ from breadbox_server.core.config import (
     FRAGMENT_INDEX_MAX,
     MODEL_VERSION_MAX,
     NAME_SIZE_BYTES_MAX,
+    PRIORITY_DEFAULT,
+    PRIORITY_MAX,
 )
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.inputs import Fragment, Payload
@@ -69,6 +71,19 @@ def check_version(field: str, version: int) -> None:
     check_int(field, version, 0, MODEL_VERSION_MAX)
 
 
+def check_priority(field: str, priority: float) -> None:
+    """Refuse a priority that is negative, no number, or too large to be added up.
+
+    Raises:
+        InvalidArgumentError: Not from 0 to 1e30.
+    """
+    # Written so that NaN is refused.
+    if not (isinstance(priority, int | float) and 0.0 <= priority <= PRIORITY_MAX):
+        raise InvalidArgumentError(
+            field, f"must be a number from 0 to {PRIORITY_MAX:g}, got {priority!r}"
+        )
+
+
 def check_payload(field: str, payload: Payload) -> None:
     """Refuse a payload whose id or sizes are malformed.
 
@@ -102,4 +117,6 @@ def check_fragment(fragment: Fragment) -> None:
             f"got {fragment.model_version_max}",
         )
     check_int("step_count", fragment.step_count, 1, STEP_COUNT_MAX)
+    if fragment.priority != PRIORITY_DEFAULT:
+        check_priority("priority", fragment.priority)
     check_payload("payload", fragment.payload)

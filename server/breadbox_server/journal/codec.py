@@ -19,7 +19,7 @@ from breadbox_server.journal.frames import JournalFormatError, NewerFormatError
 from breadbox_server.journal.snapshots import buffer_of, put_buffer
 from breadbox_server.journal.v1 import journal_pb2 as pb
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the records that are written. Grows with every change of what a journal holds (a test pins the
 schema to it), and with it a folder is added to tests/golden; earlier versions are read for ever."""
 COMPRESSION_LEVEL: Final = 1

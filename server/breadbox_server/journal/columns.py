@@ -13,6 +13,7 @@ from typing import Any, Final
 from google.protobuf.descriptor import FieldDescriptor
 
 from breadbox_server.convert import as_one_object
+from breadbox_server.core.config import PRIORITY_DEFAULT
 from breadbox_server.core.inputs import Fragment
 from breadbox_server.journal.v1.journal_pb2 import FragmentColumns, StringColumn
 
@@ -26,7 +27,9 @@ _OF_TYPE: Final[dict[int, Any]] = {
     FieldDescriptor.CPPTYPE_STRING: "",
     FieldDescriptor.CPPTYPE_UINT64: 0,
 }
-_DEFAULTS: Final = {field.name: _OF_TYPE[field.cpp_type] for field in _FIELDS}
+_DEFAULTS: Final[dict[str, Any]] = {field.name: _OF_TYPE[field.cpp_type] for field in _FIELDS} | {
+    "priority": PRIORITY_DEFAULT
+}
 """What an absent column stands for."""
 _VERSIONS: Final = frozenset({"model_version_min", "model_version_max"})
 """Numbers of which very many are equal: these are one object, as the core has them."""
@@ -40,7 +43,7 @@ def put_fragments(fragments: Sequence[Fragment], message: FragmentColumns) -> No
     """Fill a message with fragments."""
     for name, get in _GETTERS.items():
         values = list(map(get, fragments))
-        if not any(values):
+        if values.count(_DEFAULTS[name]) == len(values):
             continue
         if name in _OF_STRINGS:
             _put_strings(values, getattr(message, name))

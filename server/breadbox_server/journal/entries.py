@@ -193,6 +193,13 @@ def _put_told(entry: inputs.TellSchema, message: pb.Entry) -> None:
     told.schema.CopyFrom(to_schema(entry.schema))
 
 
+def _put_priorities(entry: inputs.UpdatePriorities, message: pb.Entry) -> None:
+    updated = message.priorities_updated
+    updated.deleted_chunk_ids.extend(entry.deleted)
+    updated.chunk_ids.extend([chunk_id for chunk_id, _ in entry.priorities])
+    updated.priorities.extend([priority for _, priority in entry.priorities])
+
+
 def _put_updated(entry: inputs.UpdateBuffer, message: pb.Entry) -> None:
     put_limits(entry.config, message.buffer_updated.limits)
 
@@ -240,6 +247,12 @@ def _released_of(buffer: BufferName, released: pb.LeaseReleased) -> inputs.Relea
     return inputs.ReleaseLease(buffer, LeaseId(released.lease_id), mode)
 
 
+def _priorities_of(buffer: BufferName, updated: pb.PrioritiesUpdated) -> inputs.UpdatePriorities:
+    priorities = zip(map(ChunkId, updated.chunk_ids), updated.priorities, strict=True)
+    deleted = tuple(map(ChunkId, updated.deleted_chunk_ids))
+    return inputs.UpdatePriorities(buffer, tuple(priorities), deleted)
+
+
 _WRITERS: Final[Mapping[type, Callable[[Any, pb.Entry], None]]] = {
     FragmentTaken: _put_taken,
     core.BufferCreated: _put_created,
@@ -255,6 +268,7 @@ _WRITERS: Final[Mapping[type, Callable[[Any, pb.Entry], None]]] = {
     inputs.UpdateBuffer: _put_updated,
     inputs.DeleteBuffer: _put_deleted,
     inputs.TellSchema: _put_told,
+    inputs.UpdatePriorities: _put_priorities,
 }
 _READERS: Final[Mapping[str, Callable[[Any, Any], Entry]]] = {
     "fragment_stale": lambda buffer, message: FragmentTaken.restored(
@@ -287,6 +301,7 @@ _READERS: Final[Mapping[str, Callable[[Any, Any], Entry]]] = {
         buffer, limits_of(message.limits)
     ),
     "buffer_deleted": lambda buffer, _: inputs.DeleteBuffer(buffer),
+    "priorities_updated": _priorities_of,
     "schema_told": lambda buffer, message: inputs.TellSchema(
         buffer, SessionId(message.session_id), message.hash, schema_of(message.schema)
     ),

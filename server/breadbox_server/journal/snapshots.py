@@ -1,7 +1,7 @@
 """The core's snapshots as messages, and back: what there may be very many of, in columns."""
 
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, MutableSequence, Sequence
+from itertools import accumulate, pairwise, repeat
 from typing import Final
 
 from breadbox.v1 import buffer_pb2
@@ -138,8 +138,19 @@ def _put_chunks(chunks: Sequence[ChunkSnapshot], message: pb.ChunkColumns) -> No
     message.use_counts.extend([chunk.use_count for chunk in chunks])
     message.unreadable_counts.extend([chunk.unreadable_count for chunk in chunks])
     message.fragment_counts.extend([len(chunk.fragments) for chunk in chunks])
+    _put_numbers([chunk.priority for chunk in chunks], message.priorities)
     fragments = [fragment for chunk in chunks for fragment in chunk.fragments]
     put_fragments(fragments, message.fragments)
+
+
+def _put_numbers(values: list[float], column: MutableSequence[float]) -> None:
+    """Fill a column that stands for 1 in all of them where it has no value."""
+    if values.count(1.0) < len(values):
+        column.extend(values)
+
+
+def _numbers_of(column: Sequence[float], count: int) -> Iterable[float]:
+    return column or repeat(1.0, count)
 
 
 def _chunks_of(message: pb.ChunkColumns) -> tuple[ChunkSnapshot, ...]:
@@ -155,6 +166,7 @@ def _chunks_of(message: pb.ChunkColumns) -> tuple[ChunkSnapshot, ...]:
                 message.use_counts,
                 message.unreadable_counts,
                 _cut(fragments_of(message.fragments), message.fragment_counts),
+                _numbers_of(message.priorities, len(message.chunk_ids)),
                 strict=True,
             ),
         )
@@ -207,6 +219,9 @@ def _put_grant(grant: GrantSnapshot, message: pb.Grant) -> None:
     message.chunk_ids.extend([chunk.chunk_id for chunk in grant.chunks])
     message.stalenesses.extend([chunk.staleness for chunk in grant.chunks])
     message.use_counts.extend([chunk.use_count for chunk in grant.chunks])
+    _put_numbers([chunk.priority for chunk in grant.chunks], message.priorities)
+    _put_numbers([chunk.probability for chunk in grant.chunks], message.probabilities)
+    message.population = grant.population
     for lease in grant.leases:
         message.leases.add(
             lease_id=lease.lease_id,
@@ -217,8 +232,14 @@ def _put_grant(grant: GrantSnapshot, message: pb.Grant) -> None:
 
 
 def _grant_of(message: pb.Grant) -> GrantSnapshot:
+    count = len(message.chunk_ids)
     chunks = zip(
-        map(ChunkId, message.chunk_ids), message.stalenesses, message.use_counts, strict=True
+        map(ChunkId, message.chunk_ids),
+        message.stalenesses,
+        message.use_counts,
+        _numbers_of(message.priorities, count),
+        _numbers_of(message.probabilities, count),
+        strict=True,
     )
     return GrantSnapshot(
         RequestId(message.request_id),
@@ -228,6 +249,7 @@ def _grant_of(message: pb.Grant) -> GrantSnapshot:
         ModelVersion(message.model_version),
         tuple(map(GrantedChunkSnapshot._make, chunks)),
         tuple(map(_lease_of, message.leases)),
+        message.population,
     )
 
 

@@ -3,28 +3,49 @@
 A new sampler is one new module and one new line in `SAMPLERS`.
 """
 
+from collections.abc import Callable
+
 from breadbox_server.core.errors import InvalidArgumentError
+from breadbox_server.core.samplers.by_priority import HighestPrioritySampler, LowestPrioritySampler
 from breadbox_server.core.samplers.freshest_first import FreshestFirstSampler
 from breadbox_server.core.samplers.interface import Candidate, Sampler
+from breadbox_server.core.samplers.newest_first import NewestFirstSampler
 from breadbox_server.core.samplers.oldest_first import OldestFirstSampler
+from breadbox_server.core.samplers.prioritised import PrioritisedSampler
 from breadbox_server.core.samplers.uniform import UniformSampler
 
 __all__ = ["SAMPLERS", "Candidate", "Sampler", "make_sampler"]
 
-SAMPLERS: dict[str, type[Sampler]] = {
-    "uniform": UniformSampler,
-    "oldest_first": OldestFirstSampler,
-    "freshest_first": FreshestFirstSampler,
+
+def _prioritised(exponent: float) -> Sampler:
+    # Without a look at the exponent: 0 to the power of 0 is 1.
+    return PrioritisedSampler(
+        lambda chunk: chunk.priority**exponent if chunk.priority > 0.0 else 0.0
+    )
+
+
+SAMPLERS: dict[str, Callable[[float], Sampler]] = {
+    "uniform": lambda _: UniformSampler(),
+    "oldest_first": lambda _: OldestFirstSampler(),
+    "newest_first": lambda _: NewestFirstSampler(),
+    "freshest_first": lambda _: FreshestFirstSampler(),
+    "prioritised": _prioritised,
+    "highest_priority": lambda _: HighestPrioritySampler(),
+    "lowest_priority": lambda _: LowestPrioritySampler(),
 }
 
 
-def make_sampler(name: str) -> Sampler:
+def make_sampler(name: str, priority_exponent: float = 1.0) -> Sampler:
     """Make an empty sampler of a name.
+
+    Args:
+        name: One of `SAMPLERS`.
+        priority_exponent: Power to which a prioritised one raises priorities.
 
     Raises:
         InvalidArgumentError: No sampler has this name.
     """
-    sampler_class = SAMPLERS.get(name)
-    if sampler_class is None:
+    make = SAMPLERS.get(name)
+    if make is None:
         raise InvalidArgumentError("sampler", f"must be one of {', '.join(SAMPLERS)}")
-    return sampler_class()
+    return make(priority_exponent)

@@ -2,9 +2,13 @@
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from breadbox_server.core.ids import ChunkId, ModelVersion
+
+UsesLeft = Callable[[ChunkId], int]
+"""How often a draw may take a chunk; at least 1."""
 
 
 class Candidate(Protocol):
@@ -17,6 +21,10 @@ class Candidate(Protocol):
     @property
     def version(self) -> ModelVersion:
         """Version of its oldest fragment."""
+
+    @property
+    def priority(self) -> float:
+        """From 0 to `config.PRIORITY_MAX`; changes, and then the sampler is told so."""
 
     sampler_position: int
     """The sampler's own note about the chunk; nobody else reads or writes it."""
@@ -38,16 +46,33 @@ class Sampler(ABC):
     def remove(self, chunk: Candidate) -> None:
         """Never draw a known chunk again, unless it is added again."""
 
-    @abstractmethod
-    def draw(self, count: int, rng: random.Random) -> list[ChunkId]:
-        """Choose `count` different chunks, in the order in which they are to be handed out.
+    def update(self, chunk: Candidate) -> None:  # noqa: B027 - most samplers look at no priority
+        """Take note that the priority of a known chunk was set, to what it was or to another."""
 
-        They stay known. The result depends on nothing but what was added and removed, in which
-        order, and on `rng`.
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget every chunk."""
+
+    @abstractmethod
+    def draw(
+        self, count: int, rng: random.Random, uses_left: UsesLeft | None = None
+    ) -> list[ChunkId]:
+        """Choose `count` chunks, one after the other, in the order of being handed out.
+
+        They stay known. The result depends on nothing but what was added, updated and removed, in
+        which order, and on `rng`.
 
         Args:
-            count: From 1 to the number of chunks known.
+            count: At least 1, and no more than there is to be had.
             rng: The only source of randomness.
+            uses_left: How often each may be drawn, for a draw with replacement; None: once.
+        """
+
+    @abstractmethod
+    def probabilities(self, chunks: Iterable[Candidate]) -> list[float]:
+        """Give, for each of several known chunks, how likely it is to be the next one drawn.
+
+        Positive, also for those that come only when nothing else is left.
         """
 
     @abstractmethod

@@ -40,7 +40,7 @@ class Turn(_message.Message):
     def __init__(self, version: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("now", "buffer", "buffer_created", "fragment_admitted", "fragment_stale", "fragments_admitted", "grant_made", "session_started", "session_ended", "model_published", "lease_renewed", "lease_released", "grant_undone", "payloads_dropped", "unreadable_reported", "buffer_updated", "buffer_deleted", "schema_told")
+    __slots__ = ("now", "buffer", "buffer_created", "fragment_admitted", "fragment_stale", "fragments_admitted", "grant_made", "session_started", "session_ended", "model_published", "lease_renewed", "lease_released", "grant_undone", "payloads_dropped", "unreadable_reported", "buffer_updated", "buffer_deleted", "schema_told", "priorities_updated")
     NOW_FIELD_NUMBER: _ClassVar[int]
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     BUFFER_CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class Entry(_message.Message):
     BUFFER_UPDATED_FIELD_NUMBER: _ClassVar[int]
     BUFFER_DELETED_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_TOLD_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_UPDATED_FIELD_NUMBER: _ClassVar[int]
     now: float
     buffer: str
     buffer_created: BufferCreated
@@ -77,7 +78,8 @@ class Entry(_message.Message):
     buffer_updated: BufferUpdated
     buffer_deleted: BufferDeleted
     schema_told: SchemaTold
-    def __init__(self, now: _Optional[float] = ..., buffer: _Optional[str] = ..., buffer_created: _Optional[_Union[BufferCreated, _Mapping]] = ..., fragment_admitted: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragment_stale: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragments_admitted: _Optional[_Union[FragmentRun, _Mapping]] = ..., grant_made: _Optional[_Union[GrantMade, _Mapping]] = ..., session_started: _Optional[_Union[SessionStarted, _Mapping]] = ..., session_ended: _Optional[_Union[SessionEnded, _Mapping]] = ..., model_published: _Optional[_Union[ModelPublished, _Mapping]] = ..., lease_renewed: _Optional[_Union[LeaseRenewed, _Mapping]] = ..., lease_released: _Optional[_Union[LeaseReleased, _Mapping]] = ..., grant_undone: _Optional[_Union[GrantUndone, _Mapping]] = ..., payloads_dropped: _Optional[_Union[PayloadsDropped, _Mapping]] = ..., unreadable_reported: _Optional[_Union[UnreadableReported, _Mapping]] = ..., buffer_updated: _Optional[_Union[BufferUpdated, _Mapping]] = ..., buffer_deleted: _Optional[_Union[BufferDeleted, _Mapping]] = ..., schema_told: _Optional[_Union[SchemaTold, _Mapping]] = ...) -> None: ...
+    priorities_updated: PrioritiesUpdated
+    def __init__(self, now: _Optional[float] = ..., buffer: _Optional[str] = ..., buffer_created: _Optional[_Union[BufferCreated, _Mapping]] = ..., fragment_admitted: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragment_stale: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragments_admitted: _Optional[_Union[FragmentRun, _Mapping]] = ..., grant_made: _Optional[_Union[GrantMade, _Mapping]] = ..., session_started: _Optional[_Union[SessionStarted, _Mapping]] = ..., session_ended: _Optional[_Union[SessionEnded, _Mapping]] = ..., model_published: _Optional[_Union[ModelPublished, _Mapping]] = ..., lease_renewed: _Optional[_Union[LeaseRenewed, _Mapping]] = ..., lease_released: _Optional[_Union[LeaseReleased, _Mapping]] = ..., grant_undone: _Optional[_Union[GrantUndone, _Mapping]] = ..., payloads_dropped: _Optional[_Union[PayloadsDropped, _Mapping]] = ..., unreadable_reported: _Optional[_Union[UnreadableReported, _Mapping]] = ..., buffer_updated: _Optional[_Union[BufferUpdated, _Mapping]] = ..., buffer_deleted: _Optional[_Union[BufferDeleted, _Mapping]] = ..., schema_told: _Optional[_Union[SchemaTold, _Mapping]] = ..., priorities_updated: _Optional[_Union[PrioritiesUpdated, _Mapping]] = ...) -> None: ...
 
 class BufferCreated(_message.Message):
     __slots__ = ("limits", "draw_seed")
@@ -193,6 +195,16 @@ class SchemaTold(_message.Message):
     schema: _schema_pb2.Schema
     def __init__(self, session_id: _Optional[str] = ..., hash: _Optional[int] = ..., schema: _Optional[_Union[_schema_pb2.Schema, _Mapping]] = ...) -> None: ...
 
+class PrioritiesUpdated(_message.Message):
+    __slots__ = ("deleted_chunk_ids", "chunk_ids", "priorities")
+    DELETED_CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    deleted_chunk_ids: _containers.RepeatedScalarFieldContainer[int]
+    chunk_ids: _containers.RepeatedScalarFieldContainer[int]
+    priorities: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, deleted_chunk_ids: _Optional[_Iterable[int]] = ..., chunk_ids: _Optional[_Iterable[int]] = ..., priorities: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class BufferLimits(_message.Message):
     __slots__ = ("config", "outcomes_per_worker_max", "requests_remembered_max", "retry_delay_seconds")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
@@ -206,7 +218,7 @@ class BufferLimits(_message.Message):
     def __init__(self, config: _Optional[_Union[_buffer_pb2.BufferConfig, _Mapping]] = ..., outcomes_per_worker_max: _Optional[int] = ..., requests_remembered_max: _Optional[int] = ..., retry_delay_seconds: _Optional[float] = ...) -> None: ...
 
 class FragmentColumns(_message.Message):
-    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "step_count", "payload_id", "size_bytes", "piece_size_bytes", "schema_hash")
+    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "step_count", "payload_id", "size_bytes", "piece_size_bytes", "schema_hash", "priority")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +230,7 @@ class FragmentColumns(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PIECE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     worker_id: StringColumn
     fragment_index: _containers.RepeatedScalarFieldContainer[int]
     session_id: StringColumn
@@ -229,7 +242,8 @@ class FragmentColumns(_message.Message):
     size_bytes: _containers.RepeatedScalarFieldContainer[int]
     piece_size_bytes: _containers.RepeatedScalarFieldContainer[int]
     schema_hash: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[_Union[StringColumn, _Mapping]] = ..., fragment_index: _Optional[_Iterable[int]] = ..., session_id: _Optional[_Union[StringColumn, _Mapping]] = ..., model_version_min: _Optional[_Iterable[int]] = ..., model_version_max: _Optional[_Iterable[int]] = ..., discontinuity: _Optional[_Iterable[bool]] = ..., step_count: _Optional[_Iterable[int]] = ..., payload_id: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., piece_size_bytes: _Optional[_Iterable[int]] = ..., schema_hash: _Optional[_Iterable[int]] = ...) -> None: ...
+    priority: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, worker_id: _Optional[_Union[StringColumn, _Mapping]] = ..., fragment_index: _Optional[_Iterable[int]] = ..., session_id: _Optional[_Union[StringColumn, _Mapping]] = ..., model_version_min: _Optional[_Iterable[int]] = ..., model_version_max: _Optional[_Iterable[int]] = ..., discontinuity: _Optional[_Iterable[bool]] = ..., step_count: _Optional[_Iterable[int]] = ..., payload_id: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., piece_size_bytes: _Optional[_Iterable[int]] = ..., schema_hash: _Optional[_Iterable[int]] = ..., priority: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class StringColumn(_message.Message):
     __slots__ = ("strings", "places")
@@ -319,20 +333,22 @@ class Weights(_message.Message):
     def __init__(self, model_version: _Optional[int] = ..., payload: _Optional[_Union[_fragment_pb2.PayloadReference, _Mapping]] = ...) -> None: ...
 
 class ChunkColumns(_message.Message):
-    __slots__ = ("chunk_ids", "states", "use_counts", "unreadable_counts", "fragment_counts", "fragments")
+    __slots__ = ("chunk_ids", "states", "use_counts", "unreadable_counts", "fragment_counts", "fragments", "priorities")
     CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     USE_COUNTS_FIELD_NUMBER: _ClassVar[int]
     UNREADABLE_COUNTS_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_COUNTS_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
     chunk_ids: _containers.RepeatedScalarFieldContainer[int]
     states: _containers.RepeatedScalarFieldContainer[ChunkState]
     use_counts: _containers.RepeatedScalarFieldContainer[int]
     unreadable_counts: _containers.RepeatedScalarFieldContainer[int]
     fragment_counts: _containers.RepeatedScalarFieldContainer[int]
     fragments: FragmentColumns
-    def __init__(self, chunk_ids: _Optional[_Iterable[int]] = ..., states: _Optional[_Iterable[_Union[ChunkState, str]]] = ..., use_counts: _Optional[_Iterable[int]] = ..., unreadable_counts: _Optional[_Iterable[int]] = ..., fragment_counts: _Optional[_Iterable[int]] = ..., fragments: _Optional[_Union[FragmentColumns, _Mapping]] = ...) -> None: ...
+    priorities: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, chunk_ids: _Optional[_Iterable[int]] = ..., states: _Optional[_Iterable[_Union[ChunkState, str]]] = ..., use_counts: _Optional[_Iterable[int]] = ..., unreadable_counts: _Optional[_Iterable[int]] = ..., fragment_counts: _Optional[_Iterable[int]] = ..., fragments: _Optional[_Union[FragmentColumns, _Mapping]] = ..., priorities: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class OpenChunkColumns(_message.Message):
     __slots__ = ("touched_ats", "fragment_counts", "fragments")
@@ -355,7 +371,7 @@ class Worker(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., next_index: _Optional[int] = ..., outcome_codes: _Optional[bytes] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("request_id", "fragment_count", "world_size", "session_id", "model_version", "chunk_ids", "stalenesses", "use_counts", "leases")
+    __slots__ = ("request_id", "fragment_count", "world_size", "session_id", "model_version", "chunk_ids", "stalenesses", "use_counts", "leases", "priorities", "probabilities", "population")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_COUNT_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +381,9 @@ class Grant(_message.Message):
     STALENESSES_FIELD_NUMBER: _ClassVar[int]
     USE_COUNTS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    POPULATION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     fragment_count: int
     world_size: int
@@ -374,7 +393,10 @@ class Grant(_message.Message):
     stalenesses: _containers.RepeatedScalarFieldContainer[int]
     use_counts: _containers.RepeatedScalarFieldContainer[int]
     leases: _containers.RepeatedCompositeFieldContainer[Lease]
-    def __init__(self, request_id: _Optional[str] = ..., fragment_count: _Optional[int] = ..., world_size: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., chunk_ids: _Optional[_Iterable[int]] = ..., stalenesses: _Optional[_Iterable[int]] = ..., use_counts: _Optional[_Iterable[int]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
+    priorities: _containers.RepeatedScalarFieldContainer[float]
+    probabilities: _containers.RepeatedScalarFieldContainer[float]
+    population: int
+    def __init__(self, request_id: _Optional[str] = ..., fragment_count: _Optional[int] = ..., world_size: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., chunk_ids: _Optional[_Iterable[int]] = ..., stalenesses: _Optional[_Iterable[int]] = ..., use_counts: _Optional[_Iterable[int]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., priorities: _Optional[_Iterable[float]] = ..., probabilities: _Optional[_Iterable[float]] = ..., population: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("lease_id", "lease_seconds", "expires_at", "end")
