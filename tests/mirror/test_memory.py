@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from breadbox.errors import InvalidRequestError, TreeMismatchError, WaitElapsedError
 from breadbox.mirror import Prioritised, StepMemory
@@ -377,6 +378,21 @@ def test_what_is_out_of_range_is_refused() -> None:
         memory.steps([123])
     with pytest.raises(InvalidRequestError, match="frame_stack names"):
         StepMemory(10, frame_stack={"obs.image": 0}).extend(vector_fragment())
+
+
+def test_rewards_are_mapped_one_by_one_before_they_are_added() -> None:
+    memory = StepMemory(100, seed=0)
+    fragment = replace(vector_fragment(), reward=np.array([1, 5, 2, 9], np.float32))
+    memory.extend(fragment)
+
+    def clipped(rewards: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.minimum(rewards, 3)
+
+    windows = memory.at(range(4), n_step=2, gamma=0.5, reward_map=clipped)
+    assert [2.5, 4.0, 3.5, 3.0] == windows.reward.tolist()
+    assert [1.0, 3.0, 2.0, 3.0] == memory.at(range(4), reward_map=clipped).reward.tolist()
+    drawn = memory.sample(50, n_step=2, gamma=0.5, reward_map=clipped)
+    assert {2.5, 4.0, 3.5, 3.0} == set(drawn.reward.tolist())
 
 
 def test_samples_are_tensors_where_a_device_is_asked_for() -> None:

@@ -11,6 +11,7 @@ from breadbox.errors import (
     PermissionDeniedError,
     TreeMismatchError,
     UnavailableError,
+    WaitElapsedError,
 )
 from breadbox.mirror import ReplayMirror
 from breadbox.mirror import replay as replay_module
@@ -50,6 +51,23 @@ def test_it_takes_in_what_is_there_and_what_comes(feed: FakeFeed, mirror: Replay
     ).handle.tolist()
     eventually_sync(lambda: not feed.leases, "every lease is released")
     eventually_sync(lambda: mirror.lag_s == 0.0, "it is up to date")
+
+
+def test_who_catches_up_finds_what_was_appended_before(
+    feed: FakeFeed, mirror: ReplayMirror
+) -> None:
+    mirror.catch_up(timeout_s=10)  # Of nothing.
+    for index in range(20):
+        feed.append(vector_fragment(index))
+        mirror.catch_up(timeout_s=10)
+        assert 4 * (index + 1) == len(mirror)
+    eventually_sync(lambda: not feed.leases, "every lease is released")
+    feed.may_load.clear()
+    feed.append(vector_fragment(20))
+    with pytest.raises(WaitElapsedError, match="all steps"):
+        mirror.catch_up(timeout_s=0.01)
+    feed.may_load.set()
+    mirror.catch_up(timeout_s=10)
 
 
 def test_a_mirror_that_starts_again_holds_and_draws_the_same(

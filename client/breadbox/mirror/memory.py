@@ -32,6 +32,8 @@ _DRAWS_MAX: Final = 1000
 """Draws of fragments without a state before there are taken to be none."""
 
 Numbers = NDArray[np.int64]
+RewardMap = Callable[[NDArray[np.float32]], NDArray[Any]]
+"""From rewards to as many others."""
 Result = TypeVar("Result")
 
 
@@ -576,6 +578,7 @@ class StepMemory:
         n_step: int = 1,
         gamma: float = 0.99,
         prioritised: bool | Prioritised = False,
+        reward_map: RewardMap | None = None,
         device: Device | None = None,
     ) -> StepBatch:
         """Draw steps, with replacement.
@@ -590,6 +593,8 @@ class StepMemory:
             prioritised: Draw in proportion to priorities: True for the usual exponents. The first
                 such draw, and the first with another `alpha`, looks at all steps. New steps have
                 the highest priority that there has been, 1 at first.
+            reward_map: Called with the rewards of all windows, float32[B, n], before they are
+                discounted and added: returns as many, such as scaled and clipped ones.
             device: None for numpy arrays; else where torch tensors are wanted.
 
         Raises:
@@ -605,20 +610,25 @@ class StepMemory:
                 starts, weight = self._draw_by_priority(batch_size, how)
             else:
                 starts, weight = self._draw(batch_size), np.ones(batch_size, np.float32)
-            return starts, self._steps_at(starts, n_step, gamma, weight)
+            return starts, self._steps_at(starts, n_step, gamma, weight, reward_map)
 
         batch = self._attempt(choose)
         self._sampled_count += batch_size
         return batch if device is None else batch.to_torch(device)
 
     def _steps_at(
-        self, starts: Numbers, n_step: int, gamma: float, weight: NDArray[np.float32]
+        self,
+        starts: Numbers,
+        n_step: int,
+        gamma: float,
+        weight: NDArray[np.float32],
+        reward_map: RewardMap | None = None,
     ) -> Callable[[], StepBatch]:
         """Look up the windows that begin at some steps; what copies them."""
         assert self._columns is not None
         columns, count = self._columns, len(starts)
         rows = starts % self.capacity_steps
-        if n_step == 1:
+        if n_step == 1 and reward_map is None:
             discount = np.full(count, gamma, np.float32)
             return lambda: _step_batch(columns, rows, rows, None, discount, weight)
         numbers, mask = self._window(starts, n_step)
@@ -629,7 +639,8 @@ class StepMemory:
         lengths = mask.sum(axis=1)
         last = window[np.arange(count), lengths - 1]
         powers = np.power(gamma, np.arange(n_step + 1), dtype=np.float64)
-        rewards = np.where(mask, columns.column("reward")[window], 0.0)
+        rewards = columns.column("reward")[window]
+        rewards = np.where(mask, rewards if reward_map is None else reward_map(rewards), 0.0)
         returns = (rewards * powers[:-1]).sum(axis=1).astype(np.float32)
         discount = powers[lengths].astype(np.float32)
         return lambda: _step_batch(columns, rows, last, returns, discount, weight)
@@ -960,6 +971,7 @@ class StepMemory:
         *,
         n_step: int = 1,
         gamma: float = 0.99,
+        reward_map: RewardMap | None = None,
         device: Device | None = None,
     ) -> StepBatch:
         """Steps by position: 0 is the oldest that is kept, `step_count` - 1 the newest.
@@ -975,7 +987,7 @@ class StepMemory:
                 raise InvalidRequestError("positions", f"must be from 0 to {self.step_count - 1}")
             starts = wanted + self._low
             weight = np.ones(len(starts), np.float32)
-            return starts, self._steps_at(starts, n_step, gamma, weight)
+            return starts, self._steps_at(starts, n_step, gamma, weight, reward_map)
 
         batch = self._attempt(choose)
         return batch if device is None else batch.to_torch(device)

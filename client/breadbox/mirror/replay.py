@@ -29,6 +29,10 @@ POLL_S: Final = 1.0
 """Seconds that a read waits for what comes next; also how long `close` may wait for one."""
 RETRY_S: Final = 1.0
 """Between two attempts while server or store are away."""
+CATCH_UP_CHUNKS: Final = 4096
+"""Chunks that are passed by at a time in looking for the newest one."""
+CATCH_UP_READS: Final = 64
+"""Times that this is done at most."""
 GROUP_COUNT: Final = 32
 """Fragments that are loaded together."""
 THREADS: Final = 2
@@ -137,6 +141,8 @@ class ReplayMirror(StepMemory):
         self._behind_since: float | None = time.monotonic()
         """When it last held all there was; None: it does, as far as it knows."""
         self._asked_at = self._behind_since
+        self._cursor: int | None = None
+        """Chunks up to this one are here, or are gone; None: nothing was read yet."""
         self._taken: tuple[int, int] = (-1, -1)
         """Chunk and index of the fragment that was taken in last."""
         self._loader: FragmentLoader[list[Fragment]] = FragmentLoader(
@@ -153,6 +159,28 @@ class ReplayMirror(StepMemory):
         # A read that is not answered in its time says that nobody knows how far behind this is.
         return (
             max(0.0, now - self._asked_at - POLL_S) if behind_since is None else now - behind_since
+        )
+
+    def catch_up(self, timeout_s: float | None = None) -> None:
+        """Wait until all is here that the buffer held at this moment.
+
+        So who has appended, and was answered, finds here what it appended.
+
+        Raises:
+            WaitElapsedError: It took longer than `timeout_s`.
+            ReplayBufferError: What ended the mirroring; or that the server cannot be asked.
+        """
+        newest = self._cursor
+        for _ in range(CATCH_UP_READS):  # Where producers are as fast as this it would not end.
+            read = self._client.read_fragments(
+                newest, chunk_count_max=CATCH_UP_CHUNKS, buffer=self._buffer
+            )
+            newest = read.cursor
+            if read.lease_id is None:
+                break
+            self._release(read.lease_id)
+        self._wait_for(
+            lambda: self._cursor is not None and self._cursor >= newest, "all steps", timeout_s
         )
 
     @property
@@ -184,11 +212,13 @@ class ReplayMirror(StepMemory):
 
     def _run(self) -> None:
         outages = OutageLog(_log, "reading the buffer")
-        cursor: int | None = None
         has_read = False
         while not self._closing.is_set():
             try:
-                cursor = self._read(cursor)
+                cursor = self._read(self._cursor)
+                with self._changed:
+                    self._cursor = cursor
+                    self._changed.notify_all()
                 has_read = True
                 outages.succeeded()
             except Exception as error:
