@@ -170,7 +170,7 @@ class ReplayMirror(StepMemory):
             WaitElapsedError: It took longer than `timeout_s`.
             ReplayBufferError: What ended the mirroring; or that the server cannot be asked.
         """
-        newest = self._cursor
+        newest = -1 if self._cursor is None else self._cursor
         for _ in range(CATCH_UP_READS):  # Where producers are as fast as this it would not end.
             read = self._client.read_fragments(
                 newest, chunk_count_max=CATCH_UP_CHUNKS, buffer=self._buffer
@@ -241,7 +241,8 @@ class ReplayMirror(StepMemory):
         self._asked_at = time.monotonic()
         read = self._client.read_fragments(
             cursor,
-            max_wait_s=POLL_S,
+            # The first says what there is, even if that is nothing.
+            max_wait_s=0.0 if cursor is None else POLL_S,
             known_session_id=self.session_id or None,
             buffer=self._buffer,
         )
