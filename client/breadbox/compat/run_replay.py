@@ -1,0 +1,273 @@
+"""What adapters of in-process replay buffers share: a run's buffer, filled here and elsewhere.
+
+Own steps make the same way as everybody's: a `StepWriter` appends them, and the mirror brings them
+back. So what is learned from is what the service has admitted, and is there again after a restart.
+A sample waits, for a bounded time, only where too many own steps are still on that way.
+"""
+
+import logging
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+from numpy.typing import ArrayLike
+
+from breadbox.client import Client
+from breadbox.environment import connect_from_environment
+from breadbox.errors import (
+    BufferExistsError,
+    BufferNotFoundError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    ReplayBufferError,
+    WaitElapsedError,
+)
+from breadbox.fragment import Tree
+from breadbox.mirror import ReplayMirror
+from breadbox.step_writer import StepWriter
+from breadbox.types import BufferConfig, FullPolicy, SchemaPolicy
+
+_log = logging.getLogger(__name__)
+
+STEPS_PER_FRAGMENT = 32
+FLUSH_S = 0.5
+"""Others see a step this late at most; whoever wrote it waits for it where it has to."""
+LAG_STEPS = 256
+"""Own steps that may be on their way while a sample is drawn."""
+ARRIVAL_WAIT_S = 60.0
+CLOSE_WAIT_S = 10.0
+UNBOUND = 2**31 - 1
+
+
+class RunReplay:
+    """A run's buffer in the service, its mirror here, and a writer once there is something to add.
+
+    `close` it, or let the process end. Not thread-safe but for sampling from `mirror`.
+    """
+
+    def __init__(
+        self,
+        *,
+        server: str | None = None,
+        run: str | None = None,
+        buffer: str | None = None,
+        capacity_steps: int,
+        env_count: int = 1,
+        prefix: str = "run",
+        seed: int | None = None,
+        frame_stack: Mapping[str, int] | None = None,
+        arrival_wait_s: float = ARRIVAL_WAIT_S,
+        must_exist: bool = False,
+    ) -> None:
+        """Find or make the buffer, enter the session, and begin to mirror it.
+
+        Args:
+            server: HOST:PORT; None: `BREADBOX_SERVER`, else localhost:50051. Token and certificates
+                are taken from the environment (see `breadbox.environment`), so that none of them is
+                written into a model's file.
+            run: Name of the training: of its session, and of its buffer unless that is given. The
+                same name finds the same data again. None: a new one.
+            buffer: Name of the buffer. Without `run` the session is joined that is current in it.
+                Neither: a buffer for this run alone, which is deleted when it is closed.
+            capacity_steps: Steps that are kept here, and about as many in a buffer that is made.
+            env_count: Environments of which each `add` brings a step.
+            prefix: Begins the names that are made up.
+            seed: Of the draws.
+            frame_stack: See `breadbox.mirror.StepMemory`.
+            arrival_wait_s: Seconds for which sampling waits for steps.
+            must_exist: Whether the buffer has to be there, with a session of the run.
+
+        Raises:
+            InvalidRequestError: Another run's session is current in the buffer.
+            SessionEndedError: The run's session ended; it needs another name.
+            BufferNotFoundError: It must exist, or cannot be made with this token.
+            ReplayBufferError: The server cannot be reached.
+        """
+        self.is_own = run is None and buffer is None
+        made_up = f"{prefix}-{uuid4().hex[:8]}"
+        self.buffer = buffer or run or made_up
+        self.arrival_wait_s = arrival_wait_s
+        self._server = server
+        self._env_count = env_count
+        self._writer: StepWriter | None = None
+        self._added = self._seen = 0
+        self.client = connect_from_environment(server=server, buffer=self.buffer)
+        try:
+            if not self._is_there(must_exist):
+                self._make(capacity_steps)
+            self.run = self._enter(run, made_up, must_exist)
+            self.mirror = ReplayMirror(
+                self.client,
+                buffer=self.buffer,
+                capacity_steps=capacity_steps,
+                seed=seed,
+                frame_stack=frame_stack,
+            )
+        except BaseException:
+            self.client.close()
+            raise
+        self._state: dict[str, Any] = {"writer": None, "deletes": self.is_own}
+        """What the end has to see to; no reference to this object, which else would never end."""
+        self._end = weakref.finalize(
+            self, _end, self.client, self.mirror, server, self.buffer, self._state
+        )
+
+    # Buffer and session ------------------------------------------------------------------------
+
+    def _is_there(self, must_exist: bool) -> bool:
+        try:
+            self.client.get_buffer(self.buffer)
+        except BufferNotFoundError:
+            if must_exist:
+                raise
+            return False
+        return True
+
+    def _make(self, capacity_steps: int) -> None:
+        chunks = 4 * (capacity_steps // STEPS_PER_FRAGMENT) + 1024
+        config = BufferConfig(
+            fragments_per_chunk=1,
+            capacity_chunks=min(chunks, UNBOUND),
+            staleness_max=UNBOUND,
+            uses_max=UNBOUND,
+            full_policy=FullPolicy.EVICT_OLDEST,
+            schema=SchemaPolicy.RAGGED,
+        )
+        try:
+            self.client.create_buffer(self.buffer, config)
+        except BufferExistsError:
+            return  # Another process of the run was faster.
+        except PermissionDeniedError as error:
+            raise BufferNotFoundError(self.buffer) from error
+
+    def _enter(self, run: str | None, made_up: str, must_exist: bool) -> str:
+        current = self.client.get_buffer(self.buffer).session_id
+        if run is None and current:
+            return current
+        if current and current != run:
+            raise InvalidRequestError(
+                "run",
+                f"is {run!r}, but session {current!r} of another run is current in buffer "
+                f"{self.buffer!r}: leave out `buffer`, or name another one, and this run has its "
+                f"own; say run={current!r} to go on with that run's data; or end it, if nobody "
+                f"needs it any more: breadbox buffers end-session {self.buffer}",
+            )
+        if must_exist and not current:
+            raise InvalidRequestError(
+                "run", f"{run!r} has no data any more: buffer {self.buffer!r} has no session"
+            )
+        return self.client.start_session(run or made_up, buffer=self.buffer).session_id
+
+    # Steps in ----------------------------------------------------------------------------------
+
+    def add(
+        self,
+        obs: Tree,
+        action: Tree,
+        reward: ArrayLike,
+        next_obs: Tree,
+        terminated: ArrayLike,
+        truncated: ArrayLike,
+    ) -> None:
+        """Add a step of each environment; see `StepWriter.add`."""
+        if self._writer is None:
+            self._writer = self._state["writer"] = self._make_writer()
+        self._writer.add(obs, action, reward, next_obs, terminated, truncated)
+        self._added += self._env_count
+
+    def _make_writer(self) -> StepWriter:
+        schema = self.client.get_buffer(self.buffer).config.schema
+        if schema is SchemaPolicy.ONE:
+            raise InvalidRequestError(
+                "buffer",
+                f"{self.buffer!r} takes fragments of one length only, and single steps are to be "
+                f"learned from as they come: breadbox buffers update {self.buffer} --schema ragged",
+            )
+        return StepWriter(
+            self.client,
+            env_count=self._env_count,
+            steps_per_fragment=STEPS_PER_FRAGMENT,
+            flush_s=FLUSH_S,
+            session_id=self.run,
+            buffer=self.buffer,
+        )
+
+    # Steps out ---------------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """Wait until all that the buffer holds now is here, own steps above all.
+
+        Blocks for at most about twice `arrival_wait_s`.
+
+        Raises:
+            WaitElapsedError: It took longer.
+            ReplayBufferError: What ended the sending, or the mirroring.
+        """
+        if self._writer is not None:
+            try:
+                self._writer.flush(max_wait_s=self.arrival_wait_s)
+            except TimeoutError as error:
+                raise WaitElapsedError(
+                    self.arrival_wait_s, "the service has not taken them", "own steps"
+                ) from error
+        self.mirror.catch_up(self.arrival_wait_s)
+        self._seen = self._added
+
+    def make_ready(self) -> None:
+        """Before a draw: wait where nothing is here yet, or too many own steps are on their way.
+
+        Raises:
+            WaitElapsedError: Nothing came within `arrival_wait_s`.
+            ReplayBufferError: As `catch_up`.
+        """
+        lag_max = max(LAG_STEPS, 2 * STEPS_PER_FRAGMENT * self._env_count)
+        is_empty = not len(self.mirror)
+        if is_empty or self._seen == 0 or self._added - self._seen > lag_max:
+            self.catch_up()
+        if is_empty:
+            self.mirror.wait_until(1, self.arrival_wait_s)
+
+    def clear(self) -> None:
+        """Forget all steps here; what is in the service stays there, for others and restarts."""
+        self.catch_up()
+        self.mirror.clear()
+
+    # Life --------------------------------------------------------------------------------------
+
+    def keep(self) -> dict[str, Any]:
+        """Where the data is, for a checkpoint, which from now on nobody deletes by itself."""
+        self.is_own = self._state["deletes"] = False
+        if self._writer is not None:
+            self._writer.flush(max_wait_s=self.arrival_wait_s)
+        return {"server": self._server, "run": self.run, "buffer": self.buffer}
+
+    def close(self) -> None:
+        """Send what waits, stop, and delete a buffer that was for this run alone. Idempotent."""
+        self._end()
+
+
+def _end(
+    client: Client,
+    mirror: ReplayMirror,
+    server: str | None,
+    buffer: str,
+    state: Mapping[str, Any],
+) -> None:
+    """End a run, when asked, when it is forgotten, or with the process; raises nothing."""
+    try:
+        mirror.close()
+        writer: StepWriter | None = state["writer"]
+        if writer is not None:
+            writer.close(max_wait_s=CLOSE_WAIT_S)
+    except (ReplayBufferError, TimeoutError) as error:
+        _log.warning("steps of buffer %s may be lost: %s", buffer, error)
+    client.close()
+    if state["deletes"]:
+        # Nobody waits at the end for a server that is gone.
+        with (
+            suppress(ReplayBufferError),
+            connect_from_environment(server=server, reconnect_s=0.0) as last,
+        ):
+            last.delete_buffer(buffer)
