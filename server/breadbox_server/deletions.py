@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -23,6 +23,10 @@ RETRY_DELAY_S: Final = 0.5
 """Seconds between attempts while the store cannot be reached."""
 
 
+async def _at_once() -> None:
+    """Nobody else has a say."""
+
+
 class DeletionQueue:
     """Deletes payloads off the request path.
 
@@ -39,6 +43,8 @@ class DeletionQueue:
         metrics: Shows how many wait.
         limit: Payloads at which nothing more should be taken in.
         hold_back: Gives those payloads that may be deleted now; the others come again.
+        until_ours: Returns once no other server can have claimed the payloads meanwhile; the store
+            looks for itself, but may be one that does not know of the other any more.
     """
 
     def __init__(
@@ -48,9 +54,11 @@ class DeletionQueue:
         metrics: Metrics,
         limit: int,
         hold_back: Callable[[Sequence[Payload]], Sequence[Payload]] = lambda payloads: payloads,
+        until_ours: Callable[[], Awaitable[None]] = _at_once,
     ) -> None:
         self._hold_back = hold_back
         self._custodian = custodian
+        self._until_ours = until_ours
         self._metrics = metrics
         self._limit = limit
         self._payloads: deque[Payload] = deque()
@@ -113,6 +121,7 @@ class DeletionQueue:
         ]
         self._leaving.update(payload_ids)
         try:
+            await self._until_ours()
             with self._metrics.store_trip("delete"):
                 await self._custodian.delete_ids(payload_ids)
         finally:
@@ -136,6 +145,7 @@ class DeletionQueue:
     async def _delete_batch(self) -> None:
         count = min(BATCH_PAYLOADS, len(self._payloads))
         batch = [payload_reference(self._payloads[position]) for position in range(count)]
+        await self._until_ours()
         try:
             with self._metrics.store_trip("delete"):
                 await self._custodian.delete(batch)

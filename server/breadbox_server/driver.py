@@ -156,6 +156,7 @@ class Driver:
             metrics=metrics,
             limit=limits.deletions_max,
             hold_back=lambda payloads: self.read_leases.hold_back(payloads),
+            until_ours=self.turns.ours,
         )
         self.read_leases = ReadLeases(
             clock,

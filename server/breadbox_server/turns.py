@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 from typing import Final, Protocol
 
@@ -32,6 +33,9 @@ RETRY_DELAY_S: Final = 0.2
 """Seconds between attempts while the journal cannot be reached."""
 OUTAGE_S: Final = 1.0
 """Seconds without an answer after which journal or store count as away."""
+CONTEND_S: Final = 2 * RENEW_S
+"""Seconds in which a later server, if one lives, finds that its journal has come back as an earlier
+one's, and claims it again."""
 ENTRIES_MAX: Final = 65_536
 """Entries that may wait while the journal cannot be reached; beyond, new work is refused."""
 
@@ -54,8 +58,12 @@ class Journal(Protocol):
             JournalTakenError: Another server writes the journal.
         """
 
-    async def renew(self) -> None:
+    async def renew(self) -> str:
         """Show a sign of life, and see whether the journal is still ours and whole.
+
+        Returns:
+            Which start of the store that the journal is in has answered: another one may have less
+            than the one before. Empty where the journal tells by itself.
 
         Raises:
             JournalUnavailableError: It is not known.
@@ -113,9 +121,15 @@ class Turns:
         self._call = asyncio.Lock()
         """Of a call of the journal: there is one at a time."""
         self._ours_at: float | None = None
-        """When the journal was last asked and found to be this server's, on the loop's clock; None:
-        not since it was claimed."""
+        """When the journal was last asked and certain to be this server's, on the loop's clock;
+        None: not since it was claimed; minus infinity: not since it was lost."""
         self._found_ours = asyncio.Event()
+        self._effects: list[Callable[[], None]] = []
+        """Of no turn, that wait for this."""
+        self._incarnation: str | None = None
+        """Of the store that the journal is in; None: not asked for yet."""
+        self._contested_until: float | None = None
+        """Until when another server may still say that the journal is its own."""
 
     @property
     def is_journalled(self) -> bool:
@@ -149,12 +163,17 @@ class Turns:
         self._wake.set()
 
     def when_settled(self, effect: Callable[[], None]) -> None:
-        """Call once everything decided so far is durable; at once where it is already."""
+        """Call once everything decided so far is durable; at once where it is already.
+
+        As with `settled`: not before others have to respect this server's claim.
+        """
         turn = self._pending()
-        if turn is None:
-            effect()
-        else:
+        if turn is not None:
             turn.effects.append(effect)
+        elif self._may_be_replaced(asyncio.get_running_loop().time()):
+            self._effects.append(effect)
+        else:
+            effect()
 
     async def settled(self) -> None:
         """Return once everything decided so far is durable; at once where it is already.
@@ -165,23 +184,63 @@ class Turns:
         turn = self._pending()
         if turn is not None:
             await turn.durable.wait()
-        while self._may_be_replaced():
+        await self.ours()
+
+    async def ours(self) -> None:
+        """Return once others have to respect this server's claim; at once where they do already."""
+        while self._may_be_replaced(asyncio.get_running_loop().time()):
             await self._found_ours.wait()
 
-    def _may_be_replaced(self) -> bool:
-        if self._ours_at is None or self._is_lost:
-            return False
-        return asyncio.get_running_loop().time() - self._ours_at >= ALIVE_S
+    def _may_be_replaced(self, now: float) -> bool:
+        """Whether another server may have claimed the journal since it was last certain.
+
+        Before the first answer the claim itself says that none has.
+        """
+        return self._ours_at is not None and now - self._ours_at >= ALIVE_S
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
-        """Around a call of the journal, which ends well only where the journal is ours."""
+        """Around a call of the journal, which ends well only where the journal says it is ours.
+
+        That is certain where no other server may have claimed it since it was last so.
+        """
         async with self._call:
             asked_at = asyncio.get_running_loop().time()
             yield
+            if not self._may_be_replaced(asked_at):
+                self._be_certain(asked_at)
+
+    def _be_certain(self, asked_at: float) -> None:
         self._ours_at = asked_at
+        self._wake_who_waits()
+        effects, self._effects = self._effects, []
+        for effect in effects:
+            effect()
+
+    def _wake_who_waits(self) -> None:
         self._found_ours.set()
         self._found_ours = asyncio.Event()
+
+    async def _renew(self, journal: Journal) -> None:
+        """Show a sign of life, after which it is certain whose the journal is.
+
+        But for a journal that another server may have claimed, in a store that was started again:
+        it may have come back as it was before that claim. Then this server says that it is there,
+        and whoever claimed it has some time to say the same, with a later epoch.
+        """
+        async with self._asking():
+            asked_at = asyncio.get_running_loop().time()
+            incarnation = await journal.renew()
+            is_another = incarnation != (self._incarnation or incarnation)
+            self._incarnation = incarnation
+            if not self._may_be_replaced(asked_at):
+                self._contested_until = None
+                return
+            if is_another:
+                self._contested_until = asked_at + CONTEND_S
+            if self._contested_until is None or asked_at >= self._contested_until:
+                self._contested_until = None
+                self._be_certain(asked_at)
 
     @property
     def lag_s(self) -> float:
@@ -215,7 +274,9 @@ class Turns:
         log.error("%s: beginning it again from memory", error)
         self._metrics.journals_begun_again.inc()
         self._is_lost = True
+        self._ours_at = -inf
         self._wake.set()
+        self._wake_who_waits()
 
     async def keep_claim(self) -> None:
         """Show signs of life, for ever: a server with nothing to write must hear of its end too.
@@ -228,8 +289,7 @@ class Turns:
         while True:
             try:
                 if not self._is_lost:
-                    async with self._asking():
-                        await self._journal.renew()
+                    await self._renew(self._journal)
             except JournalTakenError as error:
                 # At once: who waits for an answer may keep this server from its end for a while.
                 log.error("%s: this one ends", error)  # noqa: TRY400 - expected
@@ -249,10 +309,11 @@ class Turns:
             try:
                 if self._is_lost:
                     await self._begin_again(journal, turn)
+                else:
+                    async with self._asking():
+                        await journal.append(turn.entries)
+                if await self._is_settled():
                     break
-                async with self._asking():
-                    await journal.append(turn.entries)
-                break
             except JournalLostError as error:
                 self.lose(error)
             except JournalUnavailableError as error:
@@ -266,6 +327,12 @@ class Turns:
         for effect in turn.effects:
             effect()
         self._on_settled()
+
+    async def _is_settled(self) -> bool:
+        """Wait until it is certain that what was written stays; False: the journal is lost."""
+        while not self._is_lost and self._may_be_replaced(asyncio.get_running_loop().time()):
+            await self._found_ours.wait()
+        return not self._is_lost
 
     async def _begin_again(self, journal: Journal, turn: _Turn) -> None:
         """Write down the core as it is now, which settles this turn and the one behind it."""

@@ -337,6 +337,49 @@ async def test_the_server_that_wrote_before_is_refused_when_another_takes_over()
         archive.close()
 
 
+async def test_of_two_servers_behind_a_redis_that_came_back_the_later_goes_on() -> None:
+    """As it was before that claim: the earlier one, if it wakes first, cannot keep it out."""
+    with RedisServer() as server, server.client() as client:
+        archive = RedisArchive(server.url)
+        old = RedisWriter(server.url, claim_of(archive))
+        archive.begin(b"nothing")
+        await write(old, FIRST)
+        owner = client.get(OWNER)
+        await write(old, FIRST + 1)
+        new = RedisWriter(server.url, claim_of(archive, displaced=old.claim.holder.token))
+        await write(new, FIRST + 2)
+        client.xdel(TURNS, f"{FIRST + 1}-0", f"{FIRST + 2}-0")
+        client.set(OWNER, owner)
+        with pytest.raises(JournalLostError):
+            await old.renew(FIRST + 1)
+        await old.begin_again(FIRST + 1, b"older state", NOTES)
+        with pytest.raises(JournalLostError):
+            await new.renew(FIRST + 2)
+        await new.begin_again(FIRST + 2, b"state", NOTES)
+        with pytest.raises(JournalTakenError):
+            await old.renew(FIRST + 1)
+        with pytest.raises(JournalTakenError):
+            await old.begin_again(FIRST + 1, b"older state", NOTES)
+        assert (FIRST + 2, b"state") == archive.read_snapshot()
+        await old.close()
+        await new.close()
+        archive.close()
+
+
+async def test_a_renewed_claim_tells_which_start_of_redis_has_it() -> None:
+    with RedisServer(is_durable=True) as server:
+        archive = RedisArchive(server.url)
+        writer = RedisWriter(server.url, claim_of(archive))
+        archive.begin(b"nothing")
+        first = await writer.renew(BEGINNING)
+        assert first == await writer.renew(BEGINNING)
+        server.kill()
+        server.start()
+        assert await writer.renew(BEGINNING) not in ("", first)
+        await writer.close()
+        archive.close()
+
+
 class KilledError(Exception):
     """Stands for the end of a process."""
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -21,15 +20,16 @@ from breadbox_server.core.errors import BufferNotFoundError, DomainError
 from breadbox_server.core.events import FetchGranted, WaitElapsed
 from breadbox_server.core.ids import BufferName, ModelVersion, RequestId, SessionId
 from breadbox_server.core.inputs import (
+    AdmissionOutcome,
     DeleteBuffer,
     EndSession,
     Fragment,
-    Input,
     StartSession,
     UpdateBuffer,
 )
 from breadbox_server.core.reading import Cursor
 from breadbox_server.driver import Driver, DriverLimits
+from breadbox_server.journal.storage import JournalTakenError
 from breadbox_server.metrics import Metrics
 from breadbox_server.reconciliation import Reconciler
 from support.eventually import eventually
@@ -600,29 +600,98 @@ async def _quietly(call: Callable[[], Awaitable[object]]) -> None:
         await call()
 
 
-@pytest.mark.parametrize("is_known", [True, False], ids=["answer", "refusal"])
-async def test_nothing_is_told_from_memory_while_the_journal_may_be_anothers(
-    monkeypatch: pytest.MonkeyPatch, is_known: bool
-) -> None:
-    """A server that was stopped may have been replaced: it asks before it says what was."""
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim that is soon out of date, and renewed often."""
     monkeypatch.setattr(turns, "RENEW_S", 0.01)
     monkeypatch.setattr(turns, "ALIVE_S", 0.2)
-    command: Input[Any] = StartSession(BUFFER, RUN)
-    if not is_known:
-        command = EndSession(BufferName("none"), RUN)
 
+
+async def _until_out_of_date(it: Journalled) -> None:
+    """Return when others may have claimed the journal, which is away."""
+    loop = asyncio.get_running_loop()
+    it.journal.is_down = True
+    down_at = loop.time()
+    await eventually(lambda: loop.time() - down_at > 0.3, "the claim being out of date")
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("asked", ["answer", "refusal", "duplicate"])
+async def test_nothing_is_told_from_memory_while_the_journal_may_be_anothers(asked: str) -> None:
+    """A server that was stopped may have been replaced: it asks before it says what was."""
     async with journalled() as it:
-        loop = asyncio.get_running_loop()
-        it.journal.is_down = True
-        down_at = loop.time()
-        await eventually(lambda: loop.time() - down_at > 0.3, "the claim being out of date")
-        asking = it.group.create_task(_outcome(it.driver.apply(command)))
+        sent = [fragment(it, 0)]
+        await it.driver.append(BUFFER, sent)
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "answer": lambda: it.driver.apply(StartSession(BUFFER, RUN)),
+            "refusal": lambda: it.driver.apply(EndSession(BufferName("none"), RUN)),
+            "duplicate": lambda: it.driver.append(BUFFER, sent),
+        }
+        await _until_out_of_date(it)
+        asking = it.group.create_task(_outcome(calls[asked]()))
         await turn_the_loop()
         assert not asking.done()
 
         it.journal.is_down = False
         outcome = await asking
-    assert is_known is not isinstance(outcome, BufferNotFoundError)
+    assert (asked == "refusal") is isinstance(outcome, BufferNotFoundError)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_nothing_is_deleted_while_the_journal_may_be_anothers() -> None:
+    """The store looks for itself, but may have come back as it was before the other's claim."""
+    async with journalled() as it:
+        payload = fragment(it, 0).payload
+        await _until_out_of_date(it)
+        it.driver.deletions.put([payload])
+        await turn_the_loop()
+        assert [] == it.custodian.deleted
+        it.journal.is_down = False
+        await it.driver.flush()
+    assert [payload.payload_id] == it.custodian.deleted
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "as it was"])
+async def test_who_may_have_been_replaced_lets_others_speak_when_the_store_was_started_again(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """It may have come back as it was before another server's claim, which that one renews."""
+    monkeypatch.setattr(turns, "CONTEND_S", 60.0)
+
+    async def be_replaced() -> None:
+        async with journalled() as it:
+            await eventually(lambda: bool(it.driver.turns._incarnation), "a first sign of life")
+            await _until_out_of_date(it)
+            it.journal.incarnation = "second"
+            it.journal.is_lost = is_lost
+            appending = it.group.create_task(it.driver.append(BUFFER, [fragment(it, 0)]))
+            it.journal.is_down = False
+            written = it.journal.snapshots if is_lost else it.journal.turns
+            await eventually(lambda: len(written) == (1 if is_lost else 2), "the turn written")
+            await turn_the_loop()
+            assert not appending.done()
+            it.journal.is_taken = True
+            with pytest.raises(asyncio.CancelledError):
+                await appending
+
+    with pytest.raises(ExceptionGroup) as failed:
+        await be_replaced()
+    assert failed.group_contains(JournalTakenError)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_who_hears_of_nobody_else_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "CONTEND_S", 0.1)
+    async with journalled() as it:
+        await eventually(lambda: bool(it.driver.turns._incarnation), "a first sign of life")
+        await _until_out_of_date(it)
+        it.journal.incarnation = "second"
+        it.journal.is_lost = True
+        it.journal.is_down = False
+        [appended] = await it.driver.append(BUFFER, [fragment(it, 0)])
+        assert AdmissionOutcome.ADMITTED is appended.outcome
+        assert 1 == len(it.journal.snapshots)
 
 
 async def _outcome(call: Awaitable[object]) -> object:

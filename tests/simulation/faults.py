@@ -40,6 +40,9 @@ class World(StrEnum):
     DISK = "disk"
     """Payloads and journal share a disk that fills, also by a stranger. Whatever payloads took,
     what makes room goes on; once the stranger has left, everything goes on."""
+    RIVALS_YOUNGER = "rivals+younger"
+    """Both at once: a journal comes back as it was before a server was replaced, which may wake
+    then. Nothing is lost that the server knew which claimed last, is awake, and speaks up."""
     SILENCE = "silence"
     """Journal and store take requests and do not answer, for seconds to a minute. Calls end by
     their deadlines, and once there are answers everything goes on."""

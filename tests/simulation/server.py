@@ -17,7 +17,7 @@ from breadbox_server.books import _claim
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import LeaseId
+from breadbox_server.core.ids import LeaseId, PayloadId
 from breadbox_server.core.inputs import DropPayloads
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.errors import StartError
@@ -88,6 +88,9 @@ class Deployment:
         self.variant = variant
         self.store = variant.store_type(fates)
         self.journal = variant.journal_type()
+        if fates.plan.world is World.RIVALS_YOUNGER:
+            # A store that came back has payloads that all servers knew to be on their way out.
+            self.store.is_needed = self._is_needed
         has_disk = fates.plan.world is World.DISK
         self.disk = SimulatedDisk(self.journal, self.store) if has_disk else None
         self.servers: list[SimulatedServer] = []
@@ -112,6 +115,13 @@ class Deployment:
         """The only one."""
         (server,) = self.servers
         return server
+
+    def _is_needed(self, payload_id: str) -> bool:
+        """Whether the newest server refers to a payload, or the journal that it reads."""
+        for server in self.servers:
+            if not server.is_replaced and server.buffers is not None:
+                return server.buffers.refers_to(DEFAULT_BUFFER, PayloadId(payload_id))
+        return self.recovered_twin().refers_to(DEFAULT_BUFFER, PayloadId(payload_id))
 
     def start(self, *, takes_over: bool = False) -> SimulatedServer:
         """Start a server; it serves a while later, or ends."""

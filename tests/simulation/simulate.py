@@ -248,7 +248,9 @@ class Simulation:
             World.DISK: self._fill_disk,
             World.SILENCE: self._fall_silent,
         }
-        if plan.world in worlds:
+        if plan.world is World.RIVALS_YOUNGER:
+            acts += [self._replace, self._restore] * plan.world_count
+        elif plan.world in worlds:
             acts += [worlds[plan.world]] * plan.world_count
         self._rng.shuffle(acts)
         for act in acts:
@@ -322,14 +324,18 @@ class Simulation:
         books, payloads = journal.contents.copy(), store.copy()
         told, deleted_count = self.ledger.copy(), len(store.deleted)
         await asyncio.sleep(rng.choice([0.05, 0.5, 2.0, 6.0]))
-        if rng.random() < 0.5:
-            await self._kill_and_start()  # The copy is of an earlier epoch.
+        # The copy may be of an earlier epoch.
+        if self.fates.plan.world is World.RIVALS_YOUNGER:
+            await self._replace()
+        elif rng.random() < 0.5:
+            await self._kill_and_start()
         await self._until_served()
+        await self._until_one_speaks()
         has_lost_journal, has_lost_payloads = rng.choice([(1, 1), (1, 1), (1, 0), (0, 1)])
         is_killed = rng.random() < 0.4
-        if is_killed:
+        for server in list(self.deployment.servers) if is_killed else ():
             self.kills += 1
-            await self.deployment.kill(self.deployment.server)
+            await self.deployment.kill(server)
         if has_lost_payloads:
             self.fates.restarts["store"] += 1
             store.restore(payloads)
@@ -339,6 +345,22 @@ class Simulation:
             self._copy, self._deleted_count = told, deleted_count
         await asyncio.sleep(rng.choice([0.01, 1.0]))
         await self._until_served()
+
+    async def _until_one_speaks(self) -> None:
+        """Return when nobody is awake but the server that claimed last.
+
+        A journal that comes back can tell whose it was by who speaks up, and by nothing else: not
+        if a server was replaced just now, and has not heard of it.
+        """
+        while any(not server.process.is_stopped for server in self._replaced()):
+            await asyncio.sleep(0.05)
+            await self._until_served()
+        for server in self.deployment.serving:
+            if not server.is_replaced:
+                server.process.wake()
+
+    def _replaced(self) -> list[SimulatedServer]:
+        return [server for server in self.deployment.servers if server.is_replaced]
 
     async def _until_whole(self) -> None:
         """Return when a server has written to the journal since it came back."""

@@ -74,6 +74,8 @@ class SimulatedStore:
         """What came back as it was before it was confirmed."""
         self._newest_epoch = 0
         """Of whoever took the store; known to the simulation alone."""
+        self.is_needed: Callable[[str], bool] = lambda _: True
+        """Whether the server that took it last still needs a payload."""
 
     @property
     def confirmed(self) -> set[str]:
@@ -177,7 +179,8 @@ class SimulatedStore:
             is_there = payload_id in self.confirmed or is_there
             self.confirmed.discard(payload_id)
             self.deleted.append(payload_id)
-            assert not is_there or epoch >= self._newest_epoch, "a replaced server deleted payloads"
+            is_stolen = is_there and epoch < self._newest_epoch and self.is_needed(payload_id)
+            assert not is_stolen, "a replaced server deleted payloads"
 
 
 class SimulatedCustodian:
@@ -285,6 +288,7 @@ class SimulatedJournal:
     def __init__(self, now: Callable[[], float] | None = None) -> None:
         self._now = now or (lambda: asyncio.get_running_loop().time())
         self.contents = JournalContents()
+        self.starts = 1
         self.newest_claim: Claim | None = None
         """Of all that were ever made; known to the simulation alone."""
         self.is_younger = False
@@ -306,6 +310,7 @@ class SimulatedJournal:
     def restore(self, copy: JournalContents) -> None:
         """Come back from a copy."""
         self.is_younger = True
+        self.starts += 1
         self.contents = copy.copy()
 
     # --- scripts -----------------------------------------------------------------------------
@@ -335,8 +340,10 @@ class SimulatedJournal:
         epoch = 0 if owner is None else owner.epoch
         if owner is not None and epoch >= claim.epoch and owner.holder != claim.holder:
             raise JournalTakenError("another server took the simulated journal")
-        again = claim.raised(self._epoch_after(max(epoch, claim.epoch)))
-        held.owner = self.newest_claim = again
+        again = claim.raised(max(epoch, claim.epoch) + 1)
+        held.owner = again
+        if self.newest_claim is None or again.epoch > self.newest_claim.epoch:
+            self.newest_claim = again
         held.alive = (claim.holder, self._now() + ALIVE_S)
         return again
 
@@ -364,7 +371,7 @@ class SimulatedJournal:
             turns[sequence] = (data, claim.epoch)
         self.is_younger = False  # Whoever wrote this knows all that came before.
 
-    def renew(self, claim: Claim, sequence: int) -> None:
+    def renew(self, claim: Claim, sequence: int) -> str:
         self.check_ours(claim)
         held = self.contents
         if held.snapshot is None or self.newest is None or self.newest < sequence:
@@ -373,6 +380,7 @@ class SimulatedJournal:
             raise JournalLostError("the simulated journal lacks turns behind its snapshot")
         held.alive = (claim.holder, self._now() + ALIVE_S)
         self.is_younger = False  # Nothing that its writer knows was lost.
+        return str(self.starts)
 
     def begin(
         self,
@@ -566,8 +574,9 @@ class SimulatedWriter:
     async def _ask(self, script: Callable[..., Any], *arguments: Any) -> Any:
         return await self.link.ask(partial(script, self.claim, *arguments))
 
-    async def renew(self, sequence: int) -> None:
-        await self._ask(self._journal.renew, sequence)
+    async def renew(self, sequence: int) -> str:
+        incarnation: str = await self._ask(self._journal.renew, sequence)
+        return incarnation
 
     async def append(self, sequence: int, data: bytes) -> None:
         await self._ask(self._append, sequence, data)

@@ -46,6 +46,12 @@ def test_a_server_that_was_replaced_while_it_was_stopped_refuses_nobody(seed: in
     assert outcome.failure == "", outcome.where
 
 
+@pytest.mark.parametrize("seed", [7, 11, 156, 360])
+def test_who_was_replaced_stays_so_in_a_journal_that_came_back_as_its_own(seed: int) -> None:
+    outcome = simulate(seed, world=World.RIVALS_YOUNGER)
+    assert outcome.failure == "", outcome.where
+
+
 @pytest.mark.parametrize("seed", [8, 237])
 def test_what_a_store_lost_may_be_granted_while_nobody_can_ask_it(seed: int) -> None:
     outcome = simulate(seed, world=World.SILENCE)

@@ -4,7 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from breadbox_server.journal.storage import JournalLostError, JournalUnavailableError
+from breadbox_server.journal.storage import (
+    JournalLostError,
+    JournalTakenError,
+    JournalUnavailableError,
+)
 
 
 class FakeJournal:
@@ -15,7 +19,9 @@ class FakeJournal:
         self.snapshots: list[Any] = []
         self.is_down = False
         self.is_lost = False
+        self.is_taken = False
         self.is_full = False
+        self.incarnation = "first"
         self.may_write = asyncio.Event()
         self.may_write.set()
         self.writing = asyncio.Event()
@@ -35,9 +41,12 @@ class FakeJournal:
             raise JournalLostError("the fake journal is empty")
         self.turns.append(list(entries))
 
-    async def renew(self) -> None:
+    async def renew(self) -> str:
         if self.is_down:
             raise JournalUnavailableError("the fake journal is down")
+        if self.is_taken:
+            raise JournalTakenError("another server writes the fake journal")
+        return self.incarnation
 
     async def begin_again(self, state: Any, now: float) -> None:
         if self.is_down:

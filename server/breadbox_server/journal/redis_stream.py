@@ -133,10 +133,10 @@ if not head then return {'LOST'} end
 local oldest = redis.call('XRANGE', KEYS[4], '-', '+', 'COUNT', 1)[1][1]
 if tonumber(string.match(oldest, '^(%d+)')) > head + 1 then return {'LOST'} end
 redis.call('SET', KEYS[3], ARGV[3], 'PX', ARGV[4])
-return {'OK'}
+return {'OK', string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')}
 """
 )
-"""ARGV: claim, sequence, sign of life, its milliseconds."""
+"""ARGV: claim, sequence, sign of life, its milliseconds. Answers which start of Redis this is."""
 _ANYWAY: Final = _OURS + "return {'OK', redis.call(ARGV[2], KEYS[4], unpack(ARGV, 3))}"
 """Runs one command, also at maxmemory."""
 _HEAD: Final = (
@@ -334,9 +334,11 @@ class RedisWriter:
         epoch = self._claim.epoch
         await self._eval(_Call(_APPEND, (TURNS,), (sequence, sequence - 1, data, epoch)))
 
-    async def renew(self, sequence: int) -> None:
+    async def renew(self, sequence: int) -> str:
         """See JournalWriter."""
-        await self._eval(_Call(_RENEW, (TURNS, SNAPSHOT), (sequence, *self._sign_of_life())))
+        values = (sequence, *self._sign_of_life())
+        run_id: bytes = await self._eval(_Call(_RENEW, (TURNS, SNAPSHOT), values))
+        return run_id.decode()
 
     async def begin_again(self, sequence: int, snapshot: bytes, notes: Mapping[str, str]) -> None:
         """See JournalWriter."""
@@ -366,7 +368,7 @@ class RedisWriter:
         with kept_cancellation(), _translated_errors():
             answer = await self._client.eval(
                 *(_CLAIM_AGAIN, 3, OWNER, _TOUCH, ALIVE, claim.epoch, claim.holder.token),
-                *(epoch_after(claim.epoch), claim.journal, *self._sign_of_life()),
+                *(claim.epoch + 1, claim.journal, *self._sign_of_life()),
             )
         self._claim = as_claim(_checked(answer), claim.holder)
 

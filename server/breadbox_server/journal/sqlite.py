@@ -321,9 +321,10 @@ class SqliteWriter:
             raise JournalTakenError(f"another server ({holder.shown}) took the journal")
         raise JournalLostError(f"{self._directory / FILE_NAME} is older than it was")
 
-    async def renew(self, sequence: int) -> None:
-        """See JournalWriter. The lock is the sign of life."""
+    async def renew(self, sequence: int) -> str:
+        """See JournalWriter. The lock is the sign of life, and no other server gets past it."""
         await self._run(self._renew, sequence)
+        return ""
 
     def _renew(self, sequence: int) -> None:
         if _identity(self._directory / FILE_NAME) != self._file:
@@ -367,7 +368,7 @@ class SqliteWriter:
         self._write_end(sequence)
         owner, _ = _read_owner(self._connection)
         epoch, _, _ = owner_from_text(owner)
-        claim = self._claim.raised(epoch_after(epoch, self._claim.epoch))
+        claim = self._claim.raised(max(epoch, self._claim.epoch) + 1)
         self._reserve.with_room(partial(_write_beginning, self._connection, claim, notes))
         self._claim = claim
 

@@ -157,11 +157,14 @@ class JournalWriter(Protocol):
             JournalTakenError: Another server writes this journal.
         """
 
-    async def renew(self, sequence: int) -> None:
+    async def renew(self, sequence: int) -> str:
         """Show a sign of life, and see whether the journal is still this server's, and whole.
 
         Args:
             sequence: Of the last turn that was written.
+
+        Returns:
+            Which start of the store that it is in has answered; see `Journal.renew`.
 
         Raises:
             JournalUnavailableError: It cannot be reached.

@@ -118,9 +118,9 @@ class TurnJournal:
         written = self.written
         self.written = Extent(written.entry_count + len(entries), written.size_bytes + len(data))
 
-    async def renew(self) -> None:
-        """Show a sign of life, and see whether the journal is still ours and whole."""
-        await self._writer.renew(self.sequence)
+    async def renew(self) -> str:
+        """Show a sign of life, and see whether the journal is still ours; see `Journal.renew`."""
+        return await self._writer.renew(self.sequence)
 
     async def begin_again(self, buffers: tuple[BufferSnapshot, ...], now: float) -> None:
         """Begin a journal that was lost; see `Journal.begin_again`."""
