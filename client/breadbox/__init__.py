@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from breadbox.types import SampleToInsertRatio as SampleToInsertRatio
     from breadbox.types import SchemaPolicy as SchemaPolicy
     from breadbox.types import StoreConfig as StoreConfig
+    from breadbox.types import Subscription as Subscription
     from breadbox.types import TorchDevice as TorchDevice
 
 __version__ = "0.1.0"
@@ -114,6 +115,7 @@ _HOMES = {
         "SampleToInsertRatio",
         "SchemaPolicy",
         "StoreConfig",
+        "Subscription",
         "TorchDevice",
     ),
 }

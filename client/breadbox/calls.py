@@ -35,6 +35,9 @@ METHODS: dict[str, str] = {
     "FetchFragments": "the same request_id gets the same grant",
     "GetPreparedFragments": "reads",
     "ReadFragments": "reads; a lease that nobody heard of expires",
+    "CreateSubscription": "one of the same name and kind is left as it is",
+    "AcknowledgeChunks": "the cursor moves forward only",
+    "DeleteSubscription": "that it is gone when it is repeated is the success of the first",
     "RenewLease": "the lease then lives from the later renewal",
     "ReleaseLease": "a lease that was released stays released",
     "UpdatePriorities": "sets priorities, does not add to them; what is deleted stays so",
@@ -230,6 +233,8 @@ class ReadRequest:
     """None: the buffer's own."""
     known_session_id: str | None = None
     """None: the reader knows none, and is not told early of another."""
+    subscription: str | None = None
+    """None: the cursor is the reader's own."""
 
 
 def read_fragments(
@@ -244,8 +249,41 @@ def read_fragments(
         max_wait=wire.duration("max_wait_s", max_wait_s),
         lease_duration=wire.duration("lease_s", read.lease_s),
         known_session_id=read.known_session_id,
+        subscription=read.subscription,
     )
     return Call("ReadFragments", request, wire.read_from_wire, wait_s=max_wait_s)
+
+
+def create_subscription(
+    buffer: str, name: str, *, retaining: bool, after_chunk_id: int | None
+) -> Call[types.Subscription]:
+    """Make a named cursor."""
+    request = wire.build(
+        pb.CreateSubscriptionRequest,
+        buffer=buffer,
+        name=name,
+        retaining=retaining,
+        after_chunk_id=after_chunk_id,
+    )
+    return Call(
+        "CreateSubscription",
+        request,
+        lambda response: wire.subscription_from_wire(response.subscription),
+    )
+
+
+def acknowledge_chunks(buffer: str, subscription: str, chunk_id: int) -> Call[None]:
+    """Move a named cursor forward."""
+    request = wire.build(
+        pb.AcknowledgeChunksRequest, buffer=buffer, subscription=subscription, chunk_id=chunk_id
+    )
+    return Call("AcknowledgeChunks", request, _nothing)
+
+
+def delete_subscription(buffer: str, name: str) -> Call[None]:
+    """Delete a named cursor."""
+    request = wire.build(pb.DeleteSubscriptionRequest, buffer=buffer, name=name)
+    return Call("DeleteSubscription", request, _nothing)
 
 
 def renew_lease(buffer: str, lease_id: str, lease_s: float | None) -> Call[float]:

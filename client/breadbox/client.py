@@ -437,6 +437,7 @@ class Client:
         max_wait_s: float = 0.0,
         lease_s: float | None = None,
         known_session_id: str | None = None,
+        subscription: str | None = None,
         buffer: str | None = None,
     ) -> types.FragmentRead:
         """Read what came after a cursor, in order of arrival, using nothing up; see `tail`.
@@ -452,6 +453,8 @@ class Client:
             lease_s: Seconds the lease lives; None: the buffer's own.
             known_session_id: The `session_id` of the read before. Another one that is current ends
                 the wait, and all that is held of it is read. None: this is not looked at.
+            subscription: Read what it has not acknowledged, with what it retains; with
+                `after_chunk_id` from there on. None: the cursor is the caller's alone.
             buffer: None: the client's.
 
         Returns:
@@ -460,6 +463,7 @@ class Client:
         Raises:
             BackpressureError: Too many readers wait already.
             BufferNotFoundError: There is no such buffer.
+            SubscriptionNotFoundError: There is no such subscription.
         """
         request = calls.ReadRequest(
             after_chunk_id=after_chunk_id,
@@ -467,6 +471,7 @@ class Client:
             max_wait_s=max_wait_s,
             lease_s=lease_s,
             known_session_id=known_session_id,
+            subscription=subscription,
         )
         return self._interpreter.run(operations.read(self._context, buffer or self.buffer, request))
 
@@ -478,6 +483,7 @@ class Client:
         max_wait_s: float | None = None,
         lease_s: float | None = None,
         known_session_id: str | None = None,
+        subscription: str | None = None,
         columns: Sequence[str] | None = None,
         is_mapped: bool = False,
         buffer: str | None = None,
@@ -500,6 +506,8 @@ class Client:
                 it does not end.
             lease_s: Seconds in which a read has to be loaded; None: the buffer's lease.
             known_session_id: The `session_id` of that earlier read; None: none is known.
+            subscription: Go on where it stands. A read is acknowledged when the next one is asked
+                for, so that whoever dies over it meets it again. None: no cursor is kept.
             columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
             is_mapped: As of `load_fragments`.
             buffer: None: the client's.
@@ -516,6 +524,7 @@ class Client:
                 chunk_count_max=chunk_count_max,
                 lease_s=lease_s,
                 known_session_id=known_session_id,
+                subscription=subscription,
             ),
             max_wait_s=max_wait_s,
             columns=columns,
@@ -523,6 +532,61 @@ class Client:
         )
         while (read := self._interpreter.run(tail.next())) is not None:
             yield read
+
+    def create_subscription(
+        self,
+        name: str,
+        *,
+        retaining: bool = False,
+        after_chunk_id: int | None = None,
+        buffer: str | None = None,
+    ) -> types.Subscription:
+        """Have the server keep a cursor under a name, which moves by `acknowledge_chunks` alone.
+
+        One of the same name and kind is left as it is, wherever it stands.
+
+        Args:
+            name: 1 to 128 bytes of printable text without path separators.
+            retaining: Whether payloads of chunks that are used up or stale are kept until it has
+                passed them, as long as the buffer has room. At capacity such chunks go first where
+                the buffer evicts, and producers wait where it blocks.
+            after_chunk_id: Begin behind this chunk; None: with the oldest that is held.
+            buffer: None: the client's.
+
+        Raises:
+            SubscriptionExistsError: One of the name is of the other kind.
+            LimitExceededError: The buffer has as many as may be.
+        """
+        call = calls.create_subscription(
+            buffer or self.buffer, name, retaining=retaining, after_chunk_id=after_chunk_id
+        )
+        return self._invoke(call)
+
+    def acknowledge_chunks(
+        self, subscription: str, chunk_id: int, *, buffer: str | None = None
+    ) -> None:
+        """Say that chunks up to one are done with; one that is said already changes nothing.
+
+        Args:
+            subscription: Whose.
+            chunk_id: The `cursor` of a read.
+            buffer: None: the client's.
+
+        Raises:
+            SubscriptionNotFoundError: There is no such subscription.
+        """
+        call = calls.acknowledge_chunks(buffer or self.buffer, subscription, chunk_id)
+        self._invoke(call)
+
+    def delete_subscription(self, name: str, *, buffer: str | None = None) -> None:
+        """Delete a named cursor; what was retained for it alone goes.
+
+        Raises:
+            SubscriptionNotFoundError: There is no such subscription.
+        """
+        self._interpreter.run(
+            operations.delete_subscription(self._context, buffer or self.buffer, name)
+        )
 
     def load_fragments(
         self,

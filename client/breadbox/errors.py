@@ -74,6 +74,28 @@ class LeaseExpiredError(ReplayBufferError):
         self.lease_id = lease_id
 
 
+class SubscriptionNotFoundError(ReplayBufferError):
+    """The buffer has no subscription of this name."""
+
+    def __init__(self, subscription: str) -> None:
+        super().__init__(
+            f"no subscription is named {subscription!r}; create it first, with "
+            "client.create_subscription() or `breadbox subscriptions create`"
+        )
+        self.subscription = subscription
+
+
+class SubscriptionExistsError(ReplayBufferError):
+    """A subscription of this name retains, and the one asked for does not, or the reverse."""
+
+    def __init__(self, subscription: str) -> None:
+        super().__init__(
+            f"subscription {subscription!r} exists and is of the other kind, retaining or not; "
+            "delete it or use another name"
+        )
+        self.subscription = subscription
+
+
 class RequestNotFoundError(ReplayBufferError):
     """No grant is remembered for the request_id."""
 

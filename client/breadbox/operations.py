@@ -288,17 +288,30 @@ def list_buffers(context: Context) -> Operation[tuple[BufferDescription, ...]]:
 
 
 def delete_buffer(context: Context, name: str) -> Operation[None]:
-    """Delete a buffer; that it is gone when an attempt is repeated is the success of the first."""
+    """Delete a buffer."""
+    yield from _delete(context, calls.delete_buffer(name), errors.BufferNotFoundError)
+
+
+def delete_subscription(context: Context, buffer: str, name: str) -> Operation[None]:
+    """Delete a named cursor."""
+    call = calls.delete_subscription(buffer, name)
+    yield from _delete(context, call, errors.SubscriptionNotFoundError)
+
+
+def _delete(
+    context: Context, call: Call[None], gone: type[errors.ReplayBufferError]
+) -> Operation[None]:
+    """Delete something; that it is gone when an attempt is repeated is the success of the first."""
     attempts = 0
 
     def once_more(_: float) -> Call[None]:
         nonlocal attempts
         attempts += 1
-        return calls.delete_buffer(name)
+        return call
 
     try:
         yield from repeat(context, once_more)
-    except errors.BufferNotFoundError:
+    except gone:
         if attempts == 1:
             raise
 

@@ -67,12 +67,15 @@ class Tail:
         self._max_wait_s = max_wait_s
         self._columns = columns
         self._is_mapped = is_mapped
+        self._unacknowledged: int | None = None
+        """Cursor of what was given last, where somebody has to be told."""
 
     def next(self) -> Operation[LoadedRead | None]:
         """What comes next, once it does; None when nothing did for `max_wait_s`.
 
         A new session is news as well, even before anything of it has come.
         """
+        yield from self._acknowledge()
         wait_s = WAIT_S_MAX_PER_CALL if self._max_wait_s is None else self._max_wait_s
         while True:
             known = self._request.known_session_id
@@ -83,9 +86,19 @@ class Tail:
             )
             is_news = read.fragments or read.skipped_chunk_count or read.session_id != (known or "")
             if is_news:
-                return (yield from self._loaded(read))
+                loaded = yield from self._loaded(read)
+                self._unacknowledged = read.cursor
+                return loaded
             if self._max_wait_s is not None:
                 return None
+
+    def _acknowledge(self) -> Operation[None]:
+        """Say that what was given last is done with: its reader has come back for more."""
+        name, cursor = self._request.subscription, self._unacknowledged
+        if name is not None and cursor is not None:
+            call = calls.acknowledge_chunks(self._buffer, name, cursor)
+            yield from operations.invoke(self._context, call)
+        self._unacknowledged = None
 
     def _loaded(self, read: FragmentRead) -> Operation[LoadedRead]:
         references, lost_count = read.fragments, 0

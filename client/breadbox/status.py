@@ -113,6 +113,13 @@ BY_REASON: Mapping[int, Callable[[Failure], errors.ReplayBufferError]] = {
     errors_pb2.REQUEST_NOT_FOUND: lambda failure: errors.RequestNotFoundError(
         failure.text_of("request")
     ),
+    errors_pb2.SUBSCRIPTION_NOT_FOUND: lambda failure: errors.SubscriptionNotFoundError(
+        failure.text_of("subscription")
+    ),
+    errors_pb2.SUBSCRIPTION_EXISTS: lambda failure: errors.SubscriptionExistsError(
+        failure.text_of("subscription")
+    ),
+    errors_pb2.SUBSCRIPTIONS_FULL: lambda failure: errors.LimitExceededError(failure.text),
     errors_pb2.REQUEST_MISMATCH: _mismatch,
     errors_pb2.WAITERS_FULL: _backpressure,
     errors_pb2.WATCHERS_FULL: _backpressure,

@@ -314,8 +314,30 @@ class BufferState:
     """Why fragments are answered BYTES_FULL whatever room the buffer has; empty: they are not."""
     quarantined: tuple[QuarantinedFragment, ...] = ()
     """The latest fragments that readers could not read, oldest first; at most 16."""
+    retained_chunk_count: int = 0
+    """Chunks that left the sampler and are kept for subscriptions."""
     latest_request_id: str = ""
     """Of the requests that still have a lease the one that was granted last; empty: none has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A named cursor that the server keeps, and how far it is behind."""
+
+    name: str
+    retaining: bool
+    """Whether payloads of chunks that leave the sampler are kept until it has passed them."""
+    acknowledged_chunk_id: int
+    """The chunk up to which its reader has acknowledged; -1: none."""
+    lag_chunk_count: int
+    """Chunks behind it that can be read."""
+    lag_bytes: int
+    """Payload bytes of these."""
+    lag_s: float
+    """Seconds for which a chunk that it has not acknowledged has been there, to about a second;
+    since the server's start at most."""
+    missed_chunk_count: int
+    """Chunks that a retaining one lost: gone for good before it had passed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +354,8 @@ class BufferDescription:
     that a learner stacks; shapes are of one step, but for `next_obs` and `in_state`. One without
     arrays stands for fragments whose producer does not say. More than one only where
     `config.schema` is, or was, ANY; of more than 16 the first 16."""
+    subscriptions: tuple[Subscription, ...] = ()
+    """Named cursors of readers, by name; only `get_buffer` says them."""
 
     @property
     def schema(self) -> Mapping[str, ArrayType] | None:

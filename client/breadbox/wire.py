@@ -77,6 +77,7 @@ _COUNT_FIELDS = (
 
 _GAUGE_FIELDS = (
     "chunk_count",
+    "retained_chunk_count",
     "open_chunk_count",
     "open_fragment_count",
     "fragment_count",
@@ -413,6 +414,7 @@ def buffer_from_wire(message: buffer_pb2.Buffer) -> types.BufferDescription:
             )
             for told in message.schemas
         ),
+        subscriptions=tuple(map(subscription_from_wire, message.subscriptions)),
     )
 
 
@@ -471,6 +473,19 @@ def grant_from_wire(
         session_id=grant.session_id,
         model_version=grant.model_version,
         request_id=request_id,
+    )
+
+
+def subscription_from_wire(message: buffer_pb2.Subscription) -> types.Subscription:
+    """Read where a named cursor is."""
+    return types.Subscription(
+        name=message.name,
+        retaining=message.retaining,
+        acknowledged_chunk_id=message.acknowledged_chunk_id,
+        lag_chunk_count=message.lag_chunk_count,
+        lag_bytes=message.lag_bytes,
+        lag_s=seconds(message.lag_duration),
+        missed_chunk_count=message.missed_chunk_count,
     )
 
 

@@ -33,12 +33,14 @@ from breadbox_server.core.config import (
     SchemaPolicy,
     check_duration,
 )
+from breadbox_server.core.description import SubscriptionDescription
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.ids import (
     BufferName,
     ChunkId,
     PayloadId,
     SessionId,
+    SubscriptionName,
 )
 from breadbox_server.core.inputs import (
     AdmissionOutcome,
@@ -146,6 +148,7 @@ def cursor(request: "pb.ReadFragmentsRequest") -> Cursor:
             SessionId(request.known_session_id) if request.HasField("known_session_id") else None
         ),
         chunk_count_max=min(request.chunk_count_max or READ_CHUNKS, READ_CHUNKS_MAX),
+        subscription=SubscriptionName(request.subscription) if request.subscription else None,
     )
 
 
@@ -413,6 +416,19 @@ def add_append_results(
             messages.add(
                 outcome=_OUTCOMES[value.outcome], first_outcome=_OUTCOMES[value.first_outcome]
             )
+
+
+def to_subscription(value: SubscriptionDescription, lag_s: float) -> buffer_pb2.Subscription:
+    """Say where a named cursor is."""
+    return buffer_pb2.Subscription(
+        name=value.name,
+        retaining=value.is_retaining,
+        acknowledged_chunk_id=value.cursor,
+        lag_chunk_count=value.lag_chunks,
+        lag_bytes=value.lag_bytes,
+        lag_duration=to_duration(lag_s),
+        missed_chunk_count=value.missed_count,
+    )
 
 
 def to_duration(span_s: float) -> Duration:

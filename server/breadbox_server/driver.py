@@ -24,7 +24,11 @@ from breadbox_server.clock import Clock, TimerHandle
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.description import AppendCredit, BufferDescription
+from breadbox_server.core.description import (
+    AppendCredit,
+    BufferDescription,
+    SubscriptionDescription,
+)
 from breadbox_server.core.errors import BufferNotFoundError, DomainError, DrainingError
 from breadbox_server.core.events import (
     Event,
@@ -73,6 +77,7 @@ from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import OutageError, PayloadSizeError
 from breadbox_server.housekeeping import Housekeeping
 from breadbox_server.jobs import Jobs
+from breadbox_server.lags import Arrivals
 from breadbox_server.limits import READ_KEPT_PART, READ_LEASES_MAX
 from breadbox_server.metrics import Metrics
 from breadbox_server.quotas import Quotas
@@ -142,6 +147,7 @@ class Driver:
         self._readers = Watchers(clock, limits.watchers_max)
         self._closed_counts: dict[BufferName, int] = {}
         """Chunks that there were when readers of a buffer were last woken."""
+        self._arrivals: dict[BufferName, Arrivals] = {}
         self._timer: TimerHandle | None = None
         self._timer_at: float | None = None
         self._draining = False
@@ -271,6 +277,7 @@ class Driver:
         self._watchers.wake(command.buffer)
         self._readers.wake(command.buffer)
         self._closed_counts.pop(command.buffer, None)
+        self._arrivals.pop(command.buffer, None)
         self.read_leases.end_of(command.buffer)
         self._metrics.forget_buffer(command.buffer)
         await self.settled()
@@ -425,6 +432,7 @@ class Driver:
 
         Raises:
             BufferNotFoundError: No buffer has this name, or it was deleted meanwhile.
+            SubscriptionNotFoundError: The cursor is of a subscription that is not there.
             WatchersFullError: Too many callers wait already.
             DrainingError: The server is shutting down.
         """
@@ -497,6 +505,15 @@ class Driver:
         if self.deletions.is_full:
             return f"{len(self.deletions)} payloads wait for deletion, which the store is slow at"
         return self.turns.hold()
+
+    def subscriptions(self, buffer: BufferName) -> list[tuple[SubscriptionDescription, float]]:
+        """The named cursors of a buffer, each with the seconds for which it has been behind."""
+        now = self._clock.now()
+        arrivals = self._arrivals.setdefault(buffer, Arrivals())
+        arrivals.note(self._buffers.closed_count(buffer) - 1, now)
+        return [
+            (each, arrivals.lag_s(each.cursor, now)) for each in self._buffers.subscriptions(buffer)
+        ]
 
     def append_credit(self, buffer: BufferName, caller: Caller) -> AppendCredit:
         """What a producer may send now; nothing while deletions or the journal's disk lack room."""

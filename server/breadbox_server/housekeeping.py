@@ -90,6 +90,7 @@ class Housekeeping:
             seen = driver.describe(name)
             values = {
                 "chunks": seen.chunk_count,
+                "retained_chunks": seen.retained_count,
                 "open_chunks": seen.open_chunk_count,
                 "held_fragments": seen.fragment_count,
                 "capacity_chunks": seen.config.capacity_chunks,
@@ -100,6 +101,7 @@ class Housekeeping:
             }
             version = seen.model.model_version
             self._metrics.set_gauges(name, values, -1 if version is None else version)
+            self._metrics.show_subscriptions(name, driver.subscriptions(name))
             self._metrics.set_waiters(name, seen.waiter_count, waiting_for(seen))
         self._metrics.watchers.set(driver.watcher_count)
         self._metrics.readers.set(driver.reader_count)

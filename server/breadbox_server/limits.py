@@ -15,6 +15,7 @@ from breadbox_server.core.intake import INDEX_JUMP_MAX
 from breadbox_server.core.reading import READ_BYTES_MAX, READ_FRAGMENTS_MAX
 from breadbox_server.core.schemas import SCHEMAS_MAX
 from breadbox_server.core.state import QUARANTINED_MAX
+from breadbox_server.core.subscriptions import SUBSCRIPTIONS_MAX
 
 # What a connection may do --------------------------------------------------------------------
 
@@ -470,7 +471,7 @@ LIMITS: Final = (
         _BUFFER.capacity_chunks,
         "",
         Scope.BUFFER,
-        "the oldest goes, or BUFFER_FULL: --full-policy",
+        "what only subscriptions keep goes, then the oldest; or BUFFER_FULL: --full-policy",
         metric="breadbox_chunks",
         option="--capacity-chunks",
     ),
@@ -515,6 +516,14 @@ LIMITS: Final = (
         Scope.MESSAGE,
         f"it ends there, and with {_shown_bytes(READ_BYTES_MAX)} of payloads, and after "
         f"{READ_CHUNKS_MAX:,} chunks; the caller reads on",
+    ),
+    Limit(
+        "subscriptions",
+        SUBSCRIPTIONS_MAX,
+        "",
+        Scope.BUFFER,
+        "SUBSCRIPTIONS_FULL",
+        metric="breadbox_subscription_lag_chunks",
     ),
     Limit(
         "leases of those who read by a cursor",

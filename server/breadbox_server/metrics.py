@@ -18,6 +18,7 @@ from prometheus_client import (
 )
 
 from breadbox.stores.base import StoreUsage
+from breadbox_server.core.description import SubscriptionDescription
 from breadbox_server.core.events import (
     ChunksEvicted,
     Event,
@@ -48,6 +49,7 @@ USES_BUCKETS: Final = (0, 1, 2, 3, 5, 8, 13, 21, 34)
 
 GAUGES: Final = {
     "chunks": "Chunks held for sampling",
+    "retained_chunks": "Chunks that left the sampler and are kept for subscriptions",
     "open_chunks": "Chunks being filled",
     "held_fragments": "Fragments of the chunks held for sampling",
     "capacity_chunks": "Chunks that may be held for sampling",
@@ -104,6 +106,31 @@ class Metrics:
             "breadbox_chunks_skipped",
             "Chunks that had left before somebody who reads by a cursor came to them",
             ["buffer"],
+            registry=registry,
+        )
+        of_subscription = ["buffer", "subscription"]
+        self.lag_chunks = Gauge(
+            "breadbox_subscription_lag_chunks",
+            "Chunks that a subscription has not acknowledged, and that can be read",
+            of_subscription,
+            registry=registry,
+        )
+        self.lag_bytes = Gauge(
+            "breadbox_subscription_lag_bytes",
+            "Payload bytes of these chunks",
+            of_subscription,
+            registry=registry,
+        )
+        self.lag_seconds = Gauge(
+            "breadbox_subscription_lag_seconds",
+            "Time for which a subscription has not acknowledged what there is",
+            of_subscription,
+            registry=registry,
+        )
+        self.missed = Gauge(
+            "breadbox_subscription_missed_chunks",
+            "Chunks that a retaining subscription lost, since it was created",
+            of_subscription,
             registry=registry,
         )
         self.fetch_wait = Histogram(
@@ -393,6 +420,23 @@ class Metrics:
             self._of(buffer, self.chunks_read).inc(chunk_count)
         if skipped_count:
             self._of(buffer, self.chunks_skipped).inc(skipped_count)
+
+    def show_subscriptions(
+        self, buffer: str, seen: Iterable[tuple[SubscriptionDescription, float]]
+    ) -> None:
+        """Show how far each named cursor of a buffer is behind, and what it lost."""
+        for each, lag_s in seen:
+            self._of(buffer, self.lag_chunks, each.name).set(each.lag_chunks)
+            self._of(buffer, self.lag_bytes, each.name).set(each.lag_bytes)
+            self._of(buffer, self.lag_seconds, each.name).set(lag_s)
+            self._of(buffer, self.missed, each.name).set(each.missed_count)
+
+    def forget_subscription(self, buffer: str, name: str) -> None:
+        """Drop the series of a deleted subscription."""
+        children = self._of_buffer.get(buffer, {})
+        for metric in (self.lag_chunks, self.lag_bytes, self.lag_seconds, self.missed):
+            if children.pop((metric, (name,)), None) is not None:
+                metric.remove(buffer, name)
 
     def count_missing(self, buffer: str, fragment_count: int) -> None:
         """Count fragments whose payload the store does not have."""

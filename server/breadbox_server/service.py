@@ -19,8 +19,16 @@ from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import BufferDescription
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import BufferName, LeaseId, ModelVersion, RequestId, SessionId
+from breadbox_server.core.ids import (
+    BufferName,
+    LeaseId,
+    ModelVersion,
+    RequestId,
+    SessionId,
+    SubscriptionName,
+)
 from breadbox_server.core.inputs import (
+    Acknowledge,
     AdmissionOutcome,
     CreateBuffer,
     DeleteBuffer,
@@ -29,6 +37,8 @@ from breadbox_server.core.inputs import (
     ReleaseLease,
     RenewLease,
     StartSession,
+    Subscribe,
+    Unsubscribe,
     UpdateBuffer,
 )
 from breadbox_server.core.validation import check_buffer_name, check_int
@@ -247,6 +257,40 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         convert.add_references(found.fragments, response.fragments)
         return response
 
+    async def CreateSubscription(
+        self, request: pb.CreateSubscriptionRequest, context: Context
+    ) -> pb.CreateSubscriptionResponse:
+        """Make a named cursor."""
+        buffer, name = convert.buffer_name(request.buffer), SubscriptionName(request.name)
+        after = request.after_chunk_id if request.HasField("after_chunk_id") else None
+        await self._driver.apply(Subscribe(buffer, name, request.retaining, after))
+        async with self._driver.durable_refusals():
+            found = self._driver.subscriptions(buffer)
+        created = [convert.to_subscription(*each) for each in found if each[0].name == name]
+        return pb.CreateSubscriptionResponse(subscription=created[0] if created else None)
+
+    async def AcknowledgeChunks(
+        self, request: pb.AcknowledgeChunksRequest, context: Context
+    ) -> pb.AcknowledgeChunksResponse:
+        """Move a named cursor forward."""
+        await self._driver.apply(
+            Acknowledge(
+                convert.buffer_name(request.buffer),
+                SubscriptionName(request.subscription),
+                request.chunk_id,
+            )
+        )
+        return pb.AcknowledgeChunksResponse()
+
+    async def DeleteSubscription(
+        self, request: pb.DeleteSubscriptionRequest, context: Context
+    ) -> pb.DeleteSubscriptionResponse:
+        """Delete a named cursor."""
+        buffer, name = convert.buffer_name(request.buffer), SubscriptionName(request.name)
+        await self._driver.apply(Unsubscribe(buffer, name))
+        self._metrics.forget_subscription(buffer, name)
+        return pb.DeleteSubscriptionResponse()
+
     async def RenewLease(
         self, request: pb.RenewLeaseRequest, context: Context
     ) -> pb.RenewLeaseResponse:
@@ -336,6 +380,9 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             seen = self._driver.describe(convert.buffer_name(request.name))
             buffer = to_buffer(seen)
             buffer.schemas.extend(map(convert.to_schema, seen.schemas))
+            buffer.subscriptions.extend(
+                [convert.to_subscription(*each) for each in self._driver.subscriptions(seen.name)]
+            )
         await self._driver.settled_or_away()
         self._tell_problems([buffer])
         return pb.GetBufferResponse(buffer=buffer)
@@ -434,6 +481,7 @@ def to_buffer(seen: BufferDescription) -> buffer_pb2.Buffer:
         model_version=seen.model.model_version,
         state=buffer_pb2.BufferState(
             chunk_count=seen.chunk_count,
+            retained_chunk_count=seen.retained_count,
             open_chunk_count=seen.open_chunk_count,
             open_fragment_count=seen.open_fragment_count,
             fragment_count=seen.fragment_count,

@@ -55,6 +55,11 @@ TABLE: Final[Mapping[type[Exception], Row]] = {
     core_errors.VersionRegressedError: Row(_PRECONDITION, errors_pb2.VERSION_REGRESSED),
     core_errors.LeaseNotFoundError: Row(_NOT_FOUND, errors_pb2.LEASE_NOT_FOUND),
     core_errors.RequestNotFoundError: Row(_NOT_FOUND, errors_pb2.REQUEST_NOT_FOUND),
+    core_errors.SubscriptionNotFoundError: Row(_NOT_FOUND, errors_pb2.SUBSCRIPTION_NOT_FOUND),
+    core_errors.SubscriptionExistsError: Row(
+        grpc.StatusCode.ALREADY_EXISTS, errors_pb2.SUBSCRIPTION_EXISTS
+    ),
+    core_errors.SubscriptionsFullError: Row(_PRECONDITION, errors_pb2.SUBSCRIPTIONS_FULL),
     core_errors.RequestMismatchError: Row(_INVALID, errors_pb2.REQUEST_MISMATCH),
     core_errors.WaitersFullError: Row(
         _EXHAUSTED, errors_pb2.WAITERS_FULL, retry_delay_s=WAITERS_RETRY_DELAY_S

@@ -144,6 +144,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
             "max_wait_s": 0.0,
             "lease_s": 30.0,
             "known_session_id": "",
+            "subscription": "archive",
         },
         pb.ReadFragmentsRequest(
             buffer="b",
@@ -152,7 +153,23 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
             max_wait=Duration(),
             lease_duration=Duration(seconds=30),
             known_session_id="",
+            subscription="archive",
         ),
+    ),
+    "CreateSubscription": (
+        ("archive",),
+        {"retaining": True, "after_chunk_id": -1},
+        pb.CreateSubscriptionRequest(buffer="b", name="archive", retaining=True, after_chunk_id=-1),
+    ),
+    "AcknowledgeChunks": (
+        ("archive", 7),
+        {},
+        pb.AcknowledgeChunksRequest(buffer="b", subscription="archive", chunk_id=7),
+    ),
+    "DeleteSubscription": (
+        ("archive",),
+        {},
+        pb.DeleteSubscriptionRequest(buffer="b", name="archive"),
     ),
     "RenewLease": (
         ("l",),

@@ -504,6 +504,62 @@ def test_a_buffer_is_deleted_only_when_confirmed(address: str, fake: FakeService
     assert ["b"] == [request.name for request in fake.requests("DeleteBuffer")]
 
 
+READ = pb.GetBufferResponse(
+    buffer=buffer_pb2.Buffer(
+        name="b",
+        subscriptions=[
+            buffer_pb2.Subscription(
+                name="archive",
+                retaining=True,
+                acknowledged_chunk_id=41,
+                lag_chunk_count=7,
+                lag_bytes=2048,
+                missed_chunk_count=3,
+            ),
+            buffer_pb2.Subscription(name="mirror", acknowledged_chunk_id=-1),
+        ],
+    )
+)
+
+
+def test_subscriptions_are_listed_and_shown(address: str, fake: FakeService) -> None:
+    fake.will("GetBuffer", READ, READ, READ, READ, GOT)
+    arguments = ("--buffer", "b")
+    listed = run("subscriptions", "list", *arguments, server=address).stdout
+    assert ["archive", "mirror"] == re.findall("archive|mirror", listed)
+    shown = run("subscriptions", "show", "archive", *arguments, server=address).stdout
+    for each in ("acknowledged up to chunk 41", "7 chunks behind, 2.0 KiB", "3 chunks missed"):
+        assert each in shown
+    other = run("subscriptions", "show", "mirror", *arguments, server=address).stdout
+    assert "acknowledged nothing yet" in other
+    printed = json.loads(run("subscriptions", "list", "--json", *arguments, server=address).stdout)
+    assert [7, 0] == [each["lag_chunk_count"] for each in printed]
+    assert "has no subscriptions" in run("subscriptions", "list", server=address).stdout
+    assert ["b"] * 4 + ["default"] == [each.name for each in fake.requests("GetBuffer")]
+
+
+def test_a_subscription_is_created_and_deleted(address: str, fake: FakeService) -> None:
+    created = pb.CreateSubscriptionResponse(subscription=READ.buffer.subscriptions[0])
+    fake.will("CreateSubscription", created)
+    fake.will("GetBuffer", READ, READ, READ)
+    arguments = ["--retaining", "--after-chunk-id", "41", "--buffer", "b"]
+    run("subscriptions", "create", "archive", *arguments, server=address)
+    wanted = pb.CreateSubscriptionRequest(
+        buffer="b", name="archive", retaining=True, after_chunk_id=41
+    )
+    assert [wanted] == fake.requests("CreateSubscription")
+    deleting = ["subscriptions", "delete", "archive", "--buffer", "b", "--server", address]
+    assert 0 != CliRunner().invoke(cli, deleting, input="n\n").exit_code
+    assert [] == fake.requests("DeleteSubscription")
+    deleted = run("subscriptions", "delete", "archive", "--buffer", "b", "--yes", server=address)
+    assert "deleted archive" in deleted.stdout
+    assert [pb.DeleteSubscriptionRequest(buffer="b", name="archive")] == fake.requests(
+        "DeleteSubscription"
+    )
+    unknown = CliRunner().invoke(cli, [*deleting[:2], "nobody", *deleting[3:]])
+    assert 0 != unknown.exit_code
+
+
 def test_a_session_is_ended_by_hand_only_when_confirmed(address: str, fake: FakeService) -> None:
     unused = pb.GetBufferResponse(buffer=buffer_pb2.Buffer(name="b"))
     fake.will("GetBuffer", GOT, GOT, unused)

@@ -20,9 +20,11 @@ from breadbox_server.core.ids import (
     PayloadId,
     RequestId,
     SessionId,
+    SubscriptionName,
     WorkerId,
 )
 from breadbox_server.core.inputs import (
+    Acknowledge,
     AdmissionOutcome,
     Answer,
     AppendFragment,
@@ -40,8 +42,10 @@ from breadbox_server.core.inputs import (
     RenewLease,
     ReportUnreadable,
     StartSession,
+    Subscribe,
     TellSchema,
     UndeliveredGrant,
+    Unsubscribe,
     UpdateBuffer,
     UpdatePriorities,
 )
@@ -63,6 +67,7 @@ SCHEMA = (SchemaArray("obs.image", "|u1", (84, 84, 3)), SchemaArray("reward", "<
 SCHEMA_HASH = 2**64 - 7
 CHUNKS = BufferName("chunks")
 GONE = BufferName("gone")
+KEPT = BufferName("kept")
 RUN = 20
 """Fragments decided at a time, enough to be written down as columns."""
 
@@ -92,8 +97,10 @@ class _Act:
         for sampler in SAMPLERS:
             self._do(CreateBuffer(GONE, replace(LIMITS, sampler=sampler)))
             self._do(DeleteBuffer(GONE))
+        self._do(CreateBuffer(KEPT, BufferConfig(sampler="oldest_first")))
         self._in_default()
         self._in_chunks()
+        self._in_kept()
         return self._now
 
     def _in_default(self) -> None:
@@ -145,6 +152,29 @@ class _Act:
         assert expired.fragments
         self._now += 2.0
         self._buffers.handle_timer(now=self._now)
+
+    def _in_kept(self) -> None:
+        """Chunks that are used up, of which one is retained, one passed and one missed."""
+        session = SessionId(f"fourth-{self._act}")
+        archive, mirror = SubscriptionName("archive"), SubscriptionName("mirror")
+        self._do(Subscribe(KEPT, archive, is_retaining=True))
+        self._do(Subscribe(KEPT, mirror, is_retaining=False, after_chunk_id=-1))
+        self._do(Subscribe(KEPT, SubscriptionName("gone"), is_retaining=True))
+        self._do(Unsubscribe(KEPT, SubscriptionName("gone")))
+        self._do(StartSession(KEPT, session))
+        for index in range(4):
+            self._append(KEPT, session, "w0", index)
+        granted = self._fetch(KEPT, f"kept-{self._act}", 3)
+        self._do(ReleaseLease(KEPT, granted.lease_id, ReleaseMode.CONSUMED))
+        passed, missed, _ = sorted({each.chunk_id for each in granted.fragments})
+        self._do(Acknowledge(KEPT, archive, passed))
+        self._do(Acknowledge(KEPT, mirror, missed))
+        [lost] = [
+            each.fragment.payload.payload_id
+            for each in granted.fragments
+            if each.chunk_id == missed
+        ]
+        self._do(DropPayloads(KEPT, (lost,)))
 
     def _update_priorities(self, buffer: BufferName) -> None:
         """Of the chunks held, the second goes, and the last matters less."""

@@ -32,6 +32,7 @@ VERSIONS = sorted(int(path.name.removeprefix("v")) for path in FOLDER.iterdir())
 
 SINCE = {
     "chunks_evicted_deleted": 2,
+    "chunks_missed": 2,
     "population": 2,
     "probability": 2,
 }

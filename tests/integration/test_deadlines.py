@@ -139,6 +139,9 @@ CALLS: dict[str, Row] = {
         it.spare.request_id
     ),
     "Client.read_fragments": lambda it: it.client.read_fragments(7, max_wait_s=WAIT_S),
+    "Client.create_subscription": lambda it: it.client.create_subscription("mine"),
+    "Client.acknowledge_chunks": lambda it: it.client.acknowledge_chunks("mine", -1),
+    "Client.delete_subscription": lambda it: it.client.delete_subscription("mine"),
     "Client.tail": lambda it: _drained(it.client.tail(max_wait_s=WAIT_S)),
     "Client.load_fragments": lambda it: it.client.load_fragments(it.spare.fragments),
     "Client.describe_arrays": lambda it: it.client.describe_arrays(it.spare.fragments),

@@ -223,3 +223,61 @@ def test_learners_read_through_the_gateway_and_producers_may_not(tmp_path: Path)
         assert read.lease_id is not None
         learner.release_lease(read.lease_id)
     assert 0 == loaded.fragment_index
+
+
+# Subscriptions -----------------------------------------------------------------------------------
+
+
+async def test_a_tail_by_a_subscription_acknowledges_what_its_reader_is_done_with(
+    caller: Caller,
+) -> None:
+    await caller.call("create_subscription", "archive", retaining=True)
+    await caller.call("append_many", fragments(*range(6)))
+    grant = await caller.call("fetch_fragments", 4, 5.0)
+    await caller.call("release_lease", grant.lease_id)
+    seen = await followed(caller, subscription="archive", chunk_count_max=4)
+    indices = [each.fragment_index for read in seen for each in read.fragments]
+    assert list(range(6)) == indices
+    (shown,) = (await caller.call("get_buffer")).subscriptions
+    assert (5, 0, 0) == (
+        shown.acknowledged_chunk_id,
+        shown.lag_chunk_count,
+        shown.missed_chunk_count,
+    )
+    await eventually_missing(caller, grant.fragments)
+    await caller.call("delete_subscription", "archive")
+    with pytest.raises(errors.SubscriptionNotFoundError):
+        await caller.call("acknowledge_chunks", "archive", 5)
+
+
+def test_what_a_reader_died_over_is_read_again_also_after_kill_of_the_server(
+    tmp_path: Path,
+) -> None:
+    with (
+        RedisServer() as redis,
+        ServerProcess("--store", redis.url, log=tmp_path / "log") as server,
+        breadbox.connect(server.address) as client,
+    ):
+        client.start_session("s")
+        client.create_subscription("archive", retaining=True)
+        client.append_many(fragments(0, 1, 2, 3))
+        reads = client.tail(subscription="archive", chunk_count_max=2)
+        assert [0, 1] == [each.fragment_index for each in next(reads).fragments]
+        assert [2, 3] == [each.fragment_index for each in next(reads).fragments]
+        grant = client.fetch_fragments(4, 5.0)
+        client.release_lease(grant.lease_id)
+        server.kill()
+        server.start()
+        assert (0, 2) == (
+            client.get_buffer().state.chunk_count,
+            client.get_buffer().state.retained_chunk_count,
+        )
+        again = next(client.tail(subscription="archive"))
+        assert [2, 3] == [each.fragment_index for each in again.fragments]
+        assert 0 == again.skipped_chunk_count
+        client.acknowledge_chunks("archive", again.cursor)
+        with redis.client() as store:
+            payload_ids = [each.metadata.payload.payload_id for each in again.references]
+            eventually_sync(
+                lambda: not [key for each in payload_ids for key in store.keys(f"*{each}*")]
+            )

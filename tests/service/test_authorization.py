@@ -23,6 +23,7 @@ PRODUCER = {
 }  # fmt: skip
 LEARNER = {
     "StartSession", "EndSession", "PublishModel", "WatchModel", "FetchFragments", "ReadFragments",
+    "CreateSubscription", "AcknowledgeChunks", "DeleteSubscription",
     "GetPreparedFragments", "RenewLease", "ReleaseLease", "UpdatePriorities", "ListBuffers",
     "GetBuffer", "GetStoreConfig", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip

@@ -32,9 +32,11 @@ from breadbox_server.core.ids import (
     ModelVersion,
     PayloadId,
     SessionId,
+    SubscriptionName,
     WorkerId,
 )
 from breadbox_server.core.inputs import (
+    Acknowledge,
     AdmissionOutcome,
     DeleteBuffer,
     DropPayloads,
@@ -46,8 +48,10 @@ from breadbox_server.core.inputs import (
     RenewLease,
     ReportUnreadable,
     StartSession,
+    Subscribe,
     TellSchema,
     UndeliveredGrant,
+    Unsubscribe,
     UpdateBuffer,
     UpdatePriorities,
 )
@@ -129,6 +133,10 @@ ENTRIES: list[core_entries.Entry] = [
         B, ((ChunkId(7), 0.5), (ChunkId(3), 0.0), (ChunkId(7), 1e30)), (ChunkId(1), ChunkId(0))
     ),
     UpdatePriorities(B, (), (ChunkId(1),)),
+    Subscribe(B, SubscriptionName("archive"), True, -1),
+    Subscribe(B, SubscriptionName("mirror"), False, 2**40),
+    Acknowledge(B, SubscriptionName("archive"), 7),
+    Unsubscribe(B, SubscriptionName("archive")),
     DeleteBuffer(B),
     TellSchema(B, RUN, 2**63, SCHEMA),
     TellSchema(B, RUN, 7, ()),

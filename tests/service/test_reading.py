@@ -361,3 +361,125 @@ async def test_many_readers_are_woken_together() -> None:
         await it.fill(1)
         replies = await asyncio.gather(*waiting)  # noqa: TID251 - calls, not tasks
     assert [[0]] * 50 == [indices(each) for each in replies]
+
+
+# Subscriptions -----------------------------------------------------------------------------------
+
+
+async def subscribe(it: Served, name: str = "archive", **fields: Any) -> Any:
+    request = pb.CreateSubscriptionRequest(name=name, **fields)
+    return (await it.stub.CreateSubscription(request, timeout=CALL_S)).subscription
+
+
+async def acknowledge(it: Served, chunk_id: int, name: str = "archive") -> None:
+    request = pb.AcknowledgeChunksRequest(subscription=name, chunk_id=chunk_id)
+    await it.stub.AcknowledgeChunks(request, timeout=CALL_S)
+
+
+async def consume(it: Served, count: int) -> None:
+    granted = (await it.fetch(count)).grant
+    await release(it, granted.lease.lease_id)
+
+
+async def test_a_retaining_subscription_keeps_payloads_until_they_are_acknowledged() -> None:
+    async with served() as it:
+        await it.start()
+        created = await subscribe(it, retaining=True)
+        assert ("archive", True, -1) == (
+            created.name,
+            created.retaining,
+            created.acknowledged_chunk_id,
+        )
+        await it.fill(3)
+        await consume(it, 3)
+        reply = await read(it, subscription="archive")
+        await release(it, reply.lease.lease_id)
+        shown = await it.buffer()
+        assert ([0, 1, 2], 3, 300) == (
+            indices(reply),
+            shown.state.retained_chunk_count,
+            shown.state.payload_bytes,
+        )
+        await acknowledge(it, 1)
+        await eventually(lambda: len(it.custodian.deleted) == 2)
+        again = await read(it, subscription="archive")
+        shown = await it.buffer()
+    assert [2] == indices(again)
+    (subscription,) = shown.subscriptions
+    assert (1, 1, 100, 0) == (
+        subscription.acknowledged_chunk_id,
+        subscription.lag_chunk_count,
+        subscription.lag_bytes,
+        subscription.missed_chunk_count,
+    )
+
+
+async def test_a_subscription_that_is_deleted_lets_go_of_what_it_kept() -> None:
+    async with served() as it:
+        await it.start()
+        await subscribe(it, retaining=True)
+        await it.fill(2)
+        await consume(it, 2)
+        await it.stub.DeleteSubscription(
+            pb.DeleteSubscriptionRequest(name="archive"), timeout=CALL_S
+        )
+        await eventually(lambda: len(it.custodian.deleted) == 2)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read(it, subscription="archive")
+    assert "SUBSCRIPTION_NOT_FOUND" == reason_of(caught.value)
+
+
+async def test_a_subscription_is_behind_for_as_long_as_there_is_something_for_it() -> None:
+    async with served() as it:
+        await it.start()
+        await subscribe(it)
+        it.clock.advance(50.0)
+        assert 0 == (await it.buffer()).subscriptions[0].lag_duration.seconds
+        await it.fill(1)
+        await it.buffer()
+        it.clock.advance(30.0)
+        assert 30 == (await it.buffer()).subscriptions[0].lag_duration.seconds
+        await it.fill(1, first=1)
+        await it.buffer()
+        await acknowledge(it, 0)
+        it.clock.advance(5.0)
+        assert 5 == (await it.buffer()).subscriptions[0].lag_duration.seconds
+        await acknowledge(it, 1)
+        assert 0 == (await it.buffer()).subscriptions[0].lag_duration.seconds
+
+
+async def test_the_gauges_of_a_subscription_go_with_it() -> None:
+    async with served(BufferConfig(capacity_chunks=2)) as it:
+        await it.start()
+        await subscribe(it, retaining=True)
+        await it.fill(3)
+        housekeeping = it.server.driver.housekeeping
+
+        def shown() -> dict[str, float]:
+            housekeeping.refresh_gauges()
+            return {
+                sample.name.removeprefix("breadbox_subscription_"): sample.value
+                for family in it.server.metrics.registry.collect()
+                for sample in family.samples
+                if sample.name.startswith("breadbox_subscription_")
+            }
+
+        assert {"lag_chunks": 2, "lag_bytes": 200, "lag_seconds": 0, "missed_chunks": 1} == shown()
+        await it.stub.DeleteSubscription(
+            pb.DeleteSubscriptionRequest(name="archive"), timeout=CALL_S
+        )
+        assert {} == shown()
+
+
+async def test_of_one_name_there_is_one_subscription_of_one_kind() -> None:
+    async with served() as it:
+        await it.start()
+        await subscribe(it, retaining=True)
+        await subscribe(it, retaining=True)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await subscribe(it)
+        assert 1 == len((await it.buffer()).subscriptions)
+        with pytest.raises(grpc.aio.AioRpcError) as beyond:
+            await acknowledge(it, 0)
+    assert "SUBSCRIPTION_EXISTS" == reason_of(caught.value)
+    assert "ARGUMENT_INVALID" == reason_of(beyond.value)

@@ -39,6 +39,11 @@ REQUESTS: dict[str, Callable[[str], Any]] = {
     ),
     "GetPreparedFragments": lambda name: pb.GetPreparedFragmentsRequest(buffer=name),
     "ReadFragments": lambda name: pb.ReadFragmentsRequest(buffer=name),
+    "CreateSubscription": lambda name: pb.CreateSubscriptionRequest(buffer=name, name="mine"),
+    "AcknowledgeChunks": lambda name: pb.AcknowledgeChunksRequest(
+        buffer=name, subscription="mine", chunk_id=-1
+    ),
+    "DeleteSubscription": lambda name: pb.DeleteSubscriptionRequest(buffer=name, name="mine"),
     "RenewLease": lambda name: pb.RenewLeaseRequest(buffer=name, lease_id="1"),
     "ReleaseLease": lambda name: pb.ReleaseLeaseRequest(
         buffer=name, lease_id="1", mode=pb.RELEASE_MODE_RETURNED

@@ -35,6 +35,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "top": ("breadbox.cli.top:top", "", "Watch all buffers live."),
     "explain": ("breadbox.cli.explain:explain", "", "Say why a learner is waiting."),
     "buffers": ("breadbox.cli.buffers:buffers", "", "List, create, change and delete buffers."),
+    "subscriptions": (
+        "breadbox.cli.subscriptions:subscriptions",
+        "",
+        "Named cursors of those who read a buffer.",
+    ),
     "fsck": (
         "breadbox_server.fsck_command:fsck",
         "server",

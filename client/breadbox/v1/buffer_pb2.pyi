@@ -144,23 +144,43 @@ class SampleToInsertRatio(_message.Message):
     def __init__(self, ratio: _Optional[float] = ..., error_chunks: _Optional[float] = ..., minimum_chunk_count: _Optional[int] = ...) -> None: ...
 
 class Buffer(_message.Message):
-    __slots__ = ("name", "config", "session_id", "model_version", "state", "schemas")
+    __slots__ = ("name", "config", "session_id", "model_version", "state", "schemas", "subscriptions")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SCHEMAS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     config: BufferConfig
     session_id: str
     model_version: int
     state: BufferState
     schemas: _containers.RepeatedCompositeFieldContainer[_schema_pb2.Schema]
-    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[BufferConfig, _Mapping]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., state: _Optional[_Union[BufferState, _Mapping]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ...) -> None: ...
+    subscriptions: _containers.RepeatedCompositeFieldContainer[Subscription]
+    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[BufferConfig, _Mapping]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., state: _Optional[_Union[BufferState, _Mapping]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ...) -> None: ...
+
+class Subscription(_message.Message):
+    __slots__ = ("name", "retaining", "acknowledged_chunk_id", "lag_chunk_count", "lag_bytes", "lag_duration", "missed_chunk_count")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RETAINING_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    LAG_CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAG_DURATION_FIELD_NUMBER: _ClassVar[int]
+    MISSED_CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    retaining: bool
+    acknowledged_chunk_id: int
+    lag_chunk_count: int
+    lag_bytes: int
+    lag_duration: _duration_pb2.Duration
+    missed_chunk_count: int
+    def __init__(self, name: _Optional[str] = ..., retaining: bool = ..., acknowledged_chunk_id: _Optional[int] = ..., lag_chunk_count: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., missed_chunk_count: _Optional[int] = ...) -> None: ...
 
 class BufferState(_message.Message):
-    __slots__ = ("chunk_count", "open_chunk_count", "open_fragment_count", "fragment_count", "payload_bytes", "lease_count", "waiter_count", "worker_count", "counters", "chunk_count_by_staleness", "waiting_reason", "outage", "hold", "quarantined", "latest_request_id")
+    __slots__ = ("chunk_count", "open_chunk_count", "open_fragment_count", "fragment_count", "payload_bytes", "lease_count", "waiter_count", "worker_count", "counters", "chunk_count_by_staleness", "waiting_reason", "outage", "hold", "quarantined", "latest_request_id", "retained_chunk_count")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +210,7 @@ class BufferState(_message.Message):
     HOLD_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     LATEST_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
     chunk_count: int
     open_chunk_count: int
     open_fragment_count: int
@@ -205,7 +226,8 @@ class BufferState(_message.Message):
     hold: str
     quarantined: _containers.RepeatedCompositeFieldContainer[QuarantinedFragment]
     latest_request_id: str
-    def __init__(self, chunk_count: _Optional[int] = ..., open_chunk_count: _Optional[int] = ..., open_fragment_count: _Optional[int] = ..., fragment_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., waiter_count: _Optional[int] = ..., worker_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., chunk_count_by_staleness: _Optional[_Mapping[int, int]] = ..., waiting_reason: _Optional[str] = ..., outage: _Optional[str] = ..., hold: _Optional[str] = ..., quarantined: _Optional[_Iterable[_Union[QuarantinedFragment, _Mapping]]] = ..., latest_request_id: _Optional[str] = ...) -> None: ...
+    retained_chunk_count: int
+    def __init__(self, chunk_count: _Optional[int] = ..., open_chunk_count: _Optional[int] = ..., open_fragment_count: _Optional[int] = ..., fragment_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., waiter_count: _Optional[int] = ..., worker_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., chunk_count_by_staleness: _Optional[_Mapping[int, int]] = ..., waiting_reason: _Optional[str] = ..., outage: _Optional[str] = ..., hold: _Optional[str] = ..., quarantined: _Optional[_Iterable[_Union[QuarantinedFragment, _Mapping]]] = ..., latest_request_id: _Optional[str] = ..., retained_chunk_count: _Optional[int] = ...) -> None: ...
 
 class QuarantinedFragment(_message.Message):
     __slots__ = ("worker_id", "fragment_index", "session_id", "payload_id")

@@ -37,6 +37,9 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PERMISSION_DENIED: _ClassVar[ErrorReason]
     INTERNAL: _ClassVar[ErrorReason]
     SCHEMA_MISMATCH: _ClassVar[ErrorReason]
+    SUBSCRIPTION_NOT_FOUND: _ClassVar[ErrorReason]
+    SUBSCRIPTION_EXISTS: _ClassVar[ErrorReason]
+    SUBSCRIPTIONS_FULL: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ARGUMENT_INVALID: ErrorReason
 FETCH_EXCEEDS_CAPACITY: ErrorReason
@@ -68,3 +71,6 @@ UNAUTHENTICATED: ErrorReason
 PERMISSION_DENIED: ErrorReason
 INTERNAL: ErrorReason
 SCHEMA_MISMATCH: ErrorReason
+SUBSCRIPTION_NOT_FOUND: ErrorReason
+SUBSCRIPTION_EXISTS: ErrorReason
+SUBSCRIPTIONS_FULL: ErrorReason

@@ -201,20 +201,22 @@ class GetPreparedFragmentsResponse(_message.Message):
     def __init__(self, fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ...) -> None: ...
 
 class ReadFragmentsRequest(_message.Message):
-    __slots__ = ("buffer", "after_chunk_id", "chunk_count_max", "max_wait", "lease_duration", "known_session_id")
+    __slots__ = ("buffer", "after_chunk_id", "chunk_count_max", "max_wait", "lease_duration", "known_session_id", "subscription")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     AFTER_CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNK_COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
     LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
     KNOWN_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     after_chunk_id: int
     chunk_count_max: int
     max_wait: _duration_pb2.Duration
     lease_duration: _duration_pb2.Duration
     known_session_id: str
-    def __init__(self, buffer: _Optional[str] = ..., after_chunk_id: _Optional[int] = ..., chunk_count_max: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., known_session_id: _Optional[str] = ...) -> None: ...
+    subscription: str
+    def __init__(self, buffer: _Optional[str] = ..., after_chunk_id: _Optional[int] = ..., chunk_count_max: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., known_session_id: _Optional[str] = ..., subscription: _Optional[str] = ...) -> None: ...
 
 class ReadFragmentsResponse(_message.Message):
     __slots__ = ("fragments", "lease", "cursor", "skipped_chunk_count", "session_id", "model_version")
@@ -231,6 +233,50 @@ class ReadFragmentsResponse(_message.Message):
     session_id: str
     model_version: int
     def __init__(self, fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., cursor: _Optional[int] = ..., skipped_chunk_count: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+
+class CreateSubscriptionRequest(_message.Message):
+    __slots__ = ("buffer", "name", "after_chunk_id", "retaining")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    AFTER_CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    RETAINING_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    name: str
+    after_chunk_id: int
+    retaining: bool
+    def __init__(self, buffer: _Optional[str] = ..., name: _Optional[str] = ..., after_chunk_id: _Optional[int] = ..., retaining: bool = ...) -> None: ...
+
+class CreateSubscriptionResponse(_message.Message):
+    __slots__ = ("subscription",)
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    subscription: _buffer_pb2.Subscription
+    def __init__(self, subscription: _Optional[_Union[_buffer_pb2.Subscription, _Mapping]] = ...) -> None: ...
+
+class AcknowledgeChunksRequest(_message.Message):
+    __slots__ = ("buffer", "subscription", "chunk_id")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    subscription: str
+    chunk_id: int
+    def __init__(self, buffer: _Optional[str] = ..., subscription: _Optional[str] = ..., chunk_id: _Optional[int] = ...) -> None: ...
+
+class AcknowledgeChunksResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DeleteSubscriptionRequest(_message.Message):
+    __slots__ = ("buffer", "name")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    name: str
+    def __init__(self, buffer: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class DeleteSubscriptionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class RenewLeaseRequest(_message.Message):
     __slots__ = ("buffer", "lease_id", "lease_duration")

@@ -75,6 +75,21 @@ class ReplayBufferServiceStub(object):
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadFragmentsRequest.SerializeToString,
                 response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadFragmentsResponse.FromString,
                 _registered_method=True)
+        self.CreateSubscription = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/CreateSubscription',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.CreateSubscriptionRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.CreateSubscriptionResponse.FromString,
+                _registered_method=True)
+        self.AcknowledgeChunks = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/AcknowledgeChunks',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AcknowledgeChunksRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AcknowledgeChunksResponse.FromString,
+                _registered_method=True)
+        self.DeleteSubscription = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/DeleteSubscription',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.DeleteSubscriptionRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.DeleteSubscriptionResponse.FromString,
+                _registered_method=True)
         self.RenewLease = channel.unary_unary(
                 '/breadbox.v1.ReplayBufferService/RenewLease',
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.RenewLeaseRequest.SerializeToString,
@@ -220,7 +235,35 @@ class ReplayBufferServiceServicer(object):
         left before it was read, or another session is current than the caller knows; else when one of
         these happens, or with nothing after max_wait. What is read stays readable under a lease of its
         own, which does not outlive the server; RenewLease and ReleaseLease take it, in either mode.
-        Fails: WATCHERS_FULL.
+        Fails: WATCHERS_FULL; SUBSCRIPTION_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateSubscription(self, request, context):
+        """Learner, or whoever follows the data, once: a cursor that the server keeps under a name, and that
+        moves by AcknowledgeChunks alone, so that what was not acknowledged is read again. A retaining
+        one keeps payloads of chunks that are used up or stale until it has passed them, as long as the
+        buffer has room: what only subscriptions keep goes first where the oldest is evicted, and lets
+        producers wait where they block. Repeating it changes nothing.
+        Fails: SUBSCRIPTION_EXISTS under the name of one that retains where this does not, or the reverse;
+        SUBSCRIPTIONS_FULL.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AcknowledgeChunks(self, request, context):
+        """Who reads with it, once chunks are processed. Fails: SUBSCRIPTION_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSubscription(self, request, context):
+        """Who created it, or an operator. What was retained for it alone goes.
+        Fails: SUBSCRIPTION_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -376,6 +419,21 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     servicer.ReadFragments,
                     request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadFragmentsRequest.FromString,
                     response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadFragmentsResponse.SerializeToString,
+            ),
+            'CreateSubscription': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSubscription,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.CreateSubscriptionRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.CreateSubscriptionResponse.SerializeToString,
+            ),
+            'AcknowledgeChunks': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcknowledgeChunks,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AcknowledgeChunksRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AcknowledgeChunksResponse.SerializeToString,
+            ),
+            'DeleteSubscription': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSubscription,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.DeleteSubscriptionRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.DeleteSubscriptionResponse.SerializeToString,
             ),
             'RenewLease': grpc.unary_unary_rpc_method_handler(
                     servicer.RenewLease,
@@ -660,6 +718,87 @@ class ReplayBufferService(object):
             '/breadbox.v1.ReplayBufferService/ReadFragments',
             breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadFragmentsRequest.SerializeToString,
             breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadFragmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateSubscription(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/CreateSubscription',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.CreateSubscriptionRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.CreateSubscriptionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcknowledgeChunks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/AcknowledgeChunks',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.AcknowledgeChunksRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.AcknowledgeChunksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSubscription(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/DeleteSubscription',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.DeleteSubscriptionRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.DeleteSubscriptionResponse.FromString,
             options,
             channel_credentials,
             insecure,

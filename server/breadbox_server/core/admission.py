@@ -24,7 +24,7 @@ class Circumstances(NamedTuple):
     closes_chunk: bool
     """It is the last fragment of its chunk."""
     held_count: int
-    """Chunks held for sampling."""
+    """Chunks held for sampling, and those retained for subscriptions."""
     capacity_chunks: int
     limiter_permits: bool
     """The limiter lets one more chunk be closed."""
@@ -32,7 +32,7 @@ class Circumstances(NamedTuple):
     referred_bytes: int
     """Payload bytes referred to, without those that this fragment's gap discards."""
     evictable_bytes: int
-    """Payload bytes of held chunks without a lease."""
+    """Payload bytes of held and retained chunks without a lease."""
     capacity_bytes: int
 
 

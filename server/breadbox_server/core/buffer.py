@@ -7,14 +7,14 @@ Who knows what:
     assembly    open chunks, what workers sent      leasing    how leases begin and end
     holdings    closed chunks, held and leased      leases     grants, living and remembered
     model       session, version, weights           limiters   whether a draw may happen now
-    reading     what came after a cursor
+    reading     what came after a cursor            subscriptions   cursors with a name
     payloads    what the buffer refers to           samplers   which chunks a draw takes
                                                     state      all of these together
 
 Invariants between the parts, on top of each one's own:
 
 I1  Every payload referred to belongs to exactly one of: an open chunk, a closed chunk that is held
-    or leased, the model's weights (B13).
+    leased or retained, the model's weights (B13).
 I2  Every open fragment and every held chunk is fresh and of the current session (B5, B6).
 I3  Chunks held are at most `capacity_chunks`. Bytes referred to are at most `capacity_bytes`,
     unless that limit was lowered below what leases and open chunks refer to (B7).
@@ -30,6 +30,7 @@ of bytes end by themselves instead of blocking each other for ever.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -40,6 +41,7 @@ from breadbox_server.core.description import (
     AppendCredit,
     BufferDescription,
     QuarantinedFragment,
+    SubscriptionDescription,
 )
 from breadbox_server.core.entries import Entry, FragmentTaken, GrantMade
 from breadbox_server.core.errors import (
@@ -69,6 +71,7 @@ from breadbox_server.core.payloads import MODEL_OWNER, Owner
 from breadbox_server.core.samplers import make_sampler
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.core.state import BufferState
+from breadbox_server.core.subscriptions import Subscription
 from breadbox_server.core.validation import (
     check_int,
     check_name,
@@ -534,6 +537,7 @@ class ReplayBuffer:
             config=state.config,
             model=state.model.state,
             chunk_count=len(table),
+            retained_count=state.holdings.subscriptions.retained_count,
             open_chunk_count=state.assembly.open_chunk_count,
             open_fragment_count=state.assembly.open_fragment_count,
             fragment_count=len(table) * state.config.fragments_per_chunk,
@@ -563,6 +567,53 @@ class ReplayBuffer:
             raise RequestNotFoundError(request_id)
         return granted_fragments(grant.chunks, grant.population)
 
+    def subscribe(self, input: inputs.Subscribe, *, now: float) -> None:
+        """Create a named cursor (B17).
+
+        Raises:
+            InvalidArgumentError: The name is malformed, or there is no such chunk.
+            SubscriptionExistsError: One of the name is of the other kind.
+            SubscriptionsFullError: There are as many as may be.
+        """
+        check_name("name", input.name)
+        newest = self.closed_count - 1
+        after = input.after_chunk_id
+        if after is None:
+            oldest = self._state.holdings.table.oldest()
+            after = newest if oldest is None else oldest.chunk_id - 1
+        check_int("after_chunk_id", after, -1, newest)
+        subscription = Subscription(input.name, input.is_retaining, after)
+        if self._state.holdings.subscriptions.add(subscription):
+            self._record(replace(input, after_chunk_id=after), now)
+
+    def acknowledge(self, input: inputs.Acknowledge, *, now: float) -> None:
+        """Move a named cursor forward, and let go of what was retained for it alone (B17).
+
+        Raises:
+            InvalidArgumentError: There is no such chunk yet.
+            SubscriptionNotFoundError: There is no subscription of the name.
+        """
+        subscription = self._state.holdings.subscriptions[input.name]
+        check_int("chunk_id", input.chunk_id, -1, self.closed_count - 1)
+        if input.chunk_id > subscription.cursor:
+            self._state.holdings.pass_to(input.name, input.chunk_id)
+            self._record(input, now)
+        self._finish()
+
+    def unsubscribe(self, input: inputs.Unsubscribe, *, now: float) -> None:
+        """Delete a named cursor, and let go of what was retained for it alone (B17).
+
+        Raises:
+            SubscriptionNotFoundError: There is no subscription of the name.
+        """
+        self._state.holdings.unsubscribe(input.name)
+        self._record(input, now)
+        self._finish()
+
+    def subscriptions(self) -> tuple[SubscriptionDescription, ...]:
+        """Show the named cursors; O(chunks behind the one that is farthest behind)."""
+        return reading.describe_subscriptions(self._state)
+
     @property
     def closed_count(self) -> int:
         """Chunks ever closed."""
@@ -582,6 +633,7 @@ class ReplayBuffer:
         for part in (state.holdings.table, state.assembly, state.waiters, state.model):
             part.check_invariants()
         state.leases.check_invariants(state.config.requests_remembered_max)
+        state.holdings.subscriptions.check_invariants(self.closed_count - 1)
         self._check_freshness()
         self._check_payloads()
         self._check_limits()
@@ -611,6 +663,9 @@ class ReplayBuffer:
                 for granted in lease.share:
                     chunk = chunks.setdefault(granted.chunk.chunk_id, granted.chunk)
                     lease_counts[chunk.chunk_id] = lease_counts.get(chunk.chunk_id, 0) + 1
+        for chunk in state.holdings.subscriptions.retained():
+            chunks[chunk.chunk_id] = chunk
+            lease_counts.setdefault(chunk.chunk_id, 0)
         fragments = [fragment for chunk in chunks.values() for fragment in chunk.fragments]
         for open_chunk in state.assembly.open_chunks():
             fragments.extend(open_chunk.fragments)
@@ -666,6 +721,7 @@ class ReplayBuffer:
     def _end_session(self) -> None:
         state = self._state
         state.holdings.evict_all(EvictionReason.SESSION_ENDED)
+        state.holdings.miss_all_retained()
         state.discard(state.assembly.discard_all(), DiscardReason.SESSION_ENDED)
         state.assembly.forget_workers()
         state.model.end()
@@ -702,4 +758,7 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.ReportUnreadable: ReplayBuffer.report_unreadable,
     inputs.UpdateBuffer: ReplayBuffer.update,
     inputs.UpdatePriorities: ReplayBuffer.update_priorities,
+    inputs.Subscribe: ReplayBuffer.subscribe,
+    inputs.Acknowledge: ReplayBuffer.acknowledge,
+    inputs.Unsubscribe: ReplayBuffer.unsubscribe,
 }

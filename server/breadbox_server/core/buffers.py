@@ -25,7 +25,11 @@ from typing import cast
 from breadbox_server.core import inputs, snapshot
 from breadbox_server.core.buffer import ReplayBuffer
 from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.description import AppendCredit, BufferDescription
+from breadbox_server.core.description import (
+    AppendCredit,
+    BufferDescription,
+    SubscriptionDescription,
+)
 from breadbox_server.core.entries import BufferCreated, Entry, FragmentTaken, ReplayError
 from breadbox_server.core.errors import (
     BufferExistsError,
@@ -116,6 +120,9 @@ class BufferSet:
             RequestMismatchError: Fetch repeats a request_id with another size.
             LeaseNotFoundError: RenewLease or ReleaseLease of a lease that is unknown or expired;
                 Fetch of a request_id whose lease has ended.
+            SubscriptionNotFoundError: Acknowledge or Unsubscribe of none.
+            SubscriptionExistsError: Subscribe under the name of one of the other kind.
+            SubscriptionsFullError: Subscribe beyond `SUBSCRIPTIONS_MAX`.
             DrainingError: Fetch or AppendFragment after `drain`.
         """
         if isinstance(input, inputs.CreateBuffer):
@@ -260,6 +267,14 @@ class BufferSet:
             BufferNotFoundError: No buffer has this name.
         """
         return self._find(buffer).read(cursor)
+
+    def subscriptions(self, buffer: BufferName) -> tuple[SubscriptionDescription, ...]:
+        """Show the named cursors of a buffer; O(chunks behind the one that is farthest behind).
+
+        Raises:
+            BufferNotFoundError: No buffer has this name.
+        """
+        return self._find(buffer).subscriptions()
 
     def append_credit(self, buffer: BufferName) -> AppendCredit:
         """Say how many fragments and bytes producers may send without being told to wait.

@@ -28,6 +28,8 @@ class ChunkState(Enum):
     """In the table; may be drawn."""
     USED_UP = "used_up"
     """Out of the table for its uses; leases refer to it, and one given back may return it."""
+    RETAINED = "retained"
+    """Out of the table for good, and kept for subscriptions that have not passed it."""
     GONE = "gone"
     """Evicted; leases may still refer to its payloads, but it never comes back."""
 

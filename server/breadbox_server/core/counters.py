@@ -24,6 +24,7 @@ DURABLE = frozenset(
         *CHUNKS_EVICTED.values(),
         *LEASES_ENDED.values(),
         "chunks_closed",
+        "chunks_missed",
         "chunks_returned",
         "grants",
         "uses",

@@ -11,6 +11,7 @@ from breadbox_server.core.ids import (
     PayloadId,
     RequestId,
     SessionId,
+    SubscriptionName,
     WorkerId,
 )
 from breadbox_server.core.inputs import ModelState
@@ -26,6 +27,21 @@ class QuarantinedFragment(NamedTuple):
     payload_id: PayloadId
 
 
+class SubscriptionDescription(NamedTuple):
+    """A named cursor, and how far it is behind."""
+
+    name: SubscriptionName
+    is_retaining: bool
+    cursor: int
+    """The chunk up to which its reader has acknowledged; -1: none."""
+    lag_chunks: int
+    """Chunks behind it that can be read."""
+    lag_bytes: int
+    """Payload bytes of these."""
+    missed_count: int
+    """Chunks that a retaining one lost: gone before it had passed them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferDescription:
     """One buffer at one instant. Gauges are of now, `counters` of the buffer's whole life."""
@@ -35,12 +51,15 @@ class BufferDescription:
     model: ModelState
     chunk_count: int
     """Chunks held for sampling; those that only a lease keeps are not among them."""
+    retained_count: int
+    """Chunks that left the sampler and are kept for subscriptions."""
     open_chunk_count: int
     open_fragment_count: int
     fragment_count: int
     """Fragments of the chunks held for sampling."""
     payload_bytes: int
-    """Bytes referred to by open chunks, chunks and leases: what `capacity_bytes` limits."""
+    """Bytes referred to by open chunks, chunks, leases and for subscriptions: what `capacity_bytes`
+    limits."""
     weights_bytes: int
     """Bytes of the model weights referred to; `capacity_bytes` does not count them."""
     lease_count: int

@@ -14,6 +14,7 @@ from itertools import repeat
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.ids import BufferName, ChunkId, LeaseId, RequestId
 from breadbox_server.core.inputs import (
+    Acknowledge,
     AdmissionOutcome,
     DeleteBuffer,
     DropPayloads,
@@ -24,8 +25,10 @@ from breadbox_server.core.inputs import (
     RenewLease,
     ReportUnreadable,
     StartSession,
+    Subscribe,
     TellSchema,
     UndeliveredGrant,
+    Unsubscribe,
     UpdateBuffer,
     UpdatePriorities,
     exhaust,
@@ -116,6 +119,9 @@ Entry = (
     | ReportUnreadable
     | UpdatePriorities
     | UpdateBuffer
+    | Subscribe
+    | Acknowledge
+    | Unsubscribe
     | DeleteBuffer
 )
 """`UndeliveredGrant` is written down only when it undid a grant; the others when they changed

@@ -107,6 +107,35 @@ class RequestNotFoundError(DomainError):
         self.request = request
 
 
+class SubscriptionNotFoundError(DomainError):
+    """The buffer has no subscription of this name."""
+
+    def __init__(self, subscription: str) -> None:
+        super().__init__(
+            f"no subscription is named {subscription!r}; create it with CreateSubscription"
+        )
+        self.subscription = subscription
+
+
+class SubscriptionExistsError(DomainError):
+    """A subscription of this name is of the other kind."""
+
+    def __init__(self, subscription: str, is_retaining: bool) -> None:
+        kind = "retains" if is_retaining else "does not retain"
+        super().__init__(
+            f"subscription {subscription!r} exists and {kind} chunks; delete it or use another name"
+        )
+        self.subscription = subscription
+
+
+class SubscriptionsFullError(DomainError):
+    """The buffer has as many subscriptions as it may."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the buffer has its limit of {limit} subscriptions; delete one first")
+        self.limit = limit
+
+
 class RequestMismatchError(DomainError):
     """A request_id came again with another size, or its ranks disagree (B12)."""
 

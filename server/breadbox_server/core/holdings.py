@@ -2,21 +2,26 @@
 
 Invariants:
 
-H1  A closed chunk is known while it is held or leased; when neither, its payloads were let go.
+H1  A closed chunk is known while it is held, leased or retained (`subscriptions`); when nothing of
+    these, its payloads were let go.
 H2  A held chunk has fewer uses than `uses_max`, is fresh, and is of the current session.
 H3  A chunk is evicted at most once, with one reason: when it leaves the table for good, or, used
     up, when its last lease ends.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from breadbox_server.core.chunks import Chunk, ChunkState, ChunkTable
 from breadbox_server.core.counters import CHUNKS_EVICTED, Counters
 from breadbox_server.core.events import ChunksEvicted, Event, EvictionReason
-from breadbox_server.core.ids import BufferName, ChunkId
+from breadbox_server.core.ids import BufferName, ChunkId, SubscriptionName
 from breadbox_server.core.inputs import Fragment
 from breadbox_server.core.payloads import PayloadLedger
 from breadbox_server.core.samplers import Sampler
+from breadbox_server.core.subscriptions import Subscription, Subscriptions
+
+RETAINED_AFTER = frozenset({EvictionReason.USED_UP, EvictionReason.STALE})
+"""What chunks leave the sampler for that does not make their payloads go from who subscribed."""
 
 
 class Holdings:
@@ -44,8 +49,19 @@ class Holdings:
         self._counters = counters
         self._events = events
         self.table = ChunkTable(sampler)
+        self.subscriptions = Subscriptions(counters)
         self.closed_count = 0
         """Chunks ever closed; the next one's id."""
+
+    @property
+    def kept_count(self) -> int:
+        """Chunks held, and those retained: what `capacity_chunks` bounds."""
+        return len(self.table) + self.subscriptions.retained_count
+
+    @property
+    def unleased_bytes(self) -> int:
+        """Bytes that could be had by giving up all that has no lease."""
+        return self.table.unleased_bytes + self.subscriptions.unleased_bytes
 
     def close(self, fragments: Sequence[Fragment]) -> Chunk:
         """Make a chunk of fragments whose payloads are taken, and hold it."""
@@ -68,12 +84,15 @@ class Holdings:
         self.table.add_new(chunks)
         self._counters.add("chunks_closed", len(chunks))
 
-    def restore(self, chunks: Iterable[Chunk], closed_count: int) -> None:
+    def restore(
+        self, chunks: Collection[Chunk], closed_count: int, subscriptions: Iterable[Subscription]
+    ) -> None:
         """Take chunks as a snapshot has them, whose states, uses and leases are set.
 
         Args:
             chunks: In the order in which the sampler is to be told of them.
             closed_count: Chunks ever closed.
+            subscriptions: For whom some are retained.
         """
         self.closed_count = closed_count
         held = []
@@ -81,9 +100,10 @@ class Holdings:
             if chunk.state is ChunkState.HELD:
                 held.append(chunk)
                 self._payloads.take_chunk(chunk)
-            elif chunk.lease_count > 0:
+            elif chunk.lease_count > 0 or chunk.state is ChunkState.RETAINED:
                 self._payloads.take_chunk(chunk)
         self.table.restore(held)
+        self.subscriptions.restore(subscriptions, chunks)
 
     def use(self, chunks: Sequence[Chunk], uses_max: int) -> None:
         """Count a use and a lease of held chunks, which leave the table at `uses_max` (B10).
@@ -98,6 +118,7 @@ class Holdings:
             chunk.use_count += 1
             if chunk.use_count >= uses_max:
                 self.table.remove(chunk, ChunkState.USED_UP)
+                self.subscriptions.hold_used_up(chunk)
 
     def give_back(self, chunk: Chunk) -> None:
         """Take a use back, before the lease that gave it ends (B11)."""
@@ -117,12 +138,15 @@ class Holdings:
         self.table.end_lease(chunk)
         if chunk.state is ChunkState.USED_UP and chunk.use_count < uses_max:
             if obstacle is None:
+                self.subscriptions.take_back(chunk)
                 self.table.add(chunk)
             else:
                 self._give_up(chunk, obstacle)
         elif chunk.lease_count == 0:
             if chunk.state is ChunkState.USED_UP:
                 self._give_up(chunk, EvictionReason.USED_UP)
+            elif chunk.state is ChunkState.RETAINED:
+                self.subscriptions.add_unleased(chunk)
             elif chunk.state is ChunkState.GONE:
                 self._payloads.dispose(chunk.fragments)
 
@@ -139,7 +163,7 @@ class Holdings:
         use_counts = []
         for chunk in chunks:
             self.table.remove(chunk, ChunkState.GONE)
-            self._let_go(chunk)
+            self._let_go(chunk, reason)
             use_counts.append(chunk.use_count)
         self._tell(reason, use_counts)
         return len(use_counts)
@@ -152,7 +176,7 @@ class Holdings:
         """
         chunks = self.table.clear()
         for chunk in chunks:
-            self._let_go(chunk)
+            self._let_go(chunk, reason)
         self._tell(reason, [chunk.use_count for chunk in chunks])
         return len(chunks)
 
@@ -165,15 +189,22 @@ class Holdings:
         return self.evict(self._older_than(version_min), EvictionReason.STALE)
 
     def evict_to_count(self, count_max: int) -> None:
-        """Evict the oldest, leased or not, until at most so many chunks are held."""
+        """Evict the oldest, leased or not, until at most so many chunks are held and retained.
+
+        Those that are only retained go first, but for those with a lease.
+        """
+        while self.kept_count > count_max and self._miss_oldest_retained():
+            pass
         self.evict(self._oldest_beyond_count(count_max), EvictionReason.CAPACITY)
 
     def evict_to_bytes(self, referred_bytes_max: int) -> None:
         """Evict the oldest chunks without a lease until few enough bytes are referred to.
 
-        Stops early when no chunk without a lease is left; whoever needs the room asks
-        `ChunkTable.unleased_bytes` first.
+        Those that are only retained go first. Stops early when no chunk without a lease is left;
+        whoever needs the room asks `unleased_bytes` first.
         """
+        while self._payloads.referred_bytes > referred_bytes_max and self._miss_oldest_retained():
+            pass
         self.evict(self._oldest_beyond_bytes(referred_bytes_max), EvictionReason.CAPACITY)
 
     def evict_used_up(self, uses_max: int) -> None:
@@ -185,6 +216,7 @@ class Holdings:
         for chunk in used_up:
             if chunk.lease_count > 0:
                 self.table.remove(chunk, ChunkState.USED_UP)
+                self.subscriptions.hold_used_up(chunk)
         unleased = [chunk for chunk in used_up if chunk.lease_count == 0]
         self.evict(unleased, EvictionReason.USED_UP)
 
@@ -200,7 +232,27 @@ class Holdings:
         if chunk.state is ChunkState.USED_UP:
             self._give_up(chunk, reason)
             return True
+        if chunk.state is ChunkState.RETAINED:
+            self._miss_retained(chunk)
+            return True
         return False
+
+    def pass_to(self, name: SubscriptionName, chunk_id: int) -> None:
+        """Move the cursor of a subscription forward, and let go of what nobody has to pass."""
+        self._let_retained_go(self.subscriptions.acknowledge(name, chunk_id))
+
+    def unsubscribe(self, name: SubscriptionName) -> None:
+        """Delete a subscription, and let go of what it alone had to pass.
+
+        Raises:
+            SubscriptionNotFoundError: There is none of this name.
+        """
+        self._let_retained_go(self.subscriptions.remove(name))
+
+    def miss_all_retained(self) -> None:
+        """Give up everything that is retained, as at the end of a session."""
+        for chunk in self.subscriptions.retained():
+            self._miss_retained(chunk)
 
     def _older_than(self, version_min: int) -> Iterator[Chunk]:
         while (chunk := self.table.oldest_version()) is not None and chunk.version < version_min:
@@ -220,13 +272,40 @@ class Holdings:
     def _give_up(self, chunk: Chunk, reason: EvictionReason) -> None:
         """Evict a used-up chunk, which is out of the table already."""
         chunk.state = ChunkState.GONE
-        self._let_go(chunk)
+        self.subscriptions.take_back(chunk)
+        self._let_go(chunk, reason)
         self._tell(reason, [chunk.use_count])
 
-    def _let_go(self, chunk: Chunk) -> None:
-        """Dispose of the payloads of a chunk that is gone, unless a lease still refers to it."""
+    def _let_go(self, chunk: Chunk, reason: EvictionReason) -> None:
+        """Retain a chunk that is gone from the table, if somebody wants it and may have it.
+
+        Else dispose of its payloads, unless a lease still refers to it.
+        """
+        if self.subscriptions.wants(chunk):
+            if reason in RETAINED_AFTER:
+                self.subscriptions.retain(chunk)
+                return
+            self.subscriptions.miss(chunk)
         if chunk.lease_count == 0:
             self._payloads.dispose(chunk.fragments)
+
+    def _let_retained_go(self, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
+            if chunk.lease_count == 0:
+                self._payloads.dispose(chunk.fragments)
+
+    def _miss_oldest_retained(self) -> bool:
+        """Give up the oldest retained chunk without a lease; whether there was one."""
+        chunk = self.subscriptions.oldest_unleased()
+        if chunk is None:
+            return False
+        self._miss_retained(chunk)
+        return True
+
+    def _miss_retained(self, chunk: Chunk) -> None:
+        self.subscriptions.let_go(chunk)
+        self.subscriptions.miss(chunk)
+        self._let_retained_go([chunk])
 
     def _tell(self, reason: EvictionReason, use_counts: list[int]) -> None:
         if use_counts:

@@ -22,6 +22,7 @@ from breadbox_server.core.ids import (
     PayloadId,
     RequestId,
     SessionId,
+    SubscriptionName,
     WorkerId,
 )
 from breadbox_server.core.schemas import NO_SCHEMA, Schema
@@ -332,6 +333,36 @@ class UpdatePriorities(Input["PrioritiesUpdated"]):
     buffer: BufferName
     priorities: tuple[tuple[ChunkId, float], ...]
     deleted: tuple[ChunkId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe(Input[None]):
+    """Create a named cursor; one of the same name and kind is left as it is (B17).
+
+    `after_chunk_id` None: before the oldest chunk that is held. Answer: None.
+    """
+
+    buffer: BufferName
+    name: SubscriptionName
+    is_retaining: bool
+    after_chunk_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge(Input[None]):
+    """Move a named cursor forward; one that is there or beyond stays. Answer: None."""
+
+    buffer: BufferName
+    name: SubscriptionName
+    chunk_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe(Input[None]):
+    """Delete a named cursor; what was retained for it alone goes. Answer: None."""
+
+    buffer: BufferName
+    name: SubscriptionName
 
 
 @dataclass(frozen=True, slots=True)

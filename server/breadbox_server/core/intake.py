@@ -115,7 +115,7 @@ class Intake:
         size_bytes = sum([each.fragment.payload.size_bytes for each in run])
         if (
             config.fragments_per_chunk > 1
-            or len(holdings.table) + len(run) > config.capacity_chunks
+            or holdings.kept_count + len(run) > config.capacity_chunks
             or state.payloads.referred_bytes + size_bytes > config.capacity_bytes
             or state.assembly.worker_count + len(run) > config.workers_max
             or any(each.outcome is not AdmissionOutcome.ADMITTED for each in run)
@@ -154,13 +154,13 @@ class Intake:
     def credit(self) -> AppendCredit:
         """Say how much producers together may send now without being told to wait."""
         state = self._state
-        config, table = state.config, state.holdings.table
+        config, holdings = state.config, state.holdings
         free_bytes = config.capacity_bytes - state.payloads.referred_bytes
         if config.full_policy is FullPolicy.EVICT_OLDEST:
-            free_bytes += table.unleased_bytes
+            free_bytes += holdings.unleased_bytes
             free_chunks = config.capacity_chunks
         else:
-            free_chunks = max(0, config.capacity_chunks - len(table))
+            free_chunks = max(0, config.capacity_chunks - holdings.kept_count)
         if not self._limiter_permits():
             free_chunks = 0
         open_count = state.assembly.open_fragment_count
@@ -243,7 +243,7 @@ class Intake:
         self, fragment: Fragment, worker: Worker | None, foreseen: Foreseen
     ) -> admission.Circumstances:
         state = self._state
-        config, table = state.config, state.holdings.table
+        config, holdings = state.config, state.holdings
         # By place, not by keyword: this is made twice for every fragment.
         return admission.Circumstances(
             fragment.session_id == state.model.session_id,
@@ -252,12 +252,12 @@ class Intake:
             state.model.version_min(config.staleness_max),
             fragment.payload.size_bytes,
             foreseen.closes_chunk,
-            len(table),
+            holdings.kept_count,
             config.capacity_chunks,
             not foreseen.closes_chunk or self._limiter_permits(),
             config.full_policy,
             state.payloads.referred_bytes - foreseen.discarded_bytes,
-            table.unleased_bytes,
+            holdings.unleased_bytes,
             config.capacity_bytes,
         )
 
@@ -272,7 +272,7 @@ class Intake:
         if foreseen.gap is not None:
             state.discard(state.assembly.discard(worker), foreseen.gap)
         config, holdings = state.config, state.holdings
-        if foreseen.closes_chunk and len(holdings.table) >= config.capacity_chunks:
+        if foreseen.closes_chunk and holdings.kept_count >= config.capacity_chunks:
             holdings.evict_to_count(config.capacity_chunks - 1)
         size_bytes_max = config.capacity_bytes - fragment.payload.size_bytes
         if state.payloads.referred_bytes > size_bytes_max:

@@ -4,13 +4,17 @@ A read changes nothing, so it is no input and stands in no journal. Whoever serv
 payloads of what was read for a while, beside the core.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from breadbox_server.core.ids import SessionId
+from breadbox_server.core.chunks import Chunk
+from breadbox_server.core.description import SubscriptionDescription
+from breadbox_server.core.ids import SessionId, SubscriptionName
 from breadbox_server.core.inputs import GrantedFragment, ModelState
 from breadbox_server.core.leases import GrantedChunk, granted_fragments
 from breadbox_server.core.state import BufferState
+from breadbox_server.core.subscriptions import Subscription
 
 READ_FRAGMENTS_MAX: Final = 4096
 READ_BYTES_MAX: Final = 256 * 2**20
@@ -27,6 +31,8 @@ class Cursor:
     """The session that it knows; None: it does not say."""
     chunk_count_max: int = 64
     """At least 1."""
+    subscription: SubscriptionName | None = None
+    """The one that is read: what it retains is given, too, and `after` None begins at it."""
 
 
 class ChunksRead(NamedTuple):
@@ -44,16 +50,22 @@ class ChunksRead(NamedTuple):
 
 
 def read(state: BufferState, cursor: Cursor) -> ChunksRead:
-    """Give the held chunks after a cursor; a logarithm of what is held, and what is given."""
+    """Give the held chunks after a cursor; a logarithm of what is held, and what is given.
+
+    Raises:
+        SubscriptionNotFoundError: There is no such subscription.
+    """
     holdings = state.holdings
+    subscription = None
+    if cursor.subscription is not None:
+        subscription = holdings.subscriptions[cursor.subscription]
     newest = holdings.closed_count - 1
-    after = _start(state, cursor)
+    after = _start(state, cursor, subscription)
     version = state.model.version or 0
     taken: list[GrantedChunk] = []
     fragment_count, size_bytes = 0, 0
     told_to = newest
-    for chunk_id in holdings.table.arrived_after(after):
-        chunk = holdings.table[chunk_id]
+    for chunk in _readable(state, after, subscription):
         if (
             len(taken) >= cursor.chunk_count_max
             or fragment_count >= READ_FRAGMENTS_MAX
@@ -77,17 +89,62 @@ def read(state: BufferState, cursor: Cursor) -> ChunksRead:
     )
 
 
-def _start(state: BufferState, cursor: Cursor) -> int:
+def _readable(state: BufferState, after: int, subscription: Subscription | None) -> Iterator[Chunk]:
+    """Go through what may be read after a chunk: what is held and, of who retains, what left."""
+    table, subscriptions = state.holdings.table, state.holdings.subscriptions
+    held = table.arrived_after(after)
+    if subscription is None or not subscription.is_retaining:
+        yield from (table[chunk_id] for chunk_id in held)
+        return
+    session_id = state.model.session_id
+    for chunk_id in subscriptions.with_what_left(held, after):
+        chunk = table[chunk_id] if chunk_id in table else subscriptions.chunk(chunk_id)
+        # What is used up and leased may be of a session that ended.
+        if chunk.fragments[0].session_id == session_id:
+            yield chunk
+
+
+def describe_subscriptions(state: BufferState) -> tuple[SubscriptionDescription, ...]:
+    """Show the named cursors; O(chunks behind the one that is farthest behind)."""
+    found = sorted(state.holdings.subscriptions.all(), key=lambda each: each.cursor)
+    described = {}
+    for is_retaining in (False, True):
+        of_kind = [each for each in found if each.is_retaining is is_retaining]
+        if not of_kind:
+            continue
+        behind = [
+            (chunk.chunk_id, chunk.size_bytes)
+            for chunk in _readable(state, of_kind[0].cursor, of_kind[0])
+        ]
+        count, size_bytes = len(behind), sum(size for _, size in behind)
+        place = 0
+        for each in of_kind:
+            while place < len(behind) and behind[place][0] <= each.cursor:
+                count -= 1
+                size_bytes -= behind[place][1]
+                place += 1
+            described[each.name] = SubscriptionDescription(
+                each.name, is_retaining, each.cursor, count, size_bytes, each.missed_count
+            )
+    return tuple([described[name] for name in sorted(described)])
+
+
+def _start(state: BufferState, cursor: Cursor, subscription: Subscription | None) -> int:
     """The chunk after which reading begins."""
-    table, newest = state.holdings.table, state.holdings.closed_count - 1
-    oldest = table.oldest()
-    before_oldest = newest if oldest is None else oldest.chunk_id - 1
+    newest = state.holdings.closed_count - 1
     after = cursor.after
     # A cursor beyond the newest is of a buffer that was there before this one, under its name or in
     # its journal; and so may be any that comes from another session.
     if after is None or after > newest:
-        return before_oldest
+        return _before_all(state, None) if subscription is None else subscription.cursor
     known = cursor.known_session_id
     if known is not None and known != state.model.session_id:
-        return min(after, before_oldest)
+        begin = min(after, _before_all(state, subscription))
+        return begin if subscription is None else max(begin, subscription.cursor)
     return after
+
+
+def _before_all(state: BufferState, subscription: Subscription | None) -> int:
+    """The chunk before the first that may be read."""
+    first = next(_readable(state, -1, subscription), None)
+    return (state.holdings.closed_count if first is None else first.chunk_id) - 1

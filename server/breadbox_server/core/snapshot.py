@@ -23,6 +23,7 @@ from breadbox_server.core.ids import (
     ModelVersion,
     RequestId,
     SessionId,
+    SubscriptionName,
     WorkerId,
 )
 from breadbox_server.core.inputs import Fragment, Payload
@@ -30,6 +31,7 @@ from breadbox_server.core.leases import Grant, GrantedChunk, Lease
 from breadbox_server.core.outcomes import OutcomeWindow
 from breadbox_server.core.schemas import Schema
 from breadbox_server.core.state import BufferState
+from breadbox_server.core.subscriptions import Subscription
 
 
 class ChunkSnapshot(NamedTuple):
@@ -95,6 +97,15 @@ class GrantSnapshot(NamedTuple):
     """0: the server that granted it did not count."""
 
 
+class SubscriptionSnapshot(NamedTuple):
+    """A named cursor."""
+
+    name: SubscriptionName
+    is_retaining: bool
+    cursor: int
+    missed_count: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSnapshot:
     """Everything of a buffer that outlives the process."""
@@ -116,7 +127,8 @@ class BufferSnapshot:
     delivered_count: int
     closed_count: int
     chunks: tuple[ChunkSnapshot, ...]
-    """First those held, in the sampler's order, then those that only a lease knows, by age."""
+    """First those held, in the sampler's order, then those that leases know or that are retained,
+    by age."""
     workers: tuple[WorkerSnapshot, ...]
     """The one heard of last at the end."""
     open_chunks: tuple[OpenChunkSnapshot, ...]
@@ -127,6 +139,8 @@ class BufferSnapshot:
     """The first to have ended first."""
     schemas: tuple[tuple[int, Schema], ...] = ()
     """Of the session, by hash, the one that was told first at the front."""
+    subscriptions: tuple[SubscriptionSnapshot, ...] = ()
+    """By name."""
 
 
 def take(state: BufferState) -> BufferSnapshot:
@@ -147,7 +161,7 @@ def take(state: BufferState) -> BufferSnapshot:
         inserted_count=state.meter.inserted_count,
         delivered_count=state.meter.delivered_count,
         closed_count=state.holdings.closed_count,
-        chunks=tuple([_taken_chunk(chunk) for chunk in [*held, *_granted_only(state)]]),
+        chunks=tuple([_taken_chunk(chunk) for chunk in [*held, *_not_held(state)]]),
         workers=tuple(
             [
                 WorkerSnapshot(
@@ -166,6 +180,12 @@ def take(state: BufferState) -> BufferSnapshot:
         live_grants=tuple([_taken_grant(grant) for grant in state.leases.live_grants()]),
         ended_grants=tuple([_taken_grant(grant) for grant in state.leases.ended_grants()]),
         schemas=state.model.schemas.all(),
+        subscriptions=tuple(
+            [
+                SubscriptionSnapshot(each.name, each.is_retaining, each.cursor, each.missed_count)
+                for each in state.holdings.subscriptions.all()
+            ]
+        ),
     )
 
 
@@ -222,11 +242,12 @@ def _restore_chunks(state: BufferState, taken: BufferSnapshot) -> None:
                 granted.chunk.lease_count += 1
     for taken_grant in taken.ended_grants:
         state.leases.restore_ended(_grant(taken_grant, chunks))
-    state.holdings.restore(chunks.values(), taken.closed_count)
+    subscriptions = [Subscription(*each) for each in taken.subscriptions]
+    state.holdings.restore(chunks.values(), taken.closed_count, subscriptions)
 
 
-def _granted_only(state: BufferState) -> Iterable[Chunk]:
-    """List, by age, the chunks that only a living grant knows.
+def _not_held(state: BufferState) -> Iterable[Chunk]:
+    """List, by age, the chunks that are retained, or that only a living grant knows.
 
     Those of a rank that has ended its lease are among them: the grant's whole list can be asked
     for as long as it lives, although their payloads may be gone.
@@ -236,7 +257,7 @@ def _granted_only(state: BufferState) -> Iterable[Chunk]:
         for grant in state.leases.live_grants()
         for granted in grant.chunks
         if granted.chunk.state is not ChunkState.HELD
-    }
+    } | {chunk.chunk_id: chunk for chunk in state.holdings.subscriptions.retained()}
     return [chunks[chunk_id] for chunk_id in sorted(chunks)]
 
 

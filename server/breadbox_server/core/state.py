@@ -83,11 +83,12 @@ class BufferState:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no fragment is open, held or under a lease."""
+        """Whether no fragment is open, held, retained or under a lease."""
         return (
             len(self.holdings.table) == 0
             and self.assembly.open_chunk_count == 0
             and self.leases.live_count == 0
+            and self.holdings.subscriptions.retained_count == 0
         )
 
     @property

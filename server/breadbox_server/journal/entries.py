@@ -27,6 +27,7 @@ from breadbox_server.core.ids import (
     PayloadId,
     RequestId,
     SessionId,
+    SubscriptionName,
 )
 from breadbox_server.core.inputs import AdmissionOutcome, ReleaseMode
 from breadbox_server.journal.columns import fragments_of, put_fragments
@@ -200,6 +201,22 @@ def _put_priorities(entry: inputs.UpdatePriorities, message: pb.Entry) -> None:
     updated.priorities.extend([priority for _, priority in entry.priorities])
 
 
+def _put_subscribed(entry: inputs.Subscribe, message: pb.Entry) -> None:
+    assert entry.after_chunk_id is not None, "an entry says where a subscription begins"
+    message.subscription_created.name = entry.name
+    message.subscription_created.retaining = entry.is_retaining
+    message.subscription_created.after_chunk_id = entry.after_chunk_id
+
+
+def _put_acknowledged(entry: inputs.Acknowledge, message: pb.Entry) -> None:
+    message.chunks_acknowledged.name = entry.name
+    message.chunks_acknowledged.chunk_id = entry.chunk_id
+
+
+def _put_unsubscribed(entry: inputs.Unsubscribe, message: pb.Entry) -> None:
+    message.subscription_deleted.name = entry.name
+
+
 def _put_updated(entry: inputs.UpdateBuffer, message: pb.Entry) -> None:
     put_limits(entry.config, message.buffer_updated.limits)
 
@@ -269,6 +286,9 @@ _WRITERS: Final[Mapping[type, Callable[[Any, pb.Entry], None]]] = {
     inputs.DeleteBuffer: _put_deleted,
     inputs.TellSchema: _put_told,
     inputs.UpdatePriorities: _put_priorities,
+    inputs.Subscribe: _put_subscribed,
+    inputs.Acknowledge: _put_acknowledged,
+    inputs.Unsubscribe: _put_unsubscribed,
 }
 _READERS: Final[Mapping[str, Callable[[Any, Any], Entry]]] = {
     "fragment_stale": lambda buffer, message: FragmentTaken.restored(
@@ -302,6 +322,15 @@ _READERS: Final[Mapping[str, Callable[[Any, Any], Entry]]] = {
     ),
     "buffer_deleted": lambda buffer, _: inputs.DeleteBuffer(buffer),
     "priorities_updated": _priorities_of,
+    "subscription_created": lambda buffer, message: inputs.Subscribe(
+        buffer, SubscriptionName(message.name), message.retaining, message.after_chunk_id
+    ),
+    "chunks_acknowledged": lambda buffer, message: inputs.Acknowledge(
+        buffer, SubscriptionName(message.name), message.chunk_id
+    ),
+    "subscription_deleted": lambda buffer, message: inputs.Unsubscribe(
+        buffer, SubscriptionName(message.name)
+    ),
     "schema_told": lambda buffer, message: inputs.TellSchema(
         buffer, SessionId(message.session_id), message.hash, schema_of(message.schema)
     ),

@@ -23,6 +23,7 @@ from breadbox_server.core.ids import (
     PayloadId,
     RequestId,
     SessionId,
+    SubscriptionName,
     WorkerId,
 )
 from breadbox_server.core.inputs import Fragment
@@ -33,6 +34,7 @@ from breadbox_server.core.snapshot import (
     GrantSnapshot,
     LeaseSnapshot,
     OpenChunkSnapshot,
+    SubscriptionSnapshot,
     WorkerSnapshot,
 )
 from breadbox_server.journal.columns import fragments_of, put_fragments
@@ -44,6 +46,7 @@ _CHUNK_STATES: Final = {
     ChunkState.HELD: pb.CHUNK_STATE_HELD,
     ChunkState.USED_UP: pb.CHUNK_STATE_USED_UP,
     ChunkState.GONE: pb.CHUNK_STATE_GONE,
+    ChunkState.RETAINED: pb.CHUNK_STATE_RETAINED,
 }
 _STATES_OF_CHUNKS: Final = {number: state for state, number in _CHUNK_STATES.items()}
 _ENDS: Final = {pb.LEASE_END_UNSPECIFIED: None} | {
@@ -86,6 +89,10 @@ def put_buffer(value: BufferSnapshot, message: pb.BufferSnapshot) -> None:
         _put_grant(grant, message.ended_grants.add())
     for schema_hash, schema in value.schemas:
         message.schemas.add(hash=schema_hash, schema=to_schema(schema))
+    for name, is_retaining, cursor, missed_count in value.subscriptions:
+        message.subscriptions.add(
+            name=name, retaining=is_retaining, chunk_id=cursor, missed_count=missed_count
+        )
 
 
 def buffer_of(message: pb.BufferSnapshot) -> BufferSnapshot:
@@ -129,6 +136,14 @@ def buffer_of(message: pb.BufferSnapshot) -> BufferSnapshot:
         live_grants=tuple(map(_grant_of, message.live_grants)),
         ended_grants=tuple(map(_grant_of, message.ended_grants)),
         schemas=tuple([(each.hash, schema_of(each.schema)) for each in message.schemas]),
+        subscriptions=tuple(
+            [
+                SubscriptionSnapshot(
+                    SubscriptionName(each.name), each.retaining, each.chunk_id, each.missed_count
+                )
+                for each in message.subscriptions
+            ]
+        ),
     )
 
 

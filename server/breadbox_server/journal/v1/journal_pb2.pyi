@@ -22,6 +22,7 @@ class ChunkState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHUNK_STATE_HELD: _ClassVar[ChunkState]
     CHUNK_STATE_USED_UP: _ClassVar[ChunkState]
     CHUNK_STATE_GONE: _ClassVar[ChunkState]
+    CHUNK_STATE_RETAINED: _ClassVar[ChunkState]
 LEASE_END_UNSPECIFIED: LeaseEnd
 LEASE_END_CONSUMED: LeaseEnd
 LEASE_END_RETURNED: LeaseEnd
@@ -30,6 +31,7 @@ CHUNK_STATE_UNSPECIFIED: ChunkState
 CHUNK_STATE_HELD: ChunkState
 CHUNK_STATE_USED_UP: ChunkState
 CHUNK_STATE_GONE: ChunkState
+CHUNK_STATE_RETAINED: ChunkState
 
 class Turn(_message.Message):
     __slots__ = ("version", "entries")
@@ -40,7 +42,7 @@ class Turn(_message.Message):
     def __init__(self, version: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("now", "buffer", "buffer_created", "fragment_admitted", "fragment_stale", "fragments_admitted", "grant_made", "session_started", "session_ended", "model_published", "lease_renewed", "lease_released", "grant_undone", "payloads_dropped", "unreadable_reported", "buffer_updated", "buffer_deleted", "schema_told", "priorities_updated")
+    __slots__ = ("now", "buffer", "buffer_created", "fragment_admitted", "fragment_stale", "fragments_admitted", "grant_made", "session_started", "session_ended", "model_published", "lease_renewed", "lease_released", "grant_undone", "payloads_dropped", "unreadable_reported", "buffer_updated", "buffer_deleted", "schema_told", "priorities_updated", "subscription_created", "chunks_acknowledged", "subscription_deleted")
     NOW_FIELD_NUMBER: _ClassVar[int]
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     BUFFER_CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +62,9 @@ class Entry(_message.Message):
     BUFFER_DELETED_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_TOLD_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_UPDATED_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_CREATED_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_DELETED_FIELD_NUMBER: _ClassVar[int]
     now: float
     buffer: str
     buffer_created: BufferCreated
@@ -79,7 +84,10 @@ class Entry(_message.Message):
     buffer_deleted: BufferDeleted
     schema_told: SchemaTold
     priorities_updated: PrioritiesUpdated
-    def __init__(self, now: _Optional[float] = ..., buffer: _Optional[str] = ..., buffer_created: _Optional[_Union[BufferCreated, _Mapping]] = ..., fragment_admitted: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragment_stale: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragments_admitted: _Optional[_Union[FragmentRun, _Mapping]] = ..., grant_made: _Optional[_Union[GrantMade, _Mapping]] = ..., session_started: _Optional[_Union[SessionStarted, _Mapping]] = ..., session_ended: _Optional[_Union[SessionEnded, _Mapping]] = ..., model_published: _Optional[_Union[ModelPublished, _Mapping]] = ..., lease_renewed: _Optional[_Union[LeaseRenewed, _Mapping]] = ..., lease_released: _Optional[_Union[LeaseReleased, _Mapping]] = ..., grant_undone: _Optional[_Union[GrantUndone, _Mapping]] = ..., payloads_dropped: _Optional[_Union[PayloadsDropped, _Mapping]] = ..., unreadable_reported: _Optional[_Union[UnreadableReported, _Mapping]] = ..., buffer_updated: _Optional[_Union[BufferUpdated, _Mapping]] = ..., buffer_deleted: _Optional[_Union[BufferDeleted, _Mapping]] = ..., schema_told: _Optional[_Union[SchemaTold, _Mapping]] = ..., priorities_updated: _Optional[_Union[PrioritiesUpdated, _Mapping]] = ...) -> None: ...
+    subscription_created: SubscriptionCreated
+    chunks_acknowledged: ChunksAcknowledged
+    subscription_deleted: SubscriptionDeleted
+    def __init__(self, now: _Optional[float] = ..., buffer: _Optional[str] = ..., buffer_created: _Optional[_Union[BufferCreated, _Mapping]] = ..., fragment_admitted: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragment_stale: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragments_admitted: _Optional[_Union[FragmentRun, _Mapping]] = ..., grant_made: _Optional[_Union[GrantMade, _Mapping]] = ..., session_started: _Optional[_Union[SessionStarted, _Mapping]] = ..., session_ended: _Optional[_Union[SessionEnded, _Mapping]] = ..., model_published: _Optional[_Union[ModelPublished, _Mapping]] = ..., lease_renewed: _Optional[_Union[LeaseRenewed, _Mapping]] = ..., lease_released: _Optional[_Union[LeaseReleased, _Mapping]] = ..., grant_undone: _Optional[_Union[GrantUndone, _Mapping]] = ..., payloads_dropped: _Optional[_Union[PayloadsDropped, _Mapping]] = ..., unreadable_reported: _Optional[_Union[UnreadableReported, _Mapping]] = ..., buffer_updated: _Optional[_Union[BufferUpdated, _Mapping]] = ..., buffer_deleted: _Optional[_Union[BufferDeleted, _Mapping]] = ..., schema_told: _Optional[_Union[SchemaTold, _Mapping]] = ..., priorities_updated: _Optional[_Union[PrioritiesUpdated, _Mapping]] = ..., subscription_created: _Optional[_Union[SubscriptionCreated, _Mapping]] = ..., chunks_acknowledged: _Optional[_Union[ChunksAcknowledged, _Mapping]] = ..., subscription_deleted: _Optional[_Union[SubscriptionDeleted, _Mapping]] = ...) -> None: ...
 
 class BufferCreated(_message.Message):
     __slots__ = ("limits", "draw_seed")
@@ -185,6 +193,30 @@ class BufferDeleted(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SubscriptionCreated(_message.Message):
+    __slots__ = ("name", "retaining", "after_chunk_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RETAINING_FIELD_NUMBER: _ClassVar[int]
+    AFTER_CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    retaining: bool
+    after_chunk_id: int
+    def __init__(self, name: _Optional[str] = ..., retaining: bool = ..., after_chunk_id: _Optional[int] = ...) -> None: ...
+
+class ChunksAcknowledged(_message.Message):
+    __slots__ = ("name", "chunk_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    chunk_id: int
+    def __init__(self, name: _Optional[str] = ..., chunk_id: _Optional[int] = ...) -> None: ...
+
+class SubscriptionDeleted(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
 class SchemaTold(_message.Message):
     __slots__ = ("session_id", "hash", "schema")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -266,7 +298,7 @@ class Snapshot(_message.Message):
     def __init__(self, version: _Optional[int] = ..., sequence: _Optional[int] = ..., now: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferSnapshot, _Mapping]]] = ...) -> None: ...
 
 class BufferSnapshot(_message.Message):
-    __slots__ = ("name", "limits", "draw_seed", "draw_count", "counters", "session_id", "model_version", "step_count", "ended_session_ids", "weights", "inserted_count", "delivered_count", "closed_count", "chunks", "workers", "open_chunks", "quarantined", "live_grants", "ended_grants", "schemas")
+    __slots__ = ("name", "limits", "draw_seed", "draw_count", "counters", "session_id", "model_version", "step_count", "ended_session_ids", "weights", "inserted_count", "delivered_count", "closed_count", "chunks", "workers", "open_chunks", "quarantined", "live_grants", "ended_grants", "schemas", "subscriptions")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -294,6 +326,7 @@ class BufferSnapshot(_message.Message):
     LIVE_GRANTS_FIELD_NUMBER: _ClassVar[int]
     ENDED_GRANTS_FIELD_NUMBER: _ClassVar[int]
     SCHEMAS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     limits: BufferLimits
     draw_seed: int
@@ -314,7 +347,20 @@ class BufferSnapshot(_message.Message):
     live_grants: _containers.RepeatedCompositeFieldContainer[Grant]
     ended_grants: _containers.RepeatedCompositeFieldContainer[Grant]
     schemas: _containers.RepeatedCompositeFieldContainer[KnownSchema]
-    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[BufferLimits, _Mapping]] = ..., draw_seed: _Optional[int] = ..., draw_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., step_count: _Optional[int] = ..., ended_session_ids: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[_Union[Weights, _Mapping]]] = ..., inserted_count: _Optional[int] = ..., delivered_count: _Optional[int] = ..., closed_count: _Optional[int] = ..., chunks: _Optional[_Union[ChunkColumns, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., open_chunks: _Optional[_Union[OpenChunkColumns, _Mapping]] = ..., quarantined: _Optional[_Iterable[_Union[_buffer_pb2.QuarantinedFragment, _Mapping]]] = ..., live_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., ended_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[KnownSchema, _Mapping]]] = ...) -> None: ...
+    subscriptions: _containers.RepeatedCompositeFieldContainer[NamedCursor]
+    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[BufferLimits, _Mapping]] = ..., draw_seed: _Optional[int] = ..., draw_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., step_count: _Optional[int] = ..., ended_session_ids: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[_Union[Weights, _Mapping]]] = ..., inserted_count: _Optional[int] = ..., delivered_count: _Optional[int] = ..., closed_count: _Optional[int] = ..., chunks: _Optional[_Union[ChunkColumns, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., open_chunks: _Optional[_Union[OpenChunkColumns, _Mapping]] = ..., quarantined: _Optional[_Iterable[_Union[_buffer_pb2.QuarantinedFragment, _Mapping]]] = ..., live_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., ended_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[KnownSchema, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[NamedCursor, _Mapping]]] = ...) -> None: ...
+
+class NamedCursor(_message.Message):
+    __slots__ = ("name", "retaining", "chunk_id", "missed_count")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RETAINING_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    MISSED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    retaining: bool
+    chunk_id: int
+    missed_count: int
+    def __init__(self, name: _Optional[str] = ..., retaining: bool = ..., chunk_id: _Optional[int] = ..., missed_count: _Optional[int] = ...) -> None: ...
 
 class KnownSchema(_message.Message):
     __slots__ = ("hash", "schema")
