@@ -24,10 +24,10 @@ from breadbox.types import (
     PayloadReference,
 )
 from breadbox_policies import make_policy, policy_weights
+from breadbox_rollout.app import share_interpreter
 from breadbox_rollout.environments import EnvSpec, envs_per_process
 from breadbox_rollout.episodes import EpisodeReporter
 from breadbox_rollout.inference import Inference
-from breadbox_rollout.main import share_interpreter
 from breadbox_rollout.models import ModelWatcher
 from breadbox_rollout.player import Player, PlayerOptions
 from breadbox_rollout.pool import EnvProcesses, PoolOptions

@@ -15,7 +15,6 @@ from breadbox.extras import how_to_install
 
 Environment = gymnasium.Env[Any, Any]
 
-VECTORIZE_MODES = ("sync", "async", "vector_entry_point")
 _CHEAP_MODULES = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
 """Entry points of environments whose step costs less than waking another process."""
 _ENVS_PER_CHEAP_PROCESS_MAX = 16

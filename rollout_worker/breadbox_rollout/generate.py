@@ -1,4 +1,4 @@
-"""`breadbox generate`."""
+"""What `breadbox generate` runs, with all that it takes."""
 
 import logging
 from collections.abc import Mapping
@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from breadbox.cli.command import command
-from breadbox.cli.modules import import_from_here
 from breadbox.cli.signals import stop_on_signals
 from breadbox.errors import InvalidRequestError
 from breadbox_rollout.environments import EnvSpec, check_environment, check_frames
@@ -28,14 +26,14 @@ from breadbox_rollout.settings import GenerateSettings
 logger = logging.getLogger(__name__)
 
 
-@command(GenerateSettings, reads_variable=True)
-def generate(settings: GenerateSettings) -> None:
-    """Play whole episodes and write them to files, with a line each in manifest.jsonl.
+def generate_episodes(settings: GenerateSettings) -> None:
+    """Play and write episodes until there are as many as wanted, or a signal comes.
 
-    Ctrl-C ends early and keeps what is finished; the exit code is then 130.
+    Raises:
+        InvalidRequestError: A setting does not fit the environment, the device or the policy.
+        EnvironmentStartError: No environment starts.
+        SystemExit: With 130, after a signal.
     """
-    settings.configure_logs()
-    import_from_here()
     spec = EnvSpec(name=settings.env, options=settings.env_options)
     check_environment(spec)
     if settings.media != "none":

@@ -14,8 +14,6 @@ from breadbox.errors import InvalidRequestError
 Frame = NDArray[np.uint8]
 """uint8[height, width, 3], red first."""
 
-MEDIA = ("h264", "jpeg", "none")
-
 
 class FrameWriter(Protocol):
     """Takes the frames of one episode, all of the same size."""

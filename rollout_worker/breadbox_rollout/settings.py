@@ -12,9 +12,9 @@ from breadbox.cli.connection import Connection
 from breadbox.cli.logs import LogSettings
 from breadbox.cli.settings import Bytes, of_one_call, setting
 from breadbox.errors import InvalidRequestError
-from breadbox_rollout.environments import VECTORIZE_MODES
-from breadbox_rollout.media import MEDIA
 
+MEDIA = ("h264", "jpeg", "none")
+VECTORIZE_MODES = ("sync", "async", "vector_entry_point")
 _QUEUE_FRAGMENTS_PER_ENV = 2
 
 

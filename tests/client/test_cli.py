@@ -91,6 +91,20 @@ def test_help_names_every_command_and_imports_none() -> None:
     assert "[]" == done.stdout.splitlines()[-1]
 
 
+@pytest.mark.parametrize("name", ["rollout", "generate", "learn", "demo"])
+def test_the_help_of_what_needs_torch_imports_none_of_what_it_runs(name: str) -> None:
+    """Torch and environments take ten seconds on a busy machine."""
+    code = (
+        "import sys; from breadbox.cli.main import cli\n"
+        f"try: cli([{name!r}, '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'gymnasium', 'av', 'grpc', 'numpy', 'matplotlib'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ("", "[]") == (done.stderr, done.stdout.splitlines()[-1])
+
+
 def test_help_is_there_within_a_third_of_a_second_of_cpu_time() -> None:
     """Wall time would measure the other tests on the machine; the goal is 0.3 s of it."""
 

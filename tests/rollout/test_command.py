@@ -307,7 +307,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             addresses.append(client.address)
             client.close()
 
-    monkeypatch.setattr("breadbox_rollout.main.run_worker", run_nothing)
+    monkeypatch.setattr("breadbox_rollout.app.run_worker", run_nothing)
     return addresses
 
 
