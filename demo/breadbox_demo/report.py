@@ -14,7 +14,10 @@ def _panel(axes: object, times_s: Sequence[float], log: ProgressLog, names: dict
         axes.plot(times_s, log.column(name), label=label, linewidth=1.8)
     axes.grid(visible=True, alpha=0.3)
     if len(names) > 1:
-        axes.legend(loc="upper left", frameon=False)
+        # Above the panel, where no line can run.
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=len(names), frameon=False, fontsize=9
+        )
 
 
 def write_report(log: ProgressLog, path: Path, *, title: str, target_return: float) -> None:
@@ -38,7 +41,15 @@ def write_report(log: ProgressLog, path: Path, *, title: str, target_return: flo
     figure.suptitle(title)
     _panel(returns, times_s, log, {"return_mean_100": "mean return of the last 100 episodes"})
     returns.axhline(target_return, linestyle="--", color="grey", linewidth=1)
-    returns.annotate(f"target {target_return:g}", (0, target_return), color="grey", va="bottom")
+    returns.annotate(
+        f"target {target_return:g}",
+        (0.01, target_return),
+        (0, -3),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        color="grey",
+        va="top",
+    )
     returns.set_ylabel("mean return, last 100 episodes")
     _panel(staleness, times_s, log, {"staleness_max": "oldest", "staleness_mean": "mean"})
     staleness.set_ylabel("staleness of what was\ntrained on (versions)")

@@ -55,7 +55,7 @@ def make_secrets(settings: SecretsSettings) -> None:
 
     \b
     server/tokens       for breadbox serve --tokens
-    server/config.yml   for breadbox serve --config: the store's URLs, with passwords
+    server/config.yml   for breadbox serve --config: store URLs with passwords
     redis/users.acl     for redis-server --aclfile; it holds hashes only
     producer/token      for rollout workers, as BREADBOX_TOKEN=@FILE
     learner/token       for learners

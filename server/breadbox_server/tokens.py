@@ -322,7 +322,8 @@ def new_token() -> str:
 _EXAMPLES: Final = """\b
 Examples:
   breadbox token --role admin --name me --file tokens
-  breadbox token --role producer --name team-a --buffer 'team-a-*' --worker 'a-*' --file tokens
+  breadbox token --role producer --name team-a --buffer 'team-a-*' \\
+      --worker 'a-*' --file tokens
   breadbox token --role producer --name guest --buffer guest --workers-max 8 \\
       --bytes-held-max 2GiB --appends-per-s-max 200 --file tokens
 """

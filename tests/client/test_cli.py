@@ -91,6 +91,24 @@ def test_help_names_every_command_and_imports_none() -> None:
     assert "[]" == done.stdout.splitlines()[-1]
 
 
+def every_command(group: click.Group, *names: str) -> Iterator[list[str]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        made = group.get_command(context, name)
+        yield [*names, name]
+        if isinstance(made, click.Group):
+            yield from every_command(made, *names, name)
+
+
+def test_helps_fit_a_terminal_of_80_columns() -> None:
+    wide = {}
+    for names in ([], *every_command(cli)):
+        done = CliRunner(env={"COLUMNS": "80"}).invoke(cli, [*names, "--help"])
+        assert 0 == done.exit_code
+        wide[" ".join(names)] = [line for line in done.output.splitlines() if len(line) > 80]
+    assert {} == {name: lines for name, lines in wide.items() if lines}
+
+
 @pytest.mark.parametrize("name", ["rollout", "generate", "learn", "demo"])
 def test_the_help_of_what_needs_torch_imports_none_of_what_it_runs(name: str) -> None:
     """Torch and environments take ten seconds on a busy machine."""

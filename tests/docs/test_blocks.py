@@ -5,6 +5,7 @@ here. A block without either fails, and so does a name that stands here without 
 shell are those of `test_shell_lines`.
 """
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -142,6 +143,16 @@ def run_generator() -> None:
     assert 1 == len(Path("episodes/manifest.jsonl").read_text().splitlines())
 
 
+def run_dict_observations() -> None:
+    place = "docs/rollout.md#dict"
+    with breadbox.local_server() as client:
+        client.start_session("s", model_version=0)
+        names = run(place, client=client)
+    (told,) = re.findall(r"shape\)  # (.*)", PYTHON[place].code)
+    batch = names["batch"]
+    assert told == f"{batch.obs['camera'].shape} {batch.obs['speed'].shape}"
+
+
 def run_as_test(place: str, before: str) -> None:
     """Run a block that is a test of a reader's, with their code before it."""
     Path("test_it.py").write_text(before + PYTHON[place].code)
@@ -173,6 +184,7 @@ HERE: dict[str, Callable[[], None]] = {
     "docs/offline.md#stages": run_offline,
     "docs/offline.md#mixer": run_mixer,
     "docs/rollout.md#generator": run_generator,
+    "docs/rollout.md#dict": run_dict_observations,
     "docs/minestudio.md#switch": lambda: with_fragments("docs/minestudio.md#switch"),
     "docs/minestudio.md#loading": lambda: with_fragments("docs/minestudio.md#loading"),
     "client/breadbox/__init__.py#1": lambda: with_fragments("client/breadbox/__init__.py#1"),

@@ -174,9 +174,11 @@ class UpdateSettings(LimitSettings):
     """A buffer, and what changes of its limits."""
 
     reset: tuple[str, ...] = of_one_call(
-        (), choices=tuple(each.name.replace("_", "-") for each in fields(BufferConfig))
+        (),
+        choices=tuple(each.name.replace("_", "-") for each in fields(BufferConfig)),
+        metavar="LIMIT",
     )
-    """Limit that gets the server's default again; may be given several times."""
+    """Limit that gets the server's default again, such as uses-max; may be given several times."""
 
 
 @buffers.add

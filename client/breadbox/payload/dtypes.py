@@ -41,13 +41,25 @@ def stored_array(path: str, leaf: Any) -> tuple[NDArray[Any], str]:
     if array.dtype.kind == "V" and array.dtype.name == BFLOAT16:  # From the package ml_dtypes.
         return array.view(np.uint16), BFLOAT16
     if array.dtype.hasobject:
-        raise UnsupportedArrayError(path, f"{array.dtype} arrays hold Python objects")
+        raise UnsupportedArrayError(
+            path, f"{array.dtype} arrays hold Python objects{_remedy(array)}"
+        )
     if array.dtype.names is not None:
         raise UnsupportedArrayError(path, "a structured array; store its fields as a dict")
     name = array.dtype.str
     if not _NAME.fullmatch(name) or np.dtype(name) != array.dtype:
         raise UnsupportedArrayError(path, f"dtype {array.dtype} cannot be stored")
     return array, name
+
+
+def _remedy(array: NDArray[Any]) -> str:
+    """What somebody may have meant who made an array of objects, and how that is stored."""
+    held = next(iter(array.flat), None) if array.dtype == object else None
+    if isinstance(held, dict):
+        return "; of dicts, stack per key: {'key': array[T, ...], ...}"
+    if isinstance(held, (np.ndarray, list, tuple)):
+        return "; what differs in shape from step to step cannot be stacked: pad it to one shape"
+    return ""
 
 
 def parse_dtype(name: str) -> np.dtype[Any]:

@@ -487,9 +487,10 @@ def _check_layout(layout: Layout, step_count: int) -> None:
         if field_of(stored.name) not in STEP_FIELDS:
             continue
         if not stored.shape or stored.shape[0] != step_count:
-            raise TreeMismatchError(
-                stored.name, f"[{step_count}, ...]", f"shape {list(stored.shape)}"
-            )
+            got = f"shape {list(stored.shape)}"
+            if stored.name.startswith(f"{field_of(stored.name)}["):
+                got += "; a list is a tree of arrays, not one entry per step: stack steps per key"
+            raise TreeMismatchError(stored.name, f"[{step_count}, ...]", got)
         if stored.name.startswith("obs") and _is_float_image(stored):
             _log.warning(
                 "array %s holds images as float32 %s: 4 times the bytes of uint8, and no video "
