@@ -58,11 +58,30 @@ def run(place: str, address: str = ADDRESS, **names: Any) -> dict[str, Any]:
     return names
 
 
+def run_tail(place: str, _: str, **names: Any) -> None:
+    """Run a block that reads for ever, until it has read what there is."""
+    code = PYTHON[place].code.replace("tail()", "tail(max_wait_s=0)")
+    assert code != PYTHON[place].code
+    exec(compile(code, place, "exec"), names)
+
+
+def run_async_tail(place: str, address: str, **names: Any) -> None:
+    """The same, where reading awaits."""
+    before = f"async with breadbox.aio.connect({address!r}) as client:\n"
+    code = PYTHON[place].code.replace("tail()", "tail(max_wait_s=0)")
+    assert code != PYTHON[place].code
+    run_in_loop(place, before + textwrap.indent(code, "    "), **names)
+
+
 def run_async(place: str, address: str = ADDRESS, before: str = "", **names: Any) -> None:
     """Run a block that awaits, as the body of a coroutine, or of a statement in it."""
     code = PYTHON[place].code.replace(ADDRESS, address)
     if before:
         code = before + textwrap.indent(code, "    ")
+    run_in_loop(place, code, **names)
+
+
+def run_in_loop(place: str, code: str, **names: Any) -> None:
     body = (
         f"import asyncio\nasync def main():\n{textwrap.indent(code, '    ')}\nasyncio.run(main())"
     )
@@ -153,6 +172,33 @@ def run_dict_observations() -> None:
     assert told == f"{batch.obs['camera'].shape} {batch.obs['speed'].shape}"
 
 
+def run_step_writer() -> None:
+    # It has a single step to write: fragments of any length.
+    with breadbox.local_server(schema="ragged") as client:
+        client.start_session("s")
+        step = {
+            **{name: np.zeros(4, np.float32) for name in ("obs", "next_obs")},
+            **{"action": np.int64(0), "reward": 1.0, "terminated": False, "truncated": True},
+        }
+        run("client/breadbox/step_writer.py#1", client.address, breadbox=breadbox, **step)
+        assert 1 == client.get_buffer().state.counters["fragments_admitted"]
+
+
+def run_mirror() -> None:
+    server, client = fed(64)
+    try:
+        place = "client/breadbox/mirror/__init__.py#1"
+        code = PYTHON[place].code.replace(ADDRESS, client.address)
+        names: dict[str, Any] = {}
+        for said, run_as in (('device="cuda"', 'device="cpu"'), ("steps=1_000", "steps=100")):
+            assert said in code
+            code = code.replace(said, run_as)
+        exec(compile(code, place, "exec"), names)
+        assert 256 == len(names["batch"])
+    finally:
+        server.__exit__(None, None, None)
+
+
 def run_as_test(place: str, before: str) -> None:
     """Run a block that is a test of a reader's, with their code before it."""
     Path("test_it.py").write_text(before + PYTHON[place].code)
@@ -194,9 +240,15 @@ HERE: dict[str, Callable[[], None]] = {
     "client/breadbox/aio/client.py#1": lambda: with_fragments(
         "client/breadbox/aio/client.py#1", run_async_with_client
     ),
+    "client/breadbox/aio/client.py#2": lambda: with_fragments(
+        "client/breadbox/aio/client.py#2", run_async_tail
+    ),
     "client/breadbox/aio/local.py#1": lambda: with_fragments(
         "client/breadbox/aio/local.py#1", run_async
     ),
+    "client/breadbox/client.py#2": lambda: with_fragments("client/breadbox/client.py#2", run_tail),
+    "client/breadbox/step_writer.py#1": run_step_writer,
+    "client/breadbox/mirror/__init__.py#1": run_mirror,
     "client/breadbox/client.py#1": lambda: with_fragments("client/breadbox/client.py#1"),
     "client/breadbox/local.py#1": lambda: with_fragments("client/breadbox/local.py#1"),
     "client/breadbox/testing.py#1": lambda: run_as_test("client/breadbox/testing.py#1", PRODUCER),

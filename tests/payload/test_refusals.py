@@ -2,7 +2,9 @@
 
 import contextlib
 import math
+import sys
 import time
+import types
 from collections.abc import Callable
 
 import numpy as np
@@ -64,6 +66,14 @@ def test_leaves_that_cannot_be_stored_are_named(leaf: object, problem: str, code
         encode_tree({"obs": {"good": np.zeros(2), "bad": [leaf]}}, codecs=codec)
     assert "obs.bad[0]" == caught.value.path
     assert problem in caught.value.problem
+
+
+def test_arrays_are_encoded_while_another_thread_imports_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The module is known from the first line of it on, and its classes are not."""
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    assert payload_of({"obs": np.zeros(3)})
 
 
 def test_trees_beyond_limits_are_refused() -> None:

@@ -31,7 +31,7 @@ def stored_array(path: str, leaf: Any) -> tuple[NDArray[Any], str]:
     Raises:
         UnsupportedArrayError: The leaf is not an array, or of a type that is never stored.
     """
-    if _is_tensor(leaf):
+    if is_tensor(leaf):
         return _stored_tensor(path, leaf)
     if isinstance(leaf, np.ma.MaskedArray):
         raise UnsupportedArrayError(path, "a masked array; store its data and mask apart")
@@ -107,9 +107,11 @@ def byte_view(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _is_tensor(leaf: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(leaf, torch.Tensor)
+def is_tensor(leaf: Any) -> bool:
+    """Whether it is one of torch's, which is not imported to find out."""
+    # While another thread imports torch, the module is there, and Tensor is not; nor is any tensor.
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and isinstance(leaf, tensor)
 
 
 def _stored_tensor(path: str, tensor: Any) -> tuple[NDArray[Any], str]:

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from breadbox import errors
 from breadbox.fragment import Tree
-from breadbox.payload.dtypes import parse_dtype
+from breadbox.payload.dtypes import is_tensor, parse_dtype
 
 Recipe = list[Any]
 
@@ -188,7 +188,7 @@ def take_aside(value: Any, aside: Aside, path: str) -> Recipe:
         return _take_array_aside(value, aside, path)
     if isinstance(value, np.generic):
         return ["scalar of", _take_array_aside(np.asarray(value), aside, path)]
-    if _is_tensor(value):
+    if is_tensor(value):
         array = value.detach().cpu().numpy()
         return ["tensor of", _take_array_aside(array, aside, path)]
     if isinstance(value, dict):
@@ -241,16 +241,16 @@ def _fitting_array(
     value: Any, row_count: int | None, drops_axis: bool
 ) -> tuple[Tree, Recipe] | None:
     """What goes into a tree as it is; None: it does not fit."""
-    if _is_tensor(value) or type(value) is np.ndarray:
-        is_tensor = type(value) is not np.ndarray
-        if not is_tensor and value.dtype.kind not in _PLAIN_KINDS:
+    if is_tensor(value) or type(value) is np.ndarray:
+        of_torch = type(value) is not np.ndarray
+        if not of_torch and value.dtype.kind not in _PLAIN_KINDS:
             return None
         if row_count is not None and tuple(value.shape[:1]) != (row_count,):
             return None
-        name = "tensor" if is_tensor else "array"
+        name = "tensor" if of_torch else "array"
         if not drops_axis:
             return value, [name]
-        return value[0], ["row tensor" if is_tensor else "row"]
+        return value[0], ["row tensor" if of_torch else "row"]
     if row_count is not None or drops_axis:
         return None  # Numbers have no rows.
     if isinstance(value, np.generic) and value.dtype.kind in _PLAIN_KINDS:
@@ -297,11 +297,6 @@ def _free_name(key: Any, taken: dict[str, Any]) -> str:
     return name
 
 
-def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
 def _as_tensor(leaf: Any) -> Any:
     import torch
 
@@ -309,5 +304,5 @@ def _as_tensor(leaf: Any) -> Any:
 
 
 def _is_omegaconf(value: Any) -> bool:
-    omegaconf = sys.modules.get("omegaconf")
-    return omegaconf is not None and isinstance(value, omegaconf.DictConfig)
+    kind = getattr(sys.modules.get("omegaconf"), "DictConfig", None)
+    return kind is not None and isinstance(value, kind)

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from breadbox.payload.dtypes import is_tensor
+
 
 def auto_stack(elems: Sequence[Any]) -> Any:
     """Stack alike values by the kind of the first: arrays, tensors, numbers, trees.
@@ -27,7 +29,7 @@ def auto_stack(elems: Sequence[Any]) -> Any:
     first = elems[0]
     if isinstance(first, np.ndarray):
         return np.stack(elems)
-    if _is_tensor(first):
+    if is_tensor(first):
         return _torch().stack(list(elems))
     if isinstance(first, str):
         return elems
@@ -42,7 +44,7 @@ def auto_stack(elems: Sequence[Any]) -> Any:
 
 def auto_to_numpy(data: Any) -> Any:
     """Tensors of dicts and lists as arrays, on the host; everything else stays as it is."""
-    if _is_tensor(data):
+    if is_tensor(data):
         return data.cpu().numpy()
     if isinstance(data, dict):
         return {key: auto_to_numpy(child) for key, child in data.items()}
@@ -61,7 +63,7 @@ def auto_to_torch(data: Any, device: Any) -> Any:
     """
     if isinstance(data, np.ndarray):
         return _torch().tensor(data).to(device)
-    if _is_tensor(data):
+    if is_tensor(data):
         return data.to(device)
     if isinstance(data, dict):
         return {key: auto_to_torch(child, device) for key, child in data.items()}
@@ -80,7 +82,7 @@ def auto_getitem(data: Any, index: Any) -> Any:
     """
     if isinstance(data, dict):
         return {key: child[index] for key, child in data.items()}
-    if _is_tensor(data):
+    if is_tensor(data):
         return data[index]
     raise NotImplementedError(f"neither a dict nor a tensor: {type(data).__name__}")
 
@@ -95,7 +97,7 @@ def auto_slice(data: Any, start: int, end: int, dim: int, type_list: int = 0) ->
     """
     if data is None:
         return None
-    if _is_tensor(data):
+    if is_tensor(data):
         return data.narrow(dim, start, end - start)
     if _is_dict(data):
         return {key: auto_slice(data[key], start, end, dim, type_list) for key in data}
@@ -119,7 +121,7 @@ def auto_cat(elems: Sequence[Any], dim: int = 0) -> Any:
         return None
     if isinstance(first, np.ndarray):
         return np.concatenate(elems, axis=dim)
-    if _is_tensor(first):
+    if is_tensor(first):
         return _torch().cat(list(elems), dim=dim)
     if isinstance(first, list):
         if dim == 0:
@@ -148,7 +150,7 @@ def auto_pad(arr: Any, padding_length: int) -> Any:
 
 def recursive_detach(data: Any) -> Any:
     """Tensors of lists and tuples without their history of gradients; the rest stays."""
-    if _is_tensor(data):
+    if is_tensor(data):
         return data.detach()
     if isinstance(data, list):
         return [recursive_detach(child) for child in data]
@@ -161,13 +163,8 @@ def _is_dict(data: Any) -> bool:
     """Whether it is a dict, or one of OmegaConf's configurations."""
     if isinstance(data, dict):
         return True
-    omegaconf = sys.modules.get("omegaconf")
-    return omegaconf is not None and isinstance(data, omegaconf.DictConfig)
-
-
-def _is_tensor(data: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(data, torch.Tensor)
+    kind = getattr(sys.modules.get("omegaconf"), "DictConfig", None)
+    return kind is not None and isinstance(data, kind)
 
 
 def _torch() -> Any:
