@@ -1,21 +1,14 @@
 """A buffer's chunks in the order of arrival, as a client reads them, without a server."""
 
+import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from breadbox.errors import PayloadMissingError
 from breadbox.fragment import Fragment
-from breadbox.types import FragmentMetadata, FragmentReference, PayloadReference
-
-
-@dataclass(frozen=True)
-class FakeRead:
-    fragments: tuple[FragmentReference, ...]
-    lease_id: str | None
-    cursor: int
-    skipped_chunk_count: int
-    session_id: str
+from breadbox.reading import LoadedRead
+from breadbox.types import FragmentMetadata, FragmentRead, FragmentReference, PayloadReference
 
 
 @dataclass
@@ -25,18 +18,17 @@ class FakeFeed:
     session_id: str = "s"
     chunks: list[tuple[int, Fragment]] = field(default_factory=list)
     next_chunk_id: int = 0
-    leases: set[str] = field(default_factory=set)
     errors: list[Exception] = field(default_factory=list)
-    lost: set[str] = field(default_factory=set)
-    """Ids of payloads that are gone."""
-    error_call: str = "read"
-    read_count: int = 0
-    may_load: threading.Event = field(default_factory=threading.Event)
-    """Loads wait for it."""
+    leases: set[str] = field(default_factory=set)
+    lease_numbers: Iterator[int] = field(default_factory=itertools.count)
+    may_read: threading.Event = field(default_factory=threading.Event)
+    """Reads wait for it."""
+    reader_count: int = 0
+    """Reads that wait for it."""
 
     def __post_init__(self) -> None:
-        self.may_load.set()
         self._changed = threading.Condition()
+        self.may_read.set()
 
     def append(self, *fragments: Fragment) -> None:
         with self._changed:
@@ -45,67 +37,77 @@ class FakeFeed:
                 self.next_chunk_id += 1
             self._changed.notify_all()
 
-    def evict(self, count: int) -> None:
-        with self._changed:
-            del self.chunks[:count]
-
     def start_session(self, session_id: str) -> None:
         with self._changed:
             self.session_id = session_id
             self.chunks.clear()
             self._changed.notify_all()
 
+    def tail(
+        self,
+        after_chunk_id: int | None = None,
+        *,
+        max_wait_s: float | None = None,
+        known_session_id: str | None = None,
+        columns: Sequence[str] | None = None,
+        is_mapped: bool = False,
+        buffer: str | None = None,
+    ) -> Iterator[LoadedRead]:
+        after, known = -1 if after_chunk_id is None else after_chunk_id, known_session_id
+        while True:
+            self.reader_count += 1
+            self.may_read.wait()
+            self.reader_count -= 1
+            with self._changed:
+                if self.errors:
+                    raise self.errors.pop(0)
+
+                if not self._changed.wait_for(partial(self._is_news, after, known), max_wait_s):
+                    return
+                if self.errors:
+                    continue
+                found = [chunk for chunk in self.chunks if chunk[0] > after][:64]
+                cursor = found[-1][0] if found else self.next_chunk_id - 1
+                read = LoadedRead(
+                    fragments=tuple(fragment for _, fragment in found),
+                    references=tuple(_reference(*each) for each in found),
+                    cursor=cursor,
+                    skipped_chunk_count=cursor - after - len(found),
+                    session_id=self.session_id,
+                    model_version=0,
+                )
+                after, known = cursor, self.session_id
+            yield read
+
     def read_fragments(
         self,
         after_chunk_id: int | None = None,
         *,
         chunk_count_max: int = 64,
-        max_wait_s: float = 0.0,
-        lease_s: float | None = None,
-        known_session_id: str | None = None,
         buffer: str | None = None,
-    ) -> FakeRead:
-        self._fail("read")
+    ) -> FragmentRead:
         after = -1 if after_chunk_id is None else after_chunk_id
         with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    bool(self.errors)
-                    or self.next_chunk_id - 1 > after
-                    or known_session_id not in (None, self.session_id)
-                ),
-                max_wait_s,
-            )
-            self.read_count += 1
             found = [chunk for chunk in self.chunks if chunk[0] > after][:chunk_count_max]
-            cursor = found[-1][0] if found else self.next_chunk_id - 1
-            lease_id = f"lease-{self.read_count}" if found else None
+            lease_id = f"lease-{next(self.lease_numbers)}" if found else None
             if lease_id is not None:
                 self.leases.add(lease_id)
-            skipped = 0 if after_chunk_id is None else cursor - after - len(found)
-            fragments = tuple(_reference(chunk_id, each) for chunk_id, each in found)
-            return FakeRead(fragments, lease_id, cursor, skipped, self.session_id)
-
-    def load_fragments(
-        self, references: Sequence[FragmentReference], *, columns: Sequence[str] | None = None
-    ) -> list[Fragment]:
-        self.may_load.wait()
-        self._fail("load")
-        for reference in references:
-            if reference.metadata.payload.payload_id in self.lost:
-                raise PayloadMissingError(reference.metadata.payload.payload_id)
-        with self._changed:
-            every = dict(self.chunks)
-            return [every[reference.chunk_id] for reference in references]
+            return FragmentRead(
+                fragments=tuple(_reference(*each) for each in found),
+                lease_id=lease_id,
+                remaining_s=60.0,
+                cursor=found[-1][0] if found else self.next_chunk_id - 1,
+                skipped_chunk_count=0,
+                session_id=self.session_id,
+                model_version=0,
+            )
 
     def release_lease(self, lease_id: str, *, buffer: str | None = None) -> None:
-        with self._changed:
-            self.leases.remove(lease_id)
+        self.leases.remove(lease_id)
 
-    def _fail(self, call: str) -> None:
-        with self._changed:
-            if self.errors and self.error_call == call:
-                raise self.errors.pop(0)
+    def _is_news(self, after: int, known: str | None) -> bool:
+        is_another = known is not None and known != self.session_id
+        return bool(self.errors) or self.next_chunk_id - 1 > after or is_another
 
 
 def _reference(chunk_id: int, fragment: Fragment) -> FragmentReference:

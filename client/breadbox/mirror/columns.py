@@ -14,6 +14,7 @@ from breadbox.errors import InvalidRequestError, TreeMismatchError, UnsupportedA
 from breadbox.fragment import Fragment, Tree
 from breadbox.mirror.frames import FrameLayout, FramePlan, FrameRing, Piece
 from breadbox.mirror.memory_map import lazy_array
+from breadbox.mirror.tensors import itself
 from breadbox.payload.dtypes import as_leaf, stored_array
 from breadbox.trees import (
     Structure,
@@ -69,11 +70,8 @@ class Rows(NamedTuple):
     """Rows that were gathered: bytes [..., row]."""
 
     memory: NDArray[np.uint8]
-
-    @property
-    def lead(self) -> tuple[int, ...]:
-        """Shape of what was asked for."""
-        return self.memory.shape[:-1]
+    leaf: Callable[[Any], Any]
+    """What makes a leaf of an array."""
 
 
 class Columns:
@@ -229,22 +227,25 @@ class Columns:
         """A column of all rows, as a view: for looking up single places."""
         return self._views[name]
 
-    def gather(self, positions: NDArray[np.int64]) -> Rows:
+    def gather(self, positions: NDArray[np.int64], leaf: Callable[[Any], Any] = itself) -> Rows:
         """Copy the rows at some positions, of any shape."""
         memory = np.take(self._rows, positions.reshape(-1), axis=0, mode="clip")
-        return Rows(memory.reshape(*positions.shape, self.row_bytes))
+        return Rows(memory.reshape(*positions.shape, self.row_bytes), leaf)
 
     def field(self, rows: Rows, name: str) -> Any:
+        """One array of gathered rows, as a view: a leaf."""
+        return rows.leaf(self.array(rows, name))
+
+    def array(self, rows: Rows, name: str) -> NDArray[Any]:
         """One array of gathered rows, as a view."""
-        column = self._columns[name]
-        array: NDArray[Any] = np.ndarray(
-            (*rows.lead, *column.shape),
+        column, memory = self._columns[name], rows.memory
+        return np.ndarray(
+            (*memory.shape[:-1], *column.shape),
             column.dtype,
-            rows.memory.data,
+            memory,
             column.offset,
-            (*rows.memory.strides[:-1], *column.strides),
+            (*memory.strides[:-1], *column.strides),
         )
-        return array
 
     def tree(self, name: str, rows: Rows) -> Tree:
         """A tree of gathered rows; None where fragments have none."""
@@ -260,10 +261,10 @@ class Columns:
         def leaf_of(number: int) -> Any:
             leaf = leaves[number]
             if leaf.path in self.rings:
-                array = self.rings[leaf.path].read(self.field(rows, place(leaf.path)))
+                array = self.rings[leaf.path].read(self.array(rows, place(leaf.path)))
             else:
-                array = self.field(rows, names[number])
-            return as_leaf(array, leaf.type_name)
+                array = self.array(rows, names[number])
+            return rows.leaf(as_leaf(array, leaf.type_name))
 
         return leaf_of(structure) if type(structure) is int else map_structure(leaf_of, structure)
 

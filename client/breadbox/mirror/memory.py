@@ -4,7 +4,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar, get_args
 
@@ -16,6 +16,7 @@ from breadbox.errors import InvalidRequestError, WaitElapsedError
 from breadbox.fragment import Fragment, Tree
 from breadbox.mirror.batches import Prioritised, SequenceBatch, StepBatch
 from breadbox.mirror.columns import Columns
+from breadbox.mirror.copying import copied, sequence_batch, stacked, step_batch
 from breadbox.mirror.frames import FramePlan, Piece
 from breadbox.mirror.hindsight import GoalStrategy, Relabel, relabelled_with
 from breadbox.mirror.priorities import SumTree
@@ -240,7 +241,7 @@ class StepMemory:
         columns.write_trees(positions, arrays, following)
         for path, plan in plans.items():
             columns.write_frames(positions, path, plan, places[path])
-        state = map_tree(_copied, fragment.in_state)
+        state = map_tree(copied, fragment.in_state)
         with self._changed:
             self._publish(number, start, count, handle, stream, state, fragment)
             self._unusable.extend((np.flatnonzero(~usable) + start).tolist())
@@ -600,9 +601,9 @@ class StepMemory:
         Raises:
             InvalidRequestError: An argument is out of its range, or there is no step to sample.
         """
-        check_range("batch_size", batch_size, 1, 1 << 24)
-        check_range("n_step", n_step, 1, 1024)
-        check_range("gamma", gamma, 0, 1)
+        _check_range("batch_size", batch_size, 1, 1 << 24)
+        _check_range("n_step", n_step, 1, 1024)
+        _check_range("gamma", gamma, 0, 1)
         how = Prioritised() if prioritised is True else prioritised
 
         def choose() -> tuple[Numbers, Callable[[], StepBatch]]:
@@ -610,11 +611,11 @@ class StepMemory:
                 starts, weight = self._draw_by_priority(batch_size, how)
             else:
                 starts, weight = self._draw(batch_size), np.ones(batch_size, np.float32)
-            return starts, self._steps_at(starts, n_step, gamma, weight, reward_map)
+            return starts, self._steps_at(starts, n_step, gamma, weight, device, reward_map)
 
         batch = self._attempt(choose)
         self._sampled_count += batch_size
-        return batch if device is None else batch.to_torch(device)
+        return batch
 
     def _steps_at(
         self,
@@ -622,6 +623,7 @@ class StepMemory:
         n_step: int,
         gamma: float,
         weight: NDArray[np.float32],
+        device: Device | None = None,
         reward_map: RewardMap | None = None,
     ) -> Callable[[], StepBatch]:
         """Look up the windows that begin at some steps; what copies them."""
@@ -630,7 +632,7 @@ class StepMemory:
         rows = starts % self.capacity_steps
         if n_step == 1 and reward_map is None:
             discount = np.full(count, gamma, np.float32)
-            return lambda: _step_batch(columns, rows, rows, None, discount, weight)
+            return lambda: step_batch(columns, rows, rows, None, discount, weight, device)
         numbers, mask = self._window(starts, n_step)
         window = numbers % self.capacity_steps
         ended = columns.column("terminated")[window] | columns.column("truncated")[window]
@@ -643,7 +645,7 @@ class StepMemory:
         rewards = np.where(mask, rewards if reward_map is None else reward_map(rewards), 0.0)
         returns = (rewards * powers[:-1]).sum(axis=1).astype(np.float32)
         discount = powers[lengths].astype(np.float32)
-        return lambda: _step_batch(columns, rows, last, returns, discount, weight)
+        return lambda: step_batch(columns, rows, last, returns, discount, weight, device)
 
     def sample_sequences(
         self,
@@ -670,9 +672,9 @@ class StepMemory:
         Raises:
             InvalidRequestError: An argument is out of its range, or there is no step to sample.
         """
-        check_range("batch_size", batch_size, 1, 1 << 24)
-        check_range("length", length, 1, 1 << 16)
-        check_range("burn_in", burn_in, 0, (1 << 16) - length)
+        _check_range("batch_size", batch_size, 1, 1 << 24)
+        _check_range("length", length, 1, 1 << 16)
+        _check_range("burn_in", burn_in, 0, (1 << 16) - length)
         how = Prioritised() if prioritised is True else prioritised
 
         def choose() -> tuple[Numbers, Callable[[], SequenceBatch]]:
@@ -681,7 +683,7 @@ class StepMemory:
             if self._states:
                 drawn, weight = self._draw_fragments(batch_size, how)
                 states = [self._states[number] for number in drawn.tolist()]
-                state = map_tree(lambda *leaves: _stacked(leaves), *states)
+                state = map_tree(lambda *leaves: stacked(leaves), *states)
                 starts = self._fragments.get("start", drawn)
             elif how:
                 starts, weight = self._draw_by_priority(batch_size, how)
@@ -690,7 +692,7 @@ class StepMemory:
             numbers, mask = self._window(starts, burn_in + length)
             columns, rows = self._columns, numbers % self.capacity_steps
             assert columns is not None
-            return starts, lambda: _sequence_batch(columns, rows, mask, burn_in, state, weight)
+            return starts, lambda: sequence_batch(columns, rows, mask, burn_in, state, weight)
 
         batch = self._attempt(choose)
         self._sampled_count += int(batch.mask.sum())
@@ -745,7 +747,7 @@ class StepMemory:
         Raises:
             InvalidRequestError: `count` is out of its range, or no whole episode is kept.
         """
-        check_range("count", count, 1, 1 << 16)
+        _check_range("count", count, 1, 1 << 16)
 
         def choose() -> tuple[Numbers, Callable[[], list[StepBatch]]]:
             whole = self._whole_episodes()
@@ -756,12 +758,13 @@ class StepMemory:
             for start, length in zip(starts, lengths, strict=True):
                 numbers, mask = self._window(start[None], int(length))
                 assert mask.all(), "an episode is whole"
-                copies.append(self._steps_at(numbers[0], 1, 1.0, np.ones(length, np.float32)))
+                weight = np.ones(length, np.float32)
+                copies.append(self._steps_at(numbers[0], 1, 1.0, weight, device))
             return starts, lambda: [copy() for copy in copies]
 
         episodes = self._attempt(choose)
         self._sampled_count += sum(map(len, episodes))
-        return episodes if device is None else [each.to_torch(device) for each in episodes]
+        return episodes
 
     def _whole_episodes(self) -> Numbers:
         """Numbers of the whole episodes; one at least, or it is an error."""
@@ -798,9 +801,9 @@ class StepMemory:
         Raises:
             InvalidRequestError: An argument is out of its range, or no whole episode is kept.
         """
-        check_range("batch_size", batch_size, 1, 1 << 24)
-        check_range("goals_per_step", goals_per_step, 0, 1 << 16)
-        check_range("gamma", gamma, 0, 1)
+        _check_range("batch_size", batch_size, 1, 1 << 24)
+        _check_range("goals_per_step", goals_per_step, 0, 1 << 16)
+        _check_range("gamma", gamma, 0, 1)
         if strategy not in get_args(GoalStrategy):
             raise InvalidRequestError(
                 "strategy", f"must be one of {get_args(GoalStrategy)}, got {strategy!r}"
@@ -872,7 +875,7 @@ class StepMemory:
         Raises:
             InvalidRequestError: An argument is out of its range, or there is no step to sample.
         """
-        check_range("prefetch", prefetch, 0, 1024)
+        _check_range("prefetch", prefetch, 0, 1024)
         if samples_per_insert is not None and not samples_per_insert > 0:
             raise InvalidRequestError(
                 "samples_per_insert", f"must be above 0, got {samples_per_insert}"
@@ -980,17 +983,16 @@ class StepMemory:
             InvalidRequestError: A position is out of range.
         """
         wanted = _flat(positions).astype(np.int64)
-        check_range("n_step", n_step, 1, 1024)
+        _check_range("n_step", n_step, 1, 1024)
 
         def choose() -> tuple[Numbers, Callable[[], StepBatch]]:
             if len(wanted) and not 0 <= wanted.min() <= wanted.max() < self.step_count:
                 raise InvalidRequestError("positions", f"must be from 0 to {self.step_count - 1}")
             starts = wanted + self._low
             weight = np.ones(len(starts), np.float32)
-            return starts, self._steps_at(starts, n_step, gamma, weight, reward_map)
+            return starts, self._steps_at(starts, n_step, gamma, weight, device, reward_map)
 
-        batch = self._attempt(choose)
-        return batch if device is None else batch.to_torch(device)
+        return self._attempt(choose)
 
     def steps(
         self,
@@ -1006,113 +1008,16 @@ class StepMemory:
             InvalidRequestError: One is no longer kept; `holds` tells which are.
         """
         wanted = _flat(handles).astype(np.int64)
-        check_range("n_step", n_step, 1, 1024)
+        _check_range("n_step", n_step, 1, 1024)
 
         def choose() -> tuple[Numbers, Callable[[], StepBatch]]:
             starts = self._numbers_of(wanted)
             if (gone := int((starts == NONE).sum())) > 0:
                 raise InvalidRequestError("handles", f"name {gone} steps that are no longer kept")
             weight = np.ones(len(starts), np.float32)
-            return starts, self._steps_at(starts, n_step, gamma, weight)
+            return starts, self._steps_at(starts, n_step, gamma, weight, device)
 
-        batch = self._attempt(choose)
-        return batch if device is None else batch.to_torch(device)
-
-
-def _sequence_batch(
-    columns: Columns,
-    rows: Numbers,
-    mask: NDArray[np.bool_],
-    burn_in: int,
-    state: Tree,
-    weight: NDArray[np.float32],
-) -> SequenceBatch:
-    """Copy sequences of steps [B, L]; where there is no step, zeros."""
-    gathered = columns.gather(rows)
-    is_short = not mask.all()
-    obs, next_obs = columns.tree("obs", gathered), columns.next_obs(gathered)
-    handle = columns.field(gathered, "handle")
-    if is_short:
-        # Of frames, which are found by what the rows say; rows are emptied after that.
-        for tree in (obs, next_obs):
-            map_tree(lambda leaf: _emptied(leaf, ~mask), tree)
-        gathered.memory[~mask] = 0
-        handle[~mask] = NONE
-    return SequenceBatch(
-        obs=obs,
-        action=columns.tree("action", gathered),
-        reward=columns.field(gathered, "reward"),
-        next_obs=next_obs,
-        terminated=columns.field(gathered, "terminated"),
-        truncated=columns.field(gathered, "truncated"),
-        first=columns.field(gathered, "first"),
-        mask=mask,
-        is_burn_in=np.arange(mask.shape[1]) < burn_in,
-        in_state=state,
-        weight=weight,
-        handle=handle,
-        model_version=columns.field(gathered, "model_version"),
-        log_prob=columns.tree("log_prob", gathered),
-        value=columns.tree("value", gathered),
-        extras=columns.tree("extras", gathered),
-    )
-
-
-def _emptied(leaf: Any, where: NDArray[np.bool_]) -> Any:
-    leaf[where] = 0
-    return leaf
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if hasattr(leaf, "clone") else np.array(leaf)
-
-
-def _stacked(leaves: Sequence[Any]) -> Any:
-    if hasattr(leaves[0], "clone"):
-        import torch
-
-        return torch.stack(list(leaves))
-    return np.stack(leaves)
-
-
-def check_range(name: str, value: float, least: float, most: float) -> None:
-    """Raise if an argument is out of its range.
-
-    Raises:
-        InvalidRequestError: It is.
-    """
-    if not least <= value <= most:
-        raise InvalidRequestError(name, f"must be from {least} to {most}, got {value}")
-
-
-def _step_batch(
-    columns: Columns,
-    first: Numbers,
-    last: Numbers,
-    returns: NDArray[np.float32] | None,
-    discount: NDArray[np.float32],
-    weight: NDArray[np.float32],
-) -> StepBatch:
-    """Copy steps: what was seen and done from the first rows, what came of it from the last."""
-    field = columns.field
-    begun = columns.gather(first)
-    done = begun if last is first else columns.gather(last)
-    return StepBatch(
-        obs=columns.tree("obs", begun),
-        action=columns.tree("action", begun),
-        reward=field(begun, "reward") if returns is None else returns,
-        next_obs=columns.next_obs(done),
-        terminated=field(done, "terminated"),
-        truncated=field(done, "truncated"),
-        discount=discount,
-        weight=weight,
-        handle=field(begun, "handle"),
-        episode_id=field(begun, "episode_id"),
-        model_version=field(begun, "model_version"),
-        log_prob=columns.tree("log_prob", begun),
-        value=columns.tree("value", begun),
-        extras=columns.tree("extras", begun),
-    )
+        return self._attempt(choose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1148,3 +1053,13 @@ def _flat(values: ArrayLike) -> NDArray[Any]:
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     return np.asarray(values).reshape(-1)
+
+
+def _check_range(name: str, value: float, least: float, most: float) -> None:
+    """Raise if an argument is out of its range.
+
+    Raises:
+        InvalidRequestError: It is.
+    """
+    if not least <= value <= most:
+        raise InvalidRequestError(name, f"must be from {least} to {most}, got {value}")

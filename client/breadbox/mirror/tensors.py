@@ -1,5 +1,7 @@
 """Leaves of samples as torch tensors."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,3 +29,13 @@ def tensor_of(leaf: Any, device: Device) -> Any:
         return leaf
     place: Any = device  # Torch's own annotation names its class, not what that is like.
     return leaf.to(place, non_blocking=True)
+
+
+def leaf_for(device: Device | None) -> Callable[[Any], Any]:
+    """What makes a leaf of an array: itself without a device, else a tensor there."""
+    return itself if device is None else partial(tensor_of, device=device)
+
+
+def itself(array: Any) -> Any:
+    """The array."""
+    return array

@@ -1,0 +1,108 @@
+"""Copies steps out of columns, into batches."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.fragment import Tree
+from breadbox.mirror.batches import SequenceBatch, StepBatch
+from breadbox.mirror.columns import Columns
+from breadbox.mirror.tensors import leaf_for
+from breadbox.trees import map_tree
+from breadbox.types import Device
+
+Numbers = NDArray[np.int64]
+
+NO_HANDLE = -1
+"""Of a place in a sequence where there is no step."""
+
+
+def step_batch(
+    columns: Columns,
+    first: Numbers,
+    last: Numbers,
+    returns: NDArray[np.float32] | None,
+    discount: NDArray[np.float32],
+    weight: NDArray[np.float32],
+    device: Device | None,
+) -> StepBatch:
+    """Copy steps: what was seen and done from the first rows, what came of it from the last."""
+    field, leaf = columns.field, leaf_for(device)
+    begun = columns.gather(first, leaf)
+    done = begun if last is first else columns.gather(last, leaf)
+    return StepBatch(
+        obs=columns.tree("obs", begun),
+        action=columns.tree("action", begun),
+        reward=field(begun, "reward") if returns is None else leaf(returns),
+        next_obs=columns.next_obs(done),
+        terminated=field(done, "terminated"),
+        truncated=field(done, "truncated"),
+        discount=leaf(discount),
+        weight=leaf(weight),
+        handle=field(begun, "handle"),
+        episode_id=field(begun, "episode_id"),
+        model_version=field(begun, "model_version"),
+        log_prob=columns.tree("log_prob", begun),
+        value=columns.tree("value", begun),
+        extras=columns.tree("extras", begun),
+    )
+
+
+def sequence_batch(
+    columns: Columns,
+    rows: Numbers,
+    mask: NDArray[np.bool_],
+    burn_in: int,
+    state: Tree,
+    weight: NDArray[np.float32],
+) -> SequenceBatch:
+    """Copy sequences of steps [B, L]; where there is no step, zeros."""
+    gathered = columns.gather(rows)
+    is_short = not mask.all()
+    obs, next_obs = columns.tree("obs", gathered), columns.next_obs(gathered)
+    handle = columns.field(gathered, "handle")
+    if is_short:
+        # Of frames, which are found by what the rows say; rows are emptied after that.
+        for tree in (obs, next_obs):
+            map_tree(lambda leaf: _emptied(leaf, ~mask), tree)
+        gathered.memory[~mask] = 0
+        handle[~mask] = NO_HANDLE
+    return SequenceBatch(
+        obs=obs,
+        action=columns.tree("action", gathered),
+        reward=columns.field(gathered, "reward"),
+        next_obs=next_obs,
+        terminated=columns.field(gathered, "terminated"),
+        truncated=columns.field(gathered, "truncated"),
+        first=columns.field(gathered, "first"),
+        mask=mask,
+        is_burn_in=np.arange(mask.shape[1]) < burn_in,
+        in_state=state,
+        weight=weight,
+        handle=handle,
+        model_version=columns.field(gathered, "model_version"),
+        log_prob=columns.tree("log_prob", gathered),
+        value=columns.tree("value", gathered),
+        extras=columns.tree("extras", gathered),
+    )
+
+
+def copied(leaf: Any) -> Any:
+    """A copy of an array or tensor."""
+    return leaf.clone() if hasattr(leaf, "clone") else np.array(leaf)
+
+
+def stacked(leaves: Sequence[Any]) -> Any:
+    """Join arrays, or tensors, along a new first axis."""
+    if hasattr(leaves[0], "clone"):
+        import torch
+
+        return torch.stack(list(leaves))
+    return np.stack(leaves)
+
+
+def _emptied(leaf: Any, where: NDArray[np.bool_]) -> Any:
+    leaf[where] = 0
+    return leaf

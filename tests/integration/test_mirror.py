@@ -1,0 +1,207 @@
+"""A mirror of a real buffer: what it holds is what producers were told was admitted."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import breadbox
+from breadbox.fragment import Fragment
+from breadbox.mirror import ReplayMirror
+from breadbox.types import AdmissionOutcome, BufferConfig
+from support.eventually import eventually_sync
+from support.fragments import vector_fragment
+from support.redis_server import RedisServer
+from support.server_process import ServerProcess
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+NUMBERS = itertools.count()
+WAIT_S = 60.0
+STEPS = 4
+
+
+@pytest.fixture(scope="module", params=["redis", "file", "gateway"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[ServerProcess]:
+    folder: Path = tmp_path_factory.mktemp("mirror")
+    with RedisServer() as redis:
+        store = f"file://{folder}/store" if request.param == "file" else redis.url
+        options = ["--gateway"] if request.param == "gateway" else []
+        with ServerProcess("--store", store, *options, log=folder / "log") as server:
+            yield server
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[breadbox.Client]:
+    with breadbox.connect(server.address, buffer=f"b{next(NUMBERS)}") as client:
+        client.create_buffer(client.buffer, BufferConfig(capacity_chunks=64))
+        client.start_session("s")
+        yield client
+
+
+class Ledger:
+    """What producers were told was admitted, in its order."""
+
+    def __init__(self, client: breadbox.Client) -> None:
+        self.client = client
+        self.admitted: list[tuple[str, int]] = []
+
+    def append(self, *fragments: Fragment) -> None:
+        for fragment, result in zip(fragments, self.client.append_many(fragments), strict=True):
+            assert AdmissionOutcome.ADMITTED is result.outcome
+            self.admitted.append((fragment.worker_id, fragment.fragment_index))
+
+
+def fragment(index: int, worker_id: str = "w0", **changes: Any) -> Fragment:
+    """A fragment whose actions say of which worker it is, and whose observations which it is."""
+    made = vector_fragment(index, worker_id=worker_id, step_count=STEPS)
+    return replace(made, action=np.full(STEPS, int(worker_id[1:]), np.int64), **changes)
+
+
+def content(mirror: ReplayMirror) -> list[tuple[str, int]]:
+    """Fragments that the mirror holds, in its order."""
+    steps = mirror.at(range(mirror.step_count))
+    assert (np.diff(steps.handle) > 0).all()
+    return [
+        (f"w{worker}", int(index))
+        for worker, index in zip(steps.action[::STEPS], steps.obs[::STEPS, 0], strict=True)
+    ]
+
+
+def mirrored(client: breadbox.Client, **options: Any) -> ReplayMirror:
+    return ReplayMirror(client.address, buffer=client.buffer, capacity_steps=1000, **options)
+
+
+def test_it_fills_itself_and_a_second_one_with_the_same(client: breadbox.Client) -> None:
+    ledger = Ledger(client)
+    ledger.append(
+        *(fragment(index, f"w{index % 2}", fragment_index=index // 2) for index in range(40))
+    )
+    expected = [(f"w{index % 2}", index) for index in range(40)]
+    with mirrored(client, seed=3) as mirror:
+        mirror.wait_until(40 * STEPS, timeout_s=WAIT_S)
+        assert expected == content(mirror)
+        ledger.append(fragment(20, "w0"))
+        mirror.wait_until(41 * STEPS, timeout_s=WAIT_S)
+        assert [*expected, ("w0", 20)] == content(mirror)
+        # As a learner that was killed and started again.
+        with mirrored(client, seed=3) as again:
+            again.wait_until(41 * STEPS, timeout_s=WAIT_S)
+            assert content(mirror) == content(again)
+            ours, theirs = (each.sample(64, n_step=3) for each in (mirror, again))
+            assert ours.handle.tolist() == theirs.handle.tolist()
+            assert ours.next_obs.tolist() == theirs.next_obs.tolist()
+        assert 0 == mirror.skipped_chunk_count
+    # Nobody who fetches notices: no use was counted.
+    grant = client.fetch_fragments(1)
+    assert [1] == [reference.use_count for reference in grant.fragments]
+
+
+def test_windows_of_two_workers_go_on_over_fragments_and_stop_at_gaps(
+    client: breadbox.Client,
+) -> None:
+    ledger = Ledger(client)
+    for index in range(6):
+        for worker_id in ("w0", "w1"):
+            has_gap = worker_id == "w1" and index == 3
+            ledger.append(fragment(index, worker_id, discontinuity=has_gap))
+    with mirrored(client, seed=3) as mirror:
+        mirror.wait_until(12 * STEPS, timeout_s=WAIT_S)
+        steps = mirror.at(range(mirror.step_count), n_step=8, gamma=1.0)
+        # Every reward is 1, so that the return counts the steps of a window.
+        found = {
+            worker: steps.reward[steps.action == worker].astype(int).tolist() for worker in (0, 1)
+        }
+        assert [min(8, left) for left in range(24, 0, -1)] == found[0]
+        halves = [min(8, left) for left in range(12, 0, -1)]
+        assert halves + halves == found[1]
+
+
+def test_evicted_chunks_stay_in_the_mirror_and_missed_ones_are_counted(
+    client: breadbox.Client,
+) -> None:
+    ledger = Ledger(client)
+    with mirrored(client) as mirror:
+        for start in range(0, 160, 32):
+            ledger.append(*(fragment(index) for index in range(start, start + 32)))
+            mirror.wait_until((start + 32) * STEPS, timeout_s=WAIT_S)
+        assert ledger.admitted == content(mirror)
+        assert 0 == mirror.skipped_chunk_count
+    with mirrored(client) as late:
+        late.wait_until(64 * STEPS, timeout_s=WAIT_S)
+        assert ledger.admitted[-64:] == content(late)
+
+
+def test_a_new_session_empties_it(client: breadbox.Client) -> None:
+    ledger = Ledger(client)
+    ledger.append(fragment(0))
+    with mirrored(client) as mirror:
+        mirror.wait_until(STEPS, timeout_s=WAIT_S)
+        old = mirror.at(range(STEPS)).handle
+        client.start_session("next")
+        eventually_sync(lambda: mirror.step_count == 0, "the old session's steps are gone")
+        client.append(replace(fragment(9), session_id="next", fragment_index=0))
+        mirror.wait_until(STEPS, timeout_s=WAIT_S)
+        assert [("w0", 9)] == content(mirror)
+        assert not mirror.holds(old).any()
+        assert 0 == mirror.update_priorities(old, np.ones(STEPS))
+        assert STEPS == mirror.late_update_count
+
+
+def test_it_goes_on_over_a_killed_server(tmp_path: Path) -> None:
+    with (
+        RedisServer() as redis,
+        ServerProcess("--store", redis.url, log=tmp_path / "log") as server,
+        breadbox.connect(server.address) as client,
+    ):
+        client.start_session("s")
+        ledger = Ledger(client)
+        with mirrored(client, seed=1) as mirror:
+            for start in range(0, 30, 10):
+                ledger.append(*(fragment(index) for index in range(start, start + 10)))
+                mirror.wait_until((start + 10) * STEPS, timeout_s=WAIT_S)
+                before = mirror.sample(16).handle
+                server.kill()
+                assert mirror.holds(before).all()
+                assert 16 == len(mirror.sample(16))
+                server.start()
+            ledger.append(fragment(30))
+            mirror.wait_until(31 * STEPS, timeout_s=WAIT_S)
+            assert ledger.admitted == content(mirror)
+            eventually_sync(lambda: mirror.lag_s < 1.0, "it has caught up")
+
+
+def test_it_goes_on_over_a_killed_redis(tmp_path: Path) -> None:
+    with (
+        RedisServer(is_durable=True) as redis,
+        ServerProcess("--store", redis.url, log=tmp_path / "log") as server,
+        breadbox.connect(server.address) as client,
+    ):
+        client.start_session("s")
+        ledger = Ledger(client)
+        with mirrored(client) as mirror:
+            ledger.append(*(fragment(index) for index in range(10)))
+            mirror.wait_until(10 * STEPS, timeout_s=WAIT_S)
+            redis.kill()
+            assert 16 == len(mirror.sample(16))
+            redis.start()
+            ledger.append(*(fragment(index) for index in range(10, 20)))
+            mirror.wait_until(20 * STEPS, timeout_s=WAIT_S)
+            assert ledger.admitted == content(mirror)
+
+
+def test_a_wrong_address_and_a_wrong_buffer_are_told(server: ServerProcess) -> None:
+    with (
+        ReplayMirror("127.0.0.1:1", reconnect_s=0.2) as mirror,
+        pytest.raises(breadbox.errors.UnavailableError),
+    ):
+        mirror.wait_until(1, timeout_s=WAIT_S)
+    with (
+        ReplayMirror(server.address, buffer="none") as mirror,
+        pytest.raises(breadbox.errors.BufferNotFoundError),
+    ):
+        mirror.wait_until(1, timeout_s=WAIT_S)
