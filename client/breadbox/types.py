@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from breadbox.errors import InvalidRequestError
+from breadbox.presets import PRESETS
 
 
 class TorchDevice(Protocol):
@@ -51,7 +54,7 @@ class AdmissionOutcome(Enum):
 class FullPolicy(Enum):
     """What an append meets when the buffer has no room."""
 
-    EVICT_OLDEST = "evict_oldest"
+    EVICT = "evict"
     BLOCK = "block"
 
 
@@ -278,6 +281,30 @@ class BufferConfig:
     limiter: MinimumChunks | SampleToInsertRatio | None = None
     schema: SchemaPolicy | None = None
     priority_exponent: float | None = None
+    remover: str | None = None
+    with_replacement: bool | None = None
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> "BufferConfig":
+        """Limits for a kind of learner; what a preset does not say takes the server's default.
+
+        Args:
+            name: "on-policy", "off-policy", "prioritised", "queue" or "stack": see
+                docs/which-read.md.
+            **overrides: Limits that are to be others.
+
+        Raises:
+            InvalidRequestError: There is no such preset.
+        """
+        limits: dict[str, Any] = dict(PRESETS.get(name, {}))
+        if not limits:
+            raise InvalidRequestError(
+                "preset", f"must be one of {', '.join(PRESETS)}, got {name!r}"
+            )
+        for field_name, kind in (("full_policy", FullPolicy), ("schema", SchemaPolicy)):
+            if field_name in limits:
+                limits[field_name] = kind(limits[field_name])
+        return cls(**limits | overrides)
 
 
 @dataclass(frozen=True, slots=True)

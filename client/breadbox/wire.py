@@ -36,7 +36,7 @@ _OUTCOMES: dict[int, types.AdmissionOutcome] = {
     fragment_pb2.ADMISSION_OUTCOME_SCHEMA_UNKNOWN: types.AdmissionOutcome.SCHEMA_UNKNOWN,
 }
 _FULL_POLICIES = {
-    buffer_pb2.FULL_POLICY_EVICT_OLDEST: types.FullPolicy.EVICT_OLDEST,
+    buffer_pb2.FULL_POLICY_EVICT: types.FullPolicy.EVICT,
     buffer_pb2.FULL_POLICY_BLOCK: types.FullPolicy.BLOCK,
 }
 _LEASE_EXPIRY_POLICIES = {
@@ -283,10 +283,12 @@ def config_to_wire(config: types.BufferConfig) -> buffer_pb2.BufferConfig:
         and _LEASE_EXPIRY_POLICIES_TO_WIRE[config.lease_expiry_policy],
         lease_duration=duration("lease_s", config.lease_s),
         open_chunk_duration=duration("open_chunk_s", config.open_chunk_s),
-        sampler=_sampler_to_wire(config.sampler),
+        sampler=_sampler_to_wire("sampler", config.sampler),
         limiter=_limiter_to_wire(config.limiter),
         schema=config.schema and _SCHEMA_POLICIES_TO_WIRE[config.schema],
         priority_exponent=config.priority_exponent,
+        remover=_sampler_to_wire("remover", config.remover),
+        with_replacement=config.with_replacement,
     )
 
 
@@ -310,6 +312,10 @@ def config_from_wire(message: buffer_pb2.BufferConfig) -> types.BufferConfig:
         schema=_SCHEMA_POLICIES.get(message.schema),
         priority_exponent=(
             message.priority_exponent if message.HasField("priority_exponent") else None
+        ),
+        remover=message.remover.WhichOneof("sampler"),
+        with_replacement=(
+            message.with_replacement if message.HasField("with_replacement") else None
         ),
     )
 
@@ -340,12 +346,12 @@ _NAMES_ON_THE_WIRE = {"lease_s": "lease_duration", "open_chunk_s": "open_chunk_d
 _SAMPLERS = tuple(buffer_pb2.Sampler.DESCRIPTOR.fields_by_name)
 
 
-def _sampler_to_wire(name: str | None) -> buffer_pb2.Sampler | None:
+def _sampler_to_wire(field: str, name: str | None) -> buffer_pb2.Sampler | None:
     if name is None:
         return None
     if name not in _SAMPLERS:
         raise InvalidRequestError(
-            "sampler", f"must be one of {', '.join(_SAMPLERS)}, got {name!r:.200}"
+            field, f"must be one of {', '.join(_SAMPLERS)}, got {name!r:.200}"
         )
     return buffer_pb2.Sampler(**{name: {}})
 

@@ -79,7 +79,7 @@ _OUTCOMES: Final = {
     for outcome in AdmissionOutcome
 }
 _FULL_POLICIES: Final = {
-    FullPolicy.EVICT_OLDEST: buffer_pb2.FULL_POLICY_EVICT_OLDEST,
+    FullPolicy.EVICT: buffer_pb2.FULL_POLICY_EVICT,
     FullPolicy.BLOCK: buffer_pb2.FULL_POLICY_BLOCK,
 }
 _LEASE_EXPIRY_POLICIES: Final = {
@@ -450,6 +450,7 @@ _SAME_ON_THE_WIRE: Final = (
     "leases_max",
     "workers_max",
     "priority_exponent",
+    "with_replacement",
 )
 
 
@@ -511,7 +512,9 @@ def _given(message: buffer_pb2.BufferConfig) -> dict[str, Any]:
     if message.HasField("open_chunk_duration"):
         changes["open_chunk_s"] = seconds(message.open_chunk_duration)
     if message.HasField("sampler"):
-        changes["sampler"] = _sampler(message.sampler)
+        changes["sampler"] = _sampler(message.sampler, "sampler")
+    if message.HasField("remover"):
+        changes["remover"] = _sampler(message.remover, "remover")
     if message.HasField("limiter"):
         changes["limiter"] = _limiter(message.limiter)
     return changes
@@ -524,10 +527,10 @@ def _choice(members: Mapping[_Member, int], value: int, field: str) -> _Member:
     raise InvalidArgumentError(field, f"has no value {value}")
 
 
-def _sampler(message: buffer_pb2.Sampler) -> str:
+def _sampler(message: buffer_pb2.Sampler, field: str) -> str:
     name = message.WhichOneof("sampler")
     if name is None:
-        raise InvalidArgumentError("config.sampler", "names no sampler")
+        raise InvalidArgumentError(f"config.{field}", "names no sampler")
     return str(name)
 
 
@@ -554,6 +557,7 @@ def to_config(value: BufferConfig) -> buffer_pb2.BufferConfig:
         lease_duration=to_duration(value.lease_s),
         open_chunk_duration=to_duration(value.open_chunk_s),
         sampler=buffer_pb2.Sampler(**{value.sampler: {}}),
+        remover=buffer_pb2.Sampler(**{value.remover: {}}),
         limiter=_to_limiter(value.limiter),
         schema=_SCHEMA_POLICIES[value.schema],
     )

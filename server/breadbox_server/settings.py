@@ -12,6 +12,7 @@ from typing import Final
 
 from breadbox.cli.logs import LogSettings
 from breadbox.cli.settings import Bytes, setting
+from breadbox.presets import PRESETS
 from breadbox.stores import has_secret, redact
 from breadbox.stores.urls import GATEWAY_URL
 from breadbox_server.core.config import (
@@ -50,6 +51,8 @@ class Settings(LogSettings):
     Raises:
         InvalidRequestError, StartError: A value is out of its range, or contradicts another.
     """
+
+    presets = PRESETS
 
     listen: str = setting("127.0.0.1:50051", metavar="HOST:PORT")
     """Where to answer calls: HOST:PORT, [IPV6]:PORT or unix:PATH; port 0 takes a free one."""
@@ -92,6 +95,12 @@ class Settings(LogSettings):
     """Unix socket for this user alone that answers too, unencrypted; for probes and tools."""
     metrics_listen: str = setting("", metavar="HOST:PORT")
     """Where to serve metrics for Prometheus over HTTP; nothing serves none."""
+    preset: str | None = setting(None, choices=tuple(PRESETS))
+    """Limits for a kind of learner; what is given besides wins. on-policy: staleness-max 2,
+    uses-max 1, sampler uniform, full-policy evict, remover oldest_first. off-policy: staleness-max
+    and uses-max without end, capacity-chunks 65536, schema ragged. prioritised: the same with
+    sampler prioritised, priority-exponent 0.6. queue: staleness-max without end, uses-max 1,
+    full-policy block, sampler oldest_first. stack: the same with sampler newest_first."""
     fragments_per_chunk: int = _DEFAULTS.fragments_per_chunk
     """Consecutive fragments of one worker that are fetched, used and evicted together. This and
     what follows are the limits of every buffer that asks for no others."""
@@ -105,7 +114,9 @@ class Settings(LogSettings):
     uses_max: int = _DEFAULTS.uses_max
     """Deliveries of a chunk, then it leaves."""
     full_policy: FullPolicy = _DEFAULTS.full_policy
-    """When there is no room: evict the oldest chunk, or let producers wait."""
+    """When there is no room: evict chunks, or let producers wait."""
+    remover: str = setting(_DEFAULTS.remover, choices=tuple(SAMPLERS))
+    """Which chunks are evicted when there is no room; a new one may be among them."""
     schema: SchemaPolicy = _DEFAULTS.schema
     """Fragments of a session must have the same arrays and as many steps, or the same arrays alone
     (ragged), or neither (any)."""
@@ -124,7 +135,9 @@ class Settings(LogSettings):
     sampler: str = setting(_DEFAULTS.sampler, choices=tuple(SAMPLERS))
     """Which chunks a fetch gets."""
     priority_exponent: float = _DEFAULTS.priority_exponent
-    """Power, from 0 to 8, to which --sampler prioritised raises priorities: 0 draws uniformly."""
+    """Power, from 0 to 8, to which prioritised raises priorities; 0: all that are over 0 alike."""
+    with_replacement: bool = _DEFAULTS.with_replacement
+    """Whether a fetch may get a chunk several times, each of which is a use."""
     minimum_chunks: int = 1
     """A fetch waits until so many chunks are held."""
     buffers_max: int = setting(BUFFERS_MAX, ge=1, le=4096)

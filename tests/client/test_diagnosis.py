@@ -21,7 +21,7 @@ def buffer(
         "staleness_max": 2,
         "uses_max": 1,
         "leases_max": 8,
-        "full_policy": FullPolicy.EVICT_OLDEST,
+        "full_policy": FullPolicy.EVICT,
     }
     return BufferDescription(
         name="default",

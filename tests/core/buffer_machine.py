@@ -53,7 +53,7 @@ from breadbox_server.core.inputs import (
     UpdateBuffer,
     UpdatePriorities,
 )
-from breadbox_server.core.samplers import SAMPLERS
+from breadbox_server.core.samplers import OLDEST_FIRST, SAMPLERS
 from breadbox_server.journal.codec import (
     Snapshot,
     decode_snapshot,
@@ -67,6 +67,8 @@ from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
 
 WORKERS = ("a", "b", "c")
+REMOVERS = tuple(name for name in SAMPLERS if name not in ("uniform", "prioritised"))
+"""Those that leave nothing to chance."""
 PRIORITIES = (1.0, 1.0, 0.0, 0.25, 9.0, 1e30, -0.5, math.nan, math.inf)
 PICKS = st.integers(0, 999)
 """Stands for a choice among things that exist only when the rule runs."""
@@ -88,7 +90,7 @@ def make_config(choose: Choose, fragments_per_chunk: int | None = None) -> Buffe
         capacity_bytes=choose([1000, 24, 12, 1000]),
         staleness_max=choose([2, 1, 0]),
         uses_max=choose([1, 2, 3]),
-        full_policy=choose([FullPolicy.EVICT_OLDEST, FullPolicy.EVICT_OLDEST, FullPolicy.BLOCK]),
+        full_policy=choose([FullPolicy.EVICT, FullPolicy.EVICT, FullPolicy.BLOCK]),
         lease_expiry_policy=choose(list(LeaseExpiryPolicy)),
         lease_s=choose([5.0, 2.0, 1.0]),
         waiters_max=choose([3, 2, 1]),
@@ -99,6 +101,8 @@ def make_config(choose: Choose, fragments_per_chunk: int | None = None) -> Buffe
         open_chunk_s=choose([5.0, 5.0, 1.0]),
         sampler=choose(["uniform", *SAMPLERS]),
         priority_exponent=choose([1.0, 0.0, 0.5]),
+        remover=choose([OLDEST_FIRST, *REMOVERS]),
+        with_replacement=choose([False, False, True]),
         limiter=choose([MinimumChunksConfig(minimum_count)] * 3 + [ratio]),
     )
 
@@ -537,7 +541,8 @@ class BufferMachine(RuleBasedStateMachine):
             assert request_id == self.model.waiters[0].request_id, "the head was overtaken"
             self.callers_of_grant = {c.caller_id for c in self.model.waiters[0].callers}
             prepared = self.buffers.prepared(B, request_id)
-            numbers = list(dict.fromkeys(granted.chunk_id for granted in prepared))
+            size = self.model.config.fragments_per_chunk
+            numbers = [granted.chunk_id for granted in prepared[::size]]
             state = self.buffers._buffers[B]._state
             real = state.leases.find_grant(request_id)
             assert real is not None

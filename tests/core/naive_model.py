@@ -41,6 +41,8 @@ class NaiveChunk:
     priority: float = 0.0
     set_at: int = 0
     """When its priority was given or set, or it came back: a count."""
+    set_at_for_remover: int = 0
+    """The same, as the remover was told."""
 
     def __post_init__(self) -> None:
         self.priority = max(fragment.priority for fragment in self.fragments)
@@ -173,9 +175,7 @@ class NaiveBuffer:
 
     def may_grant(self, waiter: NaiveWaiter) -> bool:
         count = waiter.fragment_count // self.config.fragments_per_chunk
-        return (
-            len(self.held) >= count and self.has_leases(waiter.world_size) and self.may_draw(count)
-        )
+        return self.holds(count) and self.has_leases(waiter.world_size) and self.may_draw(count)
 
     def may_grant_head(self) -> bool:
         return bool(self.waiters) and self.may_grant(self.waiters[0])
@@ -264,7 +264,7 @@ class NaiveBuffer:
         return self.expect_fit(fragment, worker)
 
     def expect_fit(self, fragment: Fragment, worker: NaiveWorker | None) -> AdmissionOutcome:
-        evicts = self.config.full_policy is FullPolicy.EVICT_OLDEST
+        evicts = self.config.full_policy is FullPolicy.EVICT
         opened = worker.open if worker else []
         goes_on = self.goes_on(opened, fragment)
         opened_after = [*opened, fragment] if goes_on else [fragment]
@@ -309,8 +309,6 @@ class NaiveBuffer:
             self.dispose(worker.open)
             worker.open = []
         closes = len(worker.open) + 1 == self.config.fragments_per_chunk
-        if closes:
-            self.shrink(self.config.capacity_chunks - 1)
         self.shrink_bytes(self.config.capacity_bytes - fragment.payload.size_bytes)
         worker.open.append(fragment)
         worker.touched_at = now
@@ -322,10 +320,11 @@ class NaiveBuffer:
             self.inserted += 1
             self.closed_fragment_count += len(worker.open)
             worker.open = []
+            self.shrink(self.config.capacity_chunks)
 
     def note_set(self, chunk: NaiveChunk) -> None:
         self.set_count += 1
-        chunk.set_at = self.set_count
+        chunk.set_at = chunk.set_at_for_remover = self.set_count
 
     def update_priorities(
         self, priorities: list[tuple[int, float]], deleted: list[int]
@@ -342,6 +341,16 @@ class NaiveBuffer:
             self.note_set(chunk)
         unknown_count = len(priorities) - len(known) + len(deleted) - len(gone)
         return len(known), len(gone), unknown_count
+
+    def first_to_leave(self, chunks: list[NaiveChunk]) -> NaiveChunk:
+        swapped = [(chunk, chunk.set_at) for chunk in chunks]
+        for chunk, _ in swapped:
+            chunk.set_at = chunk.set_at_for_remover
+        order = self.in_order(self.config.remover, chunks)
+        for chunk, set_at in swapped:
+            chunk.set_at = set_at
+        assert order is not None, "the model does not guess"
+        return order[0]
 
     def in_order(self, name: str, chunks: list[NaiveChunk]) -> list[NaiveChunk] | None:
         """Chunks in the order that a sampler of a name says; None: it leaves that to chance."""
@@ -372,26 +381,40 @@ class NaiveBuffer:
         """Object to a draw that the sampler would not make."""
         order = self.in_order(self.config.sampler, self.held)
         if order is not None:
-            assert drawn == order[: len(drawn)], "not what comes first"
+            often = [chunk for chunk in order for _ in range(self.draws_left(chunk))]
+            assert drawn == often[: len(drawn)], "not what comes first"
         if self.config.sampler == "prioritised":
-            left_over = [chunk for chunk in self.held if chunk not in drawn and chunk.priority]
+            left_over = [
+                chunk
+                for chunk in self.held
+                if drawn.count(chunk) < self.draws_left(chunk) and chunk.priority
+            ]
             zeros = [chunk.priority == 0.0 for chunk in drawn]
             assert not (any(zeros) and left_over), "0 before another priority"
             assert zeros == sorted(zeros), "0 before another priority"
 
+    def draws_left(self, chunk: NaiveChunk) -> int:
+        """How often one draw may take a chunk."""
+        return self.config.uses_max - chunk.uses if self.config.with_replacement else 1
+
+    def holds(self, count: int) -> bool:
+        return sum(map(self.draws_left, self.held)) >= count
+
     def shrink(self, count: int) -> None:
         while len(self.held) > count:
-            self.evict(self.held[0])
+            self.evict(self.first_to_leave(self.held))
 
     def shrink_bytes(self, size: int) -> None:
         while self.referred_bytes > size:
             unleased = [chunk for chunk in self.held if not chunk.leases]
             if not unleased:
                 return
-            self.evict(unleased[0])
+            self.evict(self.first_to_leave(unleased))
 
     def evict(self, chunk: NaiveChunk) -> None:
         chunk.place = GONE
+        # What was never used counts as if it had never come.
+        self.inserted -= not chunk.uses
         self.forget_if_unreferred(chunk)
 
     def forget_if_unreferred(self, chunk: NaiveChunk) -> None:
@@ -460,6 +483,8 @@ class NaiveBuffer:
     def is_beyond_bytes(self, waiter: NaiveWaiter) -> bool:
         """Whether bytes are full of fewer chunks than are asked for, whatever the leases."""
         count = waiter.fragment_count // self.config.fragments_per_chunk
+        if self.config.with_replacement:
+            count = math.ceil(count / self.config.uses_max)
         bytes_max = self.config.capacity_bytes
         if not 0 < len(self.held) < count:
             return False
@@ -504,7 +529,9 @@ class NaiveBuffer:
         assert self.may_grant_head(), "granted what could not be granted"
         waiter = self.waiters.pop(0)
         count = waiter.fragment_count // self.config.fragments_per_chunk
-        assert len(set(numbers)) == len(numbers) == count, "drew with replacement, or too few"
+        assert len(numbers) == count, "drew too few"
+        if not self.config.with_replacement:
+            assert len(set(numbers)) == count, "drew with replacement"
         held = {chunk.number: chunk for chunk in self.held}
         chunks = [held[number] for number in numbers]
         self.check_draw(chunks)
@@ -570,9 +597,12 @@ class NaiveBuffer:
         lease.end = end
         for chunk in lease.chunks:
             chunk.leases -= 1
+            is_of_now = bool(self.session) and grant.session_id == self.session
             if gives_back:
                 chunk.uses -= 1
-                self.delivered -= grant.session_id == self.session
+                self.delivered -= is_of_now
+            # Gone without a use: that of a chunk that had left already, or leaves now.
+            was_gone = chunk.place == GONE
             if chunk.place == USED_UP and chunk.uses < self.config.uses_max:
                 fits = len(self.held) < self.config.capacity_chunks
                 is_fresh = chunk.version >= self.oldest_fresh
@@ -581,6 +611,13 @@ class NaiveBuffer:
                 self.note_set(chunk)
             elif chunk.place == USED_UP and not chunk.leases:
                 chunk.place = GONE
+            if (
+                chunk.place == GONE
+                and not chunk.uses
+                and is_of_now
+                and (gives_back or not was_gone)
+            ):
+                self.inserted -= 1
             self.forget_if_unreferred(chunk)
         if not grant.lives:
             self.grants.remove(grant)
@@ -613,7 +650,13 @@ class NaiveBuffer:
         was = (self.config.sampler, self.config.priority_exponent)
         if was != (config.sampler, config.priority_exponent):
             for chunk in self.held:
-                self.note_set(chunk)
+                self.set_count += 1
+                chunk.set_at = self.set_count
+        was = (self.config.remover, self.config.priority_exponent)
+        if was != (config.remover, config.priority_exponent):
+            for chunk in self.held:
+                self.set_count += 1
+                chunk.set_at_for_remover = self.set_count
         self.config = config
         self.drop_stale()
         for chunk in self.held:

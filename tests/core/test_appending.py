@@ -48,14 +48,14 @@ FITS = Circumstances(
         ({"was_judged_before": True, "version": 2}, "duplicate"),
         ({"version": 2, "limiter_permits": False}, "stale"),
         ({"limiter_permits": False}, "buffer_full"),
-        ({"limiter_permits": False, "full_policy": FullPolicy.EVICT_OLDEST}, "buffer_full"),
+        ({"limiter_permits": False, "full_policy": FullPolicy.EVICT}, "buffer_full"),
         ({"limiter_permits": False, "closes_chunk": False}, "admitted"),
         ({"held_count": 2}, "buffer_full"),
         ({"held_count": 2, "closes_chunk": False}, "admitted"),
-        ({"held_count": 2, "full_policy": FullPolicy.EVICT_OLDEST}, "admitted"),
+        ({"held_count": 2, "full_policy": FullPolicy.EVICT}, "admitted"),
         ({"size_bytes": 11}, "bytes_full"),
-        ({"size_bytes": 60, "full_policy": FullPolicy.EVICT_OLDEST}, "admitted"),
-        ({"size_bytes": 61, "full_policy": FullPolicy.EVICT_OLDEST}, "bytes_full"),
+        ({"size_bytes": 60, "full_policy": FullPolicy.EVICT}, "admitted"),
+        ({"size_bytes": 61, "full_policy": FullPolicy.EVICT}, "bytes_full"),
     ],
 )
 def test_admission_names_the_first_reason_that_applies(

@@ -91,11 +91,16 @@ class _Act:
 
     def play(self) -> float:
         chunks = BufferConfig(
-            fragments_per_chunk=3, uses_max=3, sampler="prioritised", priority_exponent=0.5
+            fragments_per_chunk=3,
+            uses_max=3,
+            sampler="prioritised",
+            priority_exponent=0.5,
+            remover="lowest_priority",
         )
         self._do(CreateBuffer(CHUNKS, chunks))
         for sampler in SAMPLERS:
-            self._do(CreateBuffer(GONE, replace(LIMITS, sampler=sampler)))
+            limits = replace(LIMITS, sampler=sampler, with_replacement=sampler == "uniform")
+            self._do(CreateBuffer(GONE, limits))
             self._do(DeleteBuffer(GONE))
         self._do(CreateBuffer(KEPT, BufferConfig(sampler="oldest_first")))
         self._in_default()

@@ -394,7 +394,7 @@ async def test_a_limit_in_the_mask_without_a_value_is_the_servers_default_again(
     async with served(BufferConfig(uses_max=3)) as it:
         config = await updated(it, "uses_max", "lease_duration", "full_policy", "sampler")
     assert (3, 60) == (config.uses_max, config.lease_duration.seconds)
-    assert buffer_pb2.FULL_POLICY_EVICT_OLDEST == config.full_policy
+    assert buffer_pb2.FULL_POLICY_EVICT == config.full_policy
     assert "uniform" == config.sampler.WhichOneof("sampler")
     assert 9 == config.staleness_max
 

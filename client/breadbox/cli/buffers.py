@@ -11,6 +11,7 @@ from breadbox.cli.group import Group
 from breadbox.cli.settings import Bytes, of_one_call, setting
 from breadbox.cli.stats import describe, outage_text, schema_table, staleness_text
 from breadbox.errors import InvalidRequestError
+from breadbox.presets import PRESETS
 from breadbox.types import (
     BufferConfig,
     BufferDescription,
@@ -94,7 +95,15 @@ class LimitSettings(Target):
     None has a variable: BREADBOX_CAPACITY_CHUNKS and its like are the server's own.
     """
 
+    presets = PRESETS
+
     name: str = of_one_call(positional=True)
+    preset: str | None = setting(None, environment=False, choices=tuple(PRESETS))
+    """Limits for a kind of learner; what is given besides wins. on-policy: staleness-max 2,
+    uses-max 1, sampler uniform, full-policy evict, remover oldest_first. off-policy: staleness-max
+    and uses-max without end, capacity-chunks 65536, schema ragged. prioritised: the same with
+    sampler prioritised, priority-exponent 0.6. queue: staleness-max without end, uses-max 1,
+    full-policy block, sampler oldest_first. stack: the same with sampler newest_first."""
     fragments_per_chunk: int | None = setting(None, environment=False, ge=1)
     """Fragments of a chunk; fixed."""
     capacity_chunks: int | None = setting(None, environment=False, ge=1)
@@ -106,7 +115,9 @@ class LimitSettings(Target):
     uses_max: int | None = setting(None, environment=False, ge=1)
     """Deliveries after which a chunk leaves."""
     full_policy: FullPolicy | None = setting(None, environment=False)
-    """At the limit: evict the oldest chunk, or let producers wait."""
+    """At the limit: evict chunks, or let producers wait."""
+    remover: str | None = setting(None, environment=False)
+    """Which chunks are evicted at the limit: oldest_first, or another of those of --sampler."""
     schema: SchemaPolicy | None = setting(None, environment=False)
     """Fragments of a session must have the same arrays and as many steps, or the same arrays alone
     (ragged), or neither (any)."""
@@ -126,7 +137,9 @@ class LimitSettings(Target):
     """Which chunks a fetch gets: uniform, oldest_first, newest_first, freshest_first, prioritised,
     highest_priority or lowest_priority."""
     priority_exponent: float | None = setting(None, environment=False, ge=0, le=8)
-    """Power to which --sampler prioritised raises priorities."""
+    """Power to which prioritised raises priorities."""
+    with_replacement: bool | None = setting(None, environment=False)
+    """Whether a fetch may get a chunk several times, each of which is a use."""
     minimum_chunks: int | None = setting(None, environment=False, ge=0)
     """Fetches wait for so many chunks."""
     ratio: float | None = setting(None, environment=False)

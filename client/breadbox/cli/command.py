@@ -54,6 +54,7 @@ def command(
         fields = fields_of(settings)
 
         def run(**values: Any) -> Any:
+            values |= _of_preset(settings, values)
             typed = {each.name: each.typed(values[each.name]) for each in fields}
             try:
                 made = settings(**typed)
@@ -73,6 +74,16 @@ def command(
         )
 
     return decorate
+
+
+def _of_preset(settings: type[Settings], values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a preset says of settings that neither a flag, a variable nor a file gives."""
+    context = click.get_current_context()
+    return {
+        name: value
+        for name, value in settings.presets.get(values.get("preset") or "", {}).items()
+        if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT
+    }
 
 
 def _config(fields: tuple[Field, ...], reads_variable: bool) -> click.Option:

@@ -99,6 +99,9 @@ class Settings:
         InvalidRequestError: A value is out of its range.
     """
 
+    presets: typing.ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """What the command line takes for settings that nobody gave, by the value of `preset`."""
+
     def __post_init__(self) -> None:
         for each in fields_of(type(self)):
             each.check(getattr(self, each.name))

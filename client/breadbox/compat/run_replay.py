@@ -132,7 +132,7 @@ class RunReplay:
             capacity_chunks=min(chunks, UNBOUND),
             staleness_max=UNBOUND,
             uses_max=UNBOUND,
-            full_policy=FullPolicy.EVICT_OLDEST,
+            full_policy=FullPolicy.EVICT,
             schema=SchemaPolicy.RAGGED,
         )
         try:

@@ -18,7 +18,7 @@ class SchemaPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 class FullPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FULL_POLICY_UNSPECIFIED: _ClassVar[FullPolicy]
-    FULL_POLICY_EVICT_OLDEST: _ClassVar[FullPolicy]
+    FULL_POLICY_EVICT: _ClassVar[FullPolicy]
     FULL_POLICY_BLOCK: _ClassVar[FullPolicy]
 
 class LeaseExpiryPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -31,14 +31,14 @@ SCHEMA_POLICY_ONE: SchemaPolicy
 SCHEMA_POLICY_ANY: SchemaPolicy
 SCHEMA_POLICY_RAGGED: SchemaPolicy
 FULL_POLICY_UNSPECIFIED: FullPolicy
-FULL_POLICY_EVICT_OLDEST: FullPolicy
+FULL_POLICY_EVICT: FullPolicy
 FULL_POLICY_BLOCK: FullPolicy
 LEASE_EXPIRY_POLICY_UNSPECIFIED: LeaseExpiryPolicy
 LEASE_EXPIRY_POLICY_GIVE_BACK: LeaseExpiryPolicy
 LEASE_EXPIRY_POLICY_CONSUME: LeaseExpiryPolicy
 
 class BufferConfig(_message.Message):
-    __slots__ = ("fragments_per_chunk", "capacity_chunks", "capacity_bytes", "staleness_max", "uses_max", "full_policy", "lease_expiry_policy", "lease_duration", "waiters_max", "leases_max", "workers_max", "open_chunk_duration", "sampler", "limiter", "schema", "priority_exponent")
+    __slots__ = ("fragments_per_chunk", "capacity_chunks", "capacity_bytes", "staleness_max", "uses_max", "full_policy", "lease_expiry_policy", "lease_duration", "waiters_max", "leases_max", "workers_max", "open_chunk_duration", "sampler", "limiter", "schema", "priority_exponent", "remover", "with_replacement")
     FRAGMENTS_PER_CHUNK_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,8 @@ class BufferConfig(_message.Message):
     LIMITER_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_EXPONENT_FIELD_NUMBER: _ClassVar[int]
+    REMOVER_FIELD_NUMBER: _ClassVar[int]
+    WITH_REPLACEMENT_FIELD_NUMBER: _ClassVar[int]
     fragments_per_chunk: int
     capacity_chunks: int
     capacity_bytes: int
@@ -71,7 +73,9 @@ class BufferConfig(_message.Message):
     limiter: Limiter
     schema: SchemaPolicy
     priority_exponent: float
-    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ..., schema: _Optional[_Union[SchemaPolicy, str]] = ..., priority_exponent: _Optional[float] = ...) -> None: ...
+    remover: Sampler
+    with_replacement: bool
+    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ..., schema: _Optional[_Union[SchemaPolicy, str]] = ..., priority_exponent: _Optional[float] = ..., remover: _Optional[_Union[Sampler, _Mapping]] = ..., with_replacement: bool = ...) -> None: ...
 
 class Sampler(_message.Message):
     __slots__ = ("uniform", "oldest_first", "freshest_first", "newest_first", "prioritised", "highest_priority", "lowest_priority")

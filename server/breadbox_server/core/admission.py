@@ -61,7 +61,7 @@ def judge(circumstances: Circumstances) -> AdmissionOutcome:
         return AdmissionOutcome.DUPLICATE
     if not is_fresh(c.version, c.version_min):
         return AdmissionOutcome.STALE
-    may_evict = c.full_policy is FullPolicy.EVICT_OLDEST
+    may_evict = c.full_policy is FullPolicy.EVICT
     if c.closes_chunk:
         if not c.limiter_permits:
             return AdmissionOutcome.BUFFER_FULL

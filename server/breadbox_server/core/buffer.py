@@ -51,7 +51,6 @@ from breadbox_server.core.errors import (
 )
 from breadbox_server.core.events import DiscardReason, EvictionReason, ModelChanged
 from breadbox_server.core.fetching import Fetching
-from breadbox_server.core.flow_meter import FlowMeter
 from breadbox_server.core.ids import CallerId, LeaseId, ModelVersion, PayloadId, RequestId, WorkerId
 from breadbox_server.core.inputs import (
     Answer,
@@ -68,7 +67,7 @@ from breadbox_server.core.leases import granted_fragments
 from breadbox_server.core.leasing import Leasing
 from breadbox_server.core.limiters import make_limiter
 from breadbox_server.core.payloads import MODEL_OWNER, Owner
-from breadbox_server.core.samplers import make_sampler
+from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.core.state import BufferState
 from breadbox_server.core.subscriptions import Subscription
@@ -354,10 +353,12 @@ class ReplayBuffer:
         if lease is None or lease.end is not None:
             return
         told = frozenset(input.payload_ids)
+        # Each once, however often it was drawn.
+        chunks = {granted.chunk.chunk_id: granted.chunk for granted in lease.share}
         unreadable = [
-            (granted.chunk, fragments)
-            for granted in lease.share
-            if (fragments := [f for f in granted.chunk.fragments if f.payload.payload_id in told])
+            (chunk, fragments)
+            for chunk in chunks.values()
+            if (fragments := [f for f in chunk.fragments if f.payload.payload_id in told])
         ]
         if not unreadable:
             return
@@ -421,12 +422,15 @@ class ReplayBuffer:
                 "use another buffer",
             )
         sampler = make_sampler(new.sampler, new.priority_exponent)
+        remover = make_remover(new.remover, new.priority_exponent)
         if new.fragments_per_chunk != old.fragments_per_chunk:
             state.assembly.use_length(new.fragments_per_chunk)
         state.config = new
         state.limiter = make_limiter(new.limiter)
         if (new.sampler, new.priority_exponent) != (old.sampler, old.priority_exponent):
             state.holdings.table.use_sampler(sampler)
+        if (new.remover, new.priority_exponent) != (old.remover, old.priority_exponent):
+            state.holdings.table.use_remover(remover)
         self._drop_stale()
         state.holdings.evict_used_up(new.uses_max)
         state.holdings.evict_to_count(new.capacity_chunks)
@@ -725,7 +729,7 @@ class ReplayBuffer:
         state.discard(state.assembly.discard_all(), DiscardReason.SESSION_ENDED)
         state.assembly.forget_workers()
         state.model.end()
-        state.meter = FlowMeter()
+        state.meter.restart()
 
     def _drop_stale(self) -> int:
         """Evict and discard what is stale, and count the chunks."""

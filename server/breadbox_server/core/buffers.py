@@ -50,7 +50,7 @@ from breadbox_server.core.inputs import (
     Payload,
 )
 from breadbox_server.core.reading import ChunksRead, Cursor
-from breadbox_server.core.samplers import make_sampler
+from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.core.state import BufferState
 from breadbox_server.core.validation import check_buffer_name
@@ -426,6 +426,7 @@ class BufferSet:
         if len(self._buffers) >= self._buffers_max:
             raise BuffersFullError(self._buffers_max)
         make_sampler(input.config.sampler)
+        make_remover(input.config.remover)
         created = BufferCreated(input.buffer, input.config, self._rng.getrandbits(DRAW_SEED_BITS))
         self._carry_out_creation(created)
         self._record(created, now)

@@ -2,7 +2,8 @@
 
 Invariants:
 
-C1  A chunk is in the table if and only if its state is HELD, and then it is in the sampler, once.
+C1  A chunk is in the table if and only if its state is HELD, and then it is in the sampler, once,
+    and in the remover, if there is one.
 C2  The age of a chunk is its id: ids are given in order of arrival, and a chunk that comes back
     keeps its own.
 C3  `unleased_bytes` is the bytes of the chunks in the table to which no lease refers.
@@ -11,6 +12,7 @@ Every operation costs O(1), or a logarithm, per chunk that it adds, removes or r
 are heaps that drop what left the table when it surfaces (`lazy_heap`).
 """
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
@@ -80,9 +82,10 @@ class Chunk:
 class ChunkTable:
     """The chunks that may be drawn."""
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Sampler, remover: Sampler | None = None) -> None:
         self._chunks: dict[ChunkId, Chunk] = {}
         self._sampler = sampler
+        self._remover = remover
         self._arrived = ArrivalOrder(lambda: self._chunks, self._chunks.__contains__)
         self._by_age: LazyHeap[ChunkId] = LazyHeap(self._chunks.__contains__)
         self._unleased_by_age: LazyHeap[ChunkId] = LazyHeap(self._is_unleased)
@@ -101,6 +104,11 @@ class ChunkTable:
         """What draws from the table; told of every chunk that enters or leaves."""
         return self._sampler
 
+    @property
+    def remover(self) -> Sampler | None:
+        """What says which chunks leave for room, told of the same; None: the oldest do."""
+        return self._remover
+
     def __contains__(self, chunk_id: ChunkId) -> bool:
         """Whether a chunk is held."""
         return chunk_id in self._chunks
@@ -114,6 +122,8 @@ class ChunkTable:
         chunk.state = ChunkState.HELD
         self._chunks[chunk.chunk_id] = chunk
         self._sampler.add(chunk)
+        if self._remover is not None:
+            self._remover.add(chunk)
         self._arrived.add(chunk.chunk_id)
         self._by_age.push(chunk.chunk_id)
         self._by_version.push((chunk.version, chunk.chunk_id))
@@ -137,20 +147,32 @@ class ChunkTable:
             push_unleased(chunk_id)
             counts[version] = counts.get(version, 0) + 1
             size_bytes += chunk.size_bytes
+            if self._remover is not None:
+                self._remover.add(chunk)
         self._arrived.forget()
         self._unleased_count += len(chunks)
         self.unleased_bytes += size_bytes
 
-    def restore(self, chunks: Iterable[Chunk]) -> None:
+    def restore(self, chunks: Iterable[Chunk], removed_in: Iterable[ChunkId]) -> None:
         """Hold chunks as a snapshot has them, in the sampler's order; for an empty table.
 
         As `add` of each does, at a fraction of its cost.
+
+        Args:
+            chunks: In the sampler's order.
+            removed_in: The same in that of the remover, if there is one.
+
+        Raises:
+            KeyError: `removed_in` has others.
         """
         for chunk in chunks:
             self._chunks[chunk.chunk_id] = chunk
             self._sampler.add(chunk)
             self._count_by_version[chunk.version] = self._count_by_version.get(chunk.version, 0) + 1
         held = self._chunks.values()
+        if self._remover is not None:
+            for chunk_id in removed_in:
+                self._remover.add(self._chunks[chunk_id])
         self._by_age.replace(self._chunks)
         self._by_version.replace((chunk.version, chunk.chunk_id) for chunk in held)
         unleased = [chunk for chunk in held if chunk.lease_count == 0]
@@ -168,6 +190,8 @@ class ChunkTable:
         chunk.state = state
         del self._chunks[chunk.chunk_id]
         self._sampler.remove(chunk)
+        if self._remover is not None:
+            self._remover.remove(chunk)
         count = self._count_by_version[chunk.version] - 1
         if count == 0:
             del self._count_by_version[chunk.version]
@@ -192,10 +216,12 @@ class ChunkTable:
         self._unleased_count = 0
         self.unleased_bytes = 0
         self._sampler.clear()
+        if self._remover is not None:
+            self._remover.clear()
         return gone
 
     def add_leases(self, chunks: Iterable[Chunk]) -> None:
-        """Count one more lease on each of several held chunks, each given once."""
+        """Count one more lease on each of several held chunks, on one as often as it is given."""
         for chunk in chunks:
             chunk.lease_count += 1
             if chunk.lease_count == 1:
@@ -213,6 +239,8 @@ class ChunkTable:
         """Give a held chunk another priority, or the same one again (B18)."""
         chunk.priority = priority
         self._sampler.update(chunk)
+        if self._remover is not None:
+            self._remover.update(chunk)
 
     def oldest(self) -> Chunk | None:
         """Give the held chunk that arrived first, None when none is held."""
@@ -223,6 +251,28 @@ class ChunkTable:
         """Give the first to arrive of the held chunks without a lease; None: there is none."""
         chunk_id = self._unleased_by_age.first()
         return None if chunk_id is None else self._chunks[chunk_id]
+
+    def first_to_leave(self, rng: random.Random) -> Chunk | None:
+        """Give the held chunk that leaves first where there are too many; None: none is held."""
+        if self._remover is None or not self._chunks:
+            return self.oldest()
+        (chunk_id,) = self._remover.draw(1, rng)
+        return self._chunks[chunk_id]
+
+    def first_unleased_to_leave(self, rng: random.Random) -> Chunk | None:
+        """Give the chunk without a lease that leaves first for bytes; None: there is none.
+
+        O(chunks with a lease that would leave before it), but for the oldest first, which is O(1).
+        """
+        if self._remover is None or self._unleased_count == 0:
+            return self.oldest_unleased()
+        count = 1
+        while True:
+            for chunk_id in self._remover.draw(min(count, len(self._chunks)), rng):
+                chunk = self._chunks[chunk_id]
+                if chunk.lease_count == 0:
+                    return chunk
+            count *= 2
 
     def oldest_version(self) -> Chunk | None:
         """Give the held chunk of the lowest version, of those the first to arrive."""
@@ -243,6 +293,13 @@ class ChunkTable:
             sampler.add(self._chunks[chunk_id])
         self._sampler = sampler
 
+    def use_remover(self, remover: Sampler | None) -> None:
+        """Let chunks leave by another one from now on; O(chunks held)."""
+        if remover is not None:
+            for chunk_id in sorted(self._chunks):
+                remover.add(self._chunks[chunk_id])
+        self._remover = remover
+
     def by_age(self) -> Iterable[Chunk]:
         """List the held chunks in order of arrival; O(chunks held)."""
         return [self._chunks[chunk_id] for chunk_id in sorted(self._chunks)]
@@ -254,6 +311,8 @@ class ChunkTable:
     def check_invariants(self) -> None:
         """Assert C1 to C3; O(chunks held)."""
         assert sorted(self._sampler.order()) == sorted(self._chunks), "C1: sampler and table"
+        if self._remover is not None:
+            assert sorted(self._remover.order()) == sorted(self._chunks), "C1: remover and table"
         unleased = [chunk for chunk in self._chunks.values() if chunk.lease_count == 0]
         for chunk_id, chunk in self._chunks.items():
             assert chunk.chunk_id == chunk_id, "C1: key"

@@ -23,7 +23,7 @@ BUFFER_NAME_LENGTH_MAX = 64
 class FullPolicy(Enum):
     """What an append meets when there is no room."""
 
-    EVICT_OLDEST = "evict_oldest"
+    EVICT = "evict"
     BLOCK = "block"
 
 
@@ -81,7 +81,7 @@ class BufferConfig:
     """Versions; a chunk this stale is still served, one version staler is evicted."""
     uses_max: int = 1
     """Deliveries after which a chunk leaves the buffer."""
-    full_policy: FullPolicy = FullPolicy.EVICT_OLDEST
+    full_policy: FullPolicy = FullPolicy.EVICT
     lease_expiry_policy: LeaseExpiryPolicy = LeaseExpiryPolicy.GIVE_BACK
     lease_s: float = 60.0
     """Seconds a lease lives from grant or renewal; then `lease_expiry_policy` decides."""
@@ -104,7 +104,11 @@ class BufferConfig:
     sampler: str = "uniform"
     """Name of the sampler; see `breadbox_server.core.samplers`."""
     priority_exponent: float = 1.0
-    """Power to which the sampler `prioritised` raises priorities; 0 to 8. Others ignore it."""
+    """Power to which `prioritised` raises priorities; 0 to 8. Others ignore it."""
+    remover: str = "oldest_first"
+    """Name of the sampler that says which chunks leave when there is no room (B19)."""
+    with_replacement: bool = False
+    """Whether a draw may take a chunk several times, each of which is a use."""
     limiter: LimiterConfig = field(default_factory=MinimumChunksConfig)
     schema: SchemaPolicy = SchemaPolicy.ONE
     """Whether fragments of a session have one schema, that which was told first, or any."""

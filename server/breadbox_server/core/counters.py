@@ -60,6 +60,10 @@ class Counters:
         """Count; the name must be one of the module's."""
         self._counts[name] += count
 
+    def __getitem__(self, name: str) -> int:
+        """Give one of them."""
+        return self._counts[name]
+
     def all(self) -> dict[str, int]:
         """Give every counter, by name, sorted."""
         return dict(self._counts)

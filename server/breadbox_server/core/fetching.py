@@ -23,7 +23,7 @@ from breadbox_server.core.events import (
     FetchRefused,
     WaitElapsed,
 )
-from breadbox_server.core.ids import CallerId, LeaseId
+from breadbox_server.core.ids import CallerId, ChunkId, LeaseId
 from breadbox_server.core.leases import Grant
 from breadbox_server.core.leasing import Leasing
 from breadbox_server.core.state import BufferState
@@ -235,7 +235,14 @@ class Fetching:
         """Grant a request that is not in the queue, and tell its callers."""
         state = self._state
         rng = state.next_draw_rng()
-        chunk_ids = state.holdings.table.sampler.draw(self._chunk_count(waiter), rng)
+        table, config = state.holdings.table, state.config
+
+        def uses_left(chunk_id: ChunkId) -> int:
+            return config.uses_max - table[chunk_id].use_count
+
+        chunk_ids = table.sampler.draw(
+            self._chunk_count(waiter), rng, uses_left if config.with_replacement else None
+        )
         lease_ids = [
             LeaseId(f"{rng.getrandbits(LEASE_ID_BITS) ^ state.lease_salt:0{LEASE_ID_BITS // 4}x}")
             for _ in range(waiter.world_size)

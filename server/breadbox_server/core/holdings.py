@@ -9,11 +9,13 @@ H3  A chunk is evicted at most once, with one reason: when it leaves the table f
     up, when its last lease ends.
 """
 
+import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from breadbox_server.core.chunks import Chunk, ChunkState, ChunkTable
 from breadbox_server.core.counters import CHUNKS_EVICTED, Counters
 from breadbox_server.core.events import ChunksEvicted, Event, EvictionReason
+from breadbox_server.core.flow_meter import FlowMeter
 from breadbox_server.core.ids import BufferName, ChunkId, SubscriptionName
 from breadbox_server.core.inputs import Fragment
 from breadbox_server.core.payloads import PayloadLedger
@@ -30,7 +32,10 @@ class Holdings:
     Args:
         buffer: Named in the events.
         sampler: Draws from what is held.
+        remover: Says which chunks leave for room; None: the oldest.
+        removal_seed: Of its choices.
         payloads: Told of every payload that is let go.
+        meter: Told of chunks that leave without a use.
         counters: Counts what happens.
         events: Where evictions are told.
     """
@@ -39,16 +44,22 @@ class Holdings:
         self,
         buffer: BufferName,
         sampler: Sampler,
+        remover: Sampler | None,
         *,
+        removal_seed: int,
         payloads: PayloadLedger,
+        meter: FlowMeter,
         counters: Counters,
         events: list[Event],
     ) -> None:
         self._buffer = buffer
+        self._removal_seed = removal_seed
+        self._rng = random.Random()
         self._payloads = payloads
+        self._meter = meter
         self._counters = counters
         self._events = events
-        self.table = ChunkTable(sampler)
+        self.table = ChunkTable(sampler, remover)
         self.subscriptions = Subscriptions(counters)
         self.closed_count = 0
         """Chunks ever closed; the next one's id."""
@@ -85,14 +96,22 @@ class Holdings:
         self._counters.add("chunks_closed", len(chunks))
 
     def restore(
-        self, chunks: Collection[Chunk], closed_count: int, subscriptions: Iterable[Subscription]
+        self,
+        chunks: Collection[Chunk],
+        removed_in: Iterable[ChunkId],
+        closed_count: int,
+        subscriptions: Iterable[Subscription],
     ) -> None:
         """Take chunks as a snapshot has them, whose states, uses and leases are set.
 
         Args:
             chunks: In the order in which the sampler is to be told of them.
+            removed_in: Those held, in that in which the remover is.
             closed_count: Chunks ever closed.
             subscriptions: For whom some are retained.
+
+        Raises:
+            KeyError: `removed_in` has others.
         """
         self.closed_count = closed_count
         held = []
@@ -102,23 +121,29 @@ class Holdings:
                 self._payloads.take_chunk(chunk)
             elif chunk.lease_count > 0 or chunk.state is ChunkState.RETAINED:
                 self._payloads.take_chunk(chunk)
-        self.table.restore(held)
+        self.table.restore(held, removed_in)
         self.subscriptions.restore(subscriptions, chunks)
 
-    def use(self, chunks: Sequence[Chunk], uses_max: int) -> None:
+    def use(self, chunks: Sequence[Chunk], uses_max: int) -> list[int]:
         """Count a use and a lease of held chunks, which leave the table at `uses_max` (B10).
 
         Args:
-            chunks: Each once.
+            chunks: Each at most as often as it has uses left.
             uses_max: Limit of uses.
+
+        Returns:
+            Uses of each, this one included.
         """
         self.table.add_leases(chunks)
         self._counters.add("uses", len(chunks))
+        use_counts = []
         for chunk in chunks:
             chunk.use_count += 1
+            use_counts.append(chunk.use_count)
             if chunk.use_count >= uses_max:
                 self.table.remove(chunk, ChunkState.USED_UP)
                 self.subscriptions.hold_used_up(chunk)
+        return use_counts
 
     def give_back(self, chunk: Chunk) -> None:
         """Take a use back, before the lease that gave it ends (B11)."""
@@ -189,23 +214,24 @@ class Holdings:
         return self.evict(self._older_than(version_min), EvictionReason.STALE)
 
     def evict_to_count(self, count_max: int) -> None:
-        """Evict the oldest, leased or not, until at most so many chunks are held and retained.
+        """Evict, leased or not, until at most so many chunks are held and retained.
 
         Those that are only retained go first, but for those with a lease.
         """
         while self.kept_count > count_max and self._miss_oldest_retained():
             pass
-        self.evict(self._oldest_beyond_count(count_max), EvictionReason.CAPACITY)
+        if len(self.table) > count_max:
+            self.evict(self._beyond_count(count_max), EvictionReason.CAPACITY)
 
     def evict_to_bytes(self, referred_bytes_max: int) -> None:
-        """Evict the oldest chunks without a lease until few enough bytes are referred to.
+        """Evict chunks without a lease until few enough bytes are referred to.
 
         Those that are only retained go first. Stops early when no chunk without a lease is left;
         whoever needs the room asks `unleased_bytes` first.
         """
         while self._payloads.referred_bytes > referred_bytes_max and self._miss_oldest_retained():
             pass
-        self.evict(self._oldest_beyond_bytes(referred_bytes_max), EvictionReason.CAPACITY)
+        self.evict(self._beyond_bytes(referred_bytes_max), EvictionReason.CAPACITY)
 
     def evict_used_up(self, uses_max: int) -> None:
         """Evict the chunks that have no use left under a lower limit; O(chunks held).
@@ -258,16 +284,31 @@ class Holdings:
         while (chunk := self.table.oldest_version()) is not None and chunk.version < version_min:
             yield chunk
 
-    def _oldest_beyond_count(self, count_max: int) -> Iterator[Chunk]:
-        while len(self.table) > count_max and (chunk := self.table.oldest()) is not None:
+    def _beyond_count(self, count_max: int) -> Iterator[Chunk]:
+        rng = self._removal_rng()
+        while len(self.table) > count_max:
+            chunk = self.table.first_to_leave(rng)
+            assert chunk is not None
             yield chunk
 
-    def _oldest_beyond_bytes(self, referred_bytes_max: int) -> Iterator[Chunk]:
+    def _beyond_bytes(self, referred_bytes_max: int) -> Iterator[Chunk]:
+        rng = self._removal_rng()
         while self._payloads.referred_bytes > referred_bytes_max:
-            chunk = self.table.oldest_unleased()
+            chunk = self.table.first_unleased_to_leave(rng)
             if chunk is None:
                 return
             yield chunk
+
+    def _removal_rng(self) -> random.Random:
+        """The generator of one removal, good until the next.
+
+        As that of a draw it depends on a seed and a number alone, here of chunks evicted for room
+        before: what is evicted is not written down, but follows.
+        """
+        if self.table.remover is not None:
+            evicted_count = self._counters[CHUNKS_EVICTED[EvictionReason.CAPACITY]]
+            self._rng.seed((self._removal_seed << 64) + (1 << 63) + evicted_count)
+        return self._rng
 
     def _give_up(self, chunk: Chunk, reason: EvictionReason) -> None:
         """Evict a used-up chunk, which is out of the table already."""
@@ -310,4 +351,7 @@ class Holdings:
     def _tell(self, reason: EvictionReason, use_counts: list[int]) -> None:
         if use_counts:
             self._counters.add(CHUNKS_EVICTED[reason], len(use_counts))
+            # Of an ended session nothing is counted any more.
+            if reason is not EvictionReason.SESSION_ENDED:
+                self._meter.drop(use_counts.count(0))
             self._events.append(ChunksEvicted(self._buffer, reason, tuple(use_counts)))

@@ -156,7 +156,7 @@ class Intake:
         state = self._state
         config, holdings = state.config, state.holdings
         free_bytes = config.capacity_bytes - state.payloads.referred_bytes
-        if config.full_policy is FullPolicy.EVICT_OLDEST:
+        if config.full_policy is FullPolicy.EVICT:
             free_bytes += holdings.unleased_bytes
             free_chunks = config.capacity_chunks
         else:
@@ -272,8 +272,6 @@ class Intake:
         if foreseen.gap is not None:
             state.discard(state.assembly.discard(worker), foreseen.gap)
         config, holdings = state.config, state.holdings
-        if foreseen.closes_chunk and holdings.kept_count >= config.capacity_chunks:
-            holdings.evict_to_count(config.capacity_chunks - 1)
         size_bytes_max = config.capacity_bytes - fragment.payload.size_bytes
         if state.payloads.referred_bytes > size_bytes_max:
             holdings.evict_to_bytes(size_bytes_max)
@@ -283,6 +281,8 @@ class Intake:
         if closed is not None:
             holdings.close(closed)
             state.meter.insert()
+            # The new chunk is one of those that may have to leave (B19).
+            holdings.evict_to_count(config.capacity_chunks)
 
 
 def _with_shared_ids(fragment: Fragment, worker: Worker, session_id: SessionId) -> Fragment:

@@ -12,6 +12,9 @@ from breadbox_server.core.inputs import ReleaseMode
 from breadbox_server.core.leases import Grant, GrantedChunk, Lease, granted_fragments
 from breadbox_server.core.state import BufferState
 
+_LEFT = (ChunkState.GONE, ChunkState.RETAINED)
+"""What a chunk is that was evicted before its lease ended."""
+
 
 class Leasing:
     """Begins and ends the leases of a buffer. Serves nobody: that is for `Fetching`, afterwards.
@@ -51,12 +54,10 @@ class Leasing:
         assert all([chunk.version >= version_min for chunk in drawn]), "I2: a stale chunk was drawn"
         population = len(table)
         probabilities = table.sampler.probabilities(drawn)
-        state.holdings.use(drawn, state.config.uses_max)
+        use_counts = state.holdings.use(drawn, state.config.uses_max)
         chunks = [
-            GrantedChunk(
-                chunk, version - chunk.version, chunk.use_count, chunk.priority, probability
-            )
-            for chunk, probability in zip(drawn, probabilities, strict=True)
+            GrantedChunk(chunk, version - chunk.version, use_count, chunk.priority, probability)
+            for chunk, use_count, probability in zip(drawn, use_counts, probabilities, strict=True)
         ]
         grant = Grant(
             made.request_id,
@@ -179,6 +180,8 @@ class Leasing:
                 state.holdings.give_back(chunk)
                 if session_id == state.model.session_id:
                     state.meter.take_back()
+                    if chunk.state in _LEFT and chunk.use_count == 0:
+                        state.meter.drop()
             obstacle = None
             if chunk.state is ChunkState.USED_UP:
                 obstacle = state.return_obstacle(chunk.version, session_id)

@@ -15,7 +15,6 @@ from breadbox_server.core.config import PRIORITY_DEFAULT, BufferConfig
 from breadbox_server.core.description import QuarantinedFragment
 from breadbox_server.core.entries import ReplayError
 from breadbox_server.core.events import Event, LeaseEnd
-from breadbox_server.core.flow_meter import FlowMeter
 from breadbox_server.core.ids import (
     BufferName,
     ChunkId,
@@ -141,6 +140,8 @@ class BufferSnapshot:
     """Of the session, by hash, the one that was told first at the front."""
     subscriptions: tuple[SubscriptionSnapshot, ...] = ()
     """By name."""
+    removed_in: tuple[ChunkId, ...] = ()
+    """The chunks held in the remover's order; empty where the oldest leave first."""
 
 
 def take(state: BufferState) -> BufferSnapshot:
@@ -186,6 +187,7 @@ def take(state: BufferState) -> BufferSnapshot:
                 for each in state.holdings.subscriptions.all()
             ]
         ),
+        removed_in=() if table.remover is None else tuple(table.remover.order()),
     )
 
 
@@ -205,7 +207,7 @@ def restore(taken: BufferSnapshot, events: list[Event]) -> BufferState:
         state.model.schemas.restore(taken.schemas)
     for version, weights in taken.weights:
         state.model.restore_weights(version, weights)
-    state.meter = FlowMeter(taken.inserted_count, taken.delivered_count)
+    state.meter.restart(taken.inserted_count, taken.delivered_count)
     _restore_workers(state, taken)
     _restore_chunks(state, taken)
     return state
@@ -243,7 +245,10 @@ def _restore_chunks(state: BufferState, taken: BufferSnapshot) -> None:
     for taken_grant in taken.ended_grants:
         state.leases.restore_ended(_grant(taken_grant, chunks))
     subscriptions = [Subscription(*each) for each in taken.subscriptions]
-    state.holdings.restore(chunks.values(), taken.closed_count, subscriptions)
+    held = [chunk.chunk_id for chunk in chunks.values() if chunk.state is ChunkState.HELD]
+    if state.holdings.table.remover is not None and sorted(held) != sorted(taken.removed_in):
+        raise ReplayError("the order in which chunks leave is not that of those held")
+    state.holdings.restore(chunks.values(), taken.removed_in, taken.closed_count, subscriptions)
 
 
 def _not_held(state: BufferState) -> Iterable[Chunk]:

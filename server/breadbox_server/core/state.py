@@ -26,7 +26,7 @@ from breadbox_server.core.leases import LeaseBook
 from breadbox_server.core.limiters import Flow, make_limiter
 from breadbox_server.core.model import CurrentModel
 from breadbox_server.core.payloads import PayloadLedger
-from breadbox_server.core.samplers import make_sampler
+from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.waiters import WaiterQueue
 
 QUARANTINED_MAX: Final = 16
@@ -58,16 +58,19 @@ class BufferState:
         self.counters = Counters()
         self.payloads = PayloadLedger()
         self.model = CurrentModel(self.payloads)
+        self.meter = FlowMeter()
         self.assembly = Assembly(config.fragments_per_chunk)
         self.holdings = Holdings(
             name,
             make_sampler(config.sampler, config.priority_exponent),
+            make_remover(config.remover, config.priority_exponent),
+            removal_seed=draw_seed,
             payloads=self.payloads,
+            meter=self.meter,
             counters=self.counters,
             events=events,
         )
         self.limiter = make_limiter(config.limiter)
-        self.meter = FlowMeter()
         self.waiters = WaiterQueue()
         self.leases = LeaseBook()
         self.quarantined: deque[QuarantinedFragment] = deque(maxlen=QUARANTINED_MAX)
@@ -99,10 +102,18 @@ class BufferState:
     def may_grant(self, chunk_count: int, world_size: int) -> bool:
         """Whether a request could be granted now, were it its turn."""
         return (
-            chunk_count <= len(self.holdings.table)
+            self.holds(chunk_count)
             and self.has_leases_for(world_size)
             and self.limiter.may_draw(self.flow, chunk_count)
         )
+
+    def holds(self, chunk_count: int) -> bool:
+        """Whether so many chunks can be drawn; O(chunks asked for) with replacement, else O(1)."""
+        table, config = self.holdings.table, self.config
+        if chunk_count <= len(table) or not config.with_replacement:
+            return chunk_count <= len(table)
+        uses_left = sum([config.uses_max - chunk.use_count for chunk in table.by_age()])
+        return chunk_count <= uses_left
 
     def has_leases_for(self, world_size: int) -> bool:
         """Whether as many more leases may live."""
@@ -114,6 +125,8 @@ class BufferState:
         Judged by the smallest chunk held, and only once there is no room for another one like it:
         the first few say little of the rest. O(chunks held) then, else O(1).
         """
+        if self.config.with_replacement:
+            chunk_count = -(-chunk_count // self.config.uses_max)
         held_count, bytes_max = len(self.holdings.table), self.config.capacity_bytes
         referred_bytes = self.payloads.referred_bytes
         # Held chunks have at most these bytes on average, so the smallest has no more.
@@ -134,7 +147,7 @@ class BufferState:
         held_count = len(self.holdings.table)
         if self.model.version is None:
             return "no session is current"
-        if chunk_count > held_count:
+        if not self.holds(chunk_count):
             held = f"{held_count} {'chunk is' if held_count == 1 else 'chunks are'} held"
             needed = f"{chunk_count} {'is' if chunk_count == 1 else 'are'} needed"
             reason = f"{held} and {needed}"

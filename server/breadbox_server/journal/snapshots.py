@@ -93,6 +93,7 @@ def put_buffer(value: BufferSnapshot, message: pb.BufferSnapshot) -> None:
         message.subscriptions.add(
             name=name, retaining=is_retaining, chunk_id=cursor, missed_count=missed_count
         )
+    message.removed_in.extend(value.removed_in)
 
 
 def buffer_of(message: pb.BufferSnapshot) -> BufferSnapshot:
@@ -144,6 +145,7 @@ def buffer_of(message: pb.BufferSnapshot) -> BufferSnapshot:
                 for each in message.subscriptions
             ]
         ),
+        removed_in=tuple(map(ChunkId, message.removed_in)),
     )
 
 

@@ -10,7 +10,7 @@ class Flow(NamedTuple):
     held_count: int
     """Chunks held for sampling now."""
     inserted_count: int
-    """Chunks that were closed in the current session."""
+    """Chunks that were closed in the current session, less those that left without a use."""
     delivered_count: int
     """Chunks granted in the current session, one per use, less those given back."""
 

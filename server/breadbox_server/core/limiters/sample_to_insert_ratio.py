@@ -5,10 +5,12 @@ With d = inserted * ratio - delivered, both counted in chunks within the session
     a draw of k waits       while d - k < -error_chunks   (the learner is ahead)
     closing a chunk waits   while d + ratio > error_chunks (the workers are ahead)
 
+A chunk that leaves without having been drawn counts as never inserted: what is stale or has no room
+does not have the others drawn more often, nor does it use up the workers' part of the band.
+
 Neither applies while fewer than `minimum_chunk_count` chunks are held: then appends pass and
 fetches wait. The buffer does not ask about an append while a fetch waits for chunks, so the upper
-edge gives way to a learner that needs more than the band holds: chunks that went stale unused count
-as inserted, and would otherwise lock both sides out for ever. A learner that polls instead of
+edge gives way to a learner that needs more than the band holds. A learner that polls instead of
 waiting should set `minimum_chunk_count` to the chunks it asks for.
 """
 

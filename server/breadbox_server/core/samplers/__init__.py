@@ -14,7 +14,9 @@ from breadbox_server.core.samplers.oldest_first import OldestFirstSampler
 from breadbox_server.core.samplers.prioritised import PrioritisedSampler
 from breadbox_server.core.samplers.uniform import UniformSampler
 
-__all__ = ["SAMPLERS", "Candidate", "Sampler", "make_sampler"]
+__all__ = ["OLDEST_FIRST", "SAMPLERS", "Candidate", "Sampler", "make_remover", "make_sampler"]
+
+OLDEST_FIRST = "oldest_first"
 
 
 def _prioritised(exponent: float) -> Sampler:
@@ -35,17 +37,32 @@ SAMPLERS: dict[str, Callable[[float], Sampler]] = {
 }
 
 
-def make_sampler(name: str, priority_exponent: float = 1.0) -> Sampler:
+def make_sampler(name: str, priority_exponent: float = 1.0, *, field: str = "sampler") -> Sampler:
     """Make an empty sampler of a name.
 
     Args:
         name: One of `SAMPLERS`.
         priority_exponent: Power to which a prioritised one raises priorities.
+        field: The limit that says the name, for the error.
 
     Raises:
         InvalidArgumentError: No sampler has this name.
     """
     make = SAMPLERS.get(name)
     if make is None:
-        raise InvalidArgumentError("sampler", f"must be one of {', '.join(SAMPLERS)}")
+        raise InvalidArgumentError(field, f"must be one of {', '.join(SAMPLERS)}")
     return make(priority_exponent)
+
+
+def make_remover(name: str, priority_exponent: float = 1.0) -> Sampler | None:
+    """Make what says which chunks leave for room; None: the oldest, which a table knows anyway.
+
+    Raises:
+        InvalidArgumentError: No sampler has this name.
+    """
+    if name == OLDEST_FIRST:
+        return None
+    if name == "uniform":
+        # The one notes on each chunk where it stands, and a chunk has one such note.
+        return PrioritisedSampler(lambda _: 1.0)
+    return make_sampler(name, priority_exponent, field="remover")

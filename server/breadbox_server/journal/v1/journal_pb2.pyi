@@ -298,7 +298,7 @@ class Snapshot(_message.Message):
     def __init__(self, version: _Optional[int] = ..., sequence: _Optional[int] = ..., now: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferSnapshot, _Mapping]]] = ...) -> None: ...
 
 class BufferSnapshot(_message.Message):
-    __slots__ = ("name", "limits", "draw_seed", "draw_count", "counters", "session_id", "model_version", "step_count", "ended_session_ids", "weights", "inserted_count", "delivered_count", "closed_count", "chunks", "workers", "open_chunks", "quarantined", "live_grants", "ended_grants", "schemas", "subscriptions")
+    __slots__ = ("name", "limits", "draw_seed", "draw_count", "counters", "session_id", "model_version", "step_count", "ended_session_ids", "weights", "inserted_count", "delivered_count", "closed_count", "chunks", "workers", "open_chunks", "quarantined", "live_grants", "ended_grants", "schemas", "subscriptions", "removed_in")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +327,7 @@ class BufferSnapshot(_message.Message):
     ENDED_GRANTS_FIELD_NUMBER: _ClassVar[int]
     SCHEMAS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_IN_FIELD_NUMBER: _ClassVar[int]
     name: str
     limits: BufferLimits
     draw_seed: int
@@ -348,7 +349,8 @@ class BufferSnapshot(_message.Message):
     ended_grants: _containers.RepeatedCompositeFieldContainer[Grant]
     schemas: _containers.RepeatedCompositeFieldContainer[KnownSchema]
     subscriptions: _containers.RepeatedCompositeFieldContainer[NamedCursor]
-    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[BufferLimits, _Mapping]] = ..., draw_seed: _Optional[int] = ..., draw_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., step_count: _Optional[int] = ..., ended_session_ids: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[_Union[Weights, _Mapping]]] = ..., inserted_count: _Optional[int] = ..., delivered_count: _Optional[int] = ..., closed_count: _Optional[int] = ..., chunks: _Optional[_Union[ChunkColumns, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., open_chunks: _Optional[_Union[OpenChunkColumns, _Mapping]] = ..., quarantined: _Optional[_Iterable[_Union[_buffer_pb2.QuarantinedFragment, _Mapping]]] = ..., live_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., ended_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[KnownSchema, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[NamedCursor, _Mapping]]] = ...) -> None: ...
+    removed_in: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[BufferLimits, _Mapping]] = ..., draw_seed: _Optional[int] = ..., draw_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., step_count: _Optional[int] = ..., ended_session_ids: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[_Union[Weights, _Mapping]]] = ..., inserted_count: _Optional[int] = ..., delivered_count: _Optional[int] = ..., closed_count: _Optional[int] = ..., chunks: _Optional[_Union[ChunkColumns, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., open_chunks: _Optional[_Union[OpenChunkColumns, _Mapping]] = ..., quarantined: _Optional[_Iterable[_Union[_buffer_pb2.QuarantinedFragment, _Mapping]]] = ..., live_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., ended_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[KnownSchema, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[NamedCursor, _Mapping]]] = ..., removed_in: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NamedCursor(_message.Message):
     __slots__ = ("name", "retaining", "chunk_id", "missed_count")
