@@ -45,10 +45,11 @@ REFUSED = "refused"
 """Why a fragment was dropped that no server or store takes."""
 _REFUSALS = (InvalidRequestError, UnsupportedArrayError, LimitExceededError)
 
-OnFailure = Literal["stop", "persist"]
+OnFailure = Literal["stop", "wait", "persist"]
 """What an appender does when a sending fails.
 
-stop: it ends, and raises the error where fragments are given. persist: it tries again, for as long
+stop: it ends, and raises the error where fragments are given. wait: the same, but where there is no
+room it tries again, for as long as it is open. persist: it tries again, for as long
 as it is open, whatever may pass; a fragment that no server or store takes is dropped, and counted.
 A schema that is not the session's ends it all the same: no fragment that follows has another.
 """
@@ -233,8 +234,13 @@ class Appender:
             if len(self._queue) == 1 or self._is_batch_due():
                 self._changed.notify_all()
 
-    def flush(self, *, max_wait_s: float | None = None) -> None:
+    def flush(self, *, max_wait_s: float | None = None, pending_max: int = 0) -> None:
         """Send everything given so far, and wait until it is answered.
+
+        Args:
+            max_wait_s: Seconds to wait; None: for as long as it takes.
+            pending_max: Fragments that may still be without an answer on return, at least 0: so
+                many a producer may run ahead.
 
         Raises:
             ReplayBufferError: What went wrong in the background.
@@ -242,8 +248,8 @@ class Appender:
             TimeoutError: It took longer than `max_wait_s`; sending goes on.
         """
         with self._changed:
-            target = self._given
-            self._flush_until = max(self._flush_until, target)
+            target = self._given - pending_max
+            self._flush_until = max(self._flush_until, self._given)
             self._changed.notify_all()
             done = self._changed.wait_for(
                 lambda: self._error is not None or self._answered >= target, max_wait_s
@@ -473,7 +479,10 @@ class Appender:
         """
         with self._changed:
             is_over = isinstance(error, ClosedError) or (self._closing and full_s is None)
-            if is_over or self._options.on_failure == "stop":
+            waits = self._options.on_failure == "persist" or (
+                self._options.on_failure == "wait" and full_s is not None
+            )
+            if is_over or not waits:
                 self._stop(error)
                 return False
             if full_s is None:

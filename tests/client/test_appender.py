@@ -118,6 +118,18 @@ def test_a_flush_gives_up_after_its_time_and_sending_goes_on(client: FakeClient)
     assert [0] == sent(client)
 
 
+def test_a_flush_may_leave_some_on_their_way(client: FakeClient) -> None:
+    client.may_answer.clear()
+    with Appender(client, options()) as appender:
+        give(appender, 0, 1)
+        appender.flush(max_wait_s=0.0, pending_max=2)
+        with pytest.raises(TimeoutError):
+            appender.flush(max_wait_s=0.01, pending_max=1)
+        assert [[0, 1]] == client.batches
+        client.may_answer.set()
+        appender.flush(pending_max=1)
+
+
 def test_closing_sends_what_waits_in_order(client: FakeClient) -> None:
     with Appender(client, options()) as appender:
         give(appender, *range(10))
@@ -430,6 +442,19 @@ def test_one_that_persists_waits_for_room_for_as_long_as_it_takes(client: FakeCl
         give(appender, 0, 1, 2)
     assert [[0, 1, 2], [0, 1, 2], [1, 2], [1, 2]] == client.batches
     assert 3 == appender.counts.admitted
+
+
+def test_one_that_waits_does_so_for_room_and_for_nothing_else(client: FakeClient) -> None:
+    full = errors.BackpressureError("full", 0.001)
+    client.answers = [failing(full), failing(full)]
+    with Appender(client, options(on_failure="wait")) as appender:
+        give(appender, 0)
+        appender.flush()
+        assert 1 == appender.counts.admitted
+        client.answers = [failing(errors.UnavailableError("away"))]
+        give(appender, 1)
+        with pytest.raises(errors.UnavailableError):
+            appender.flush()
 
 
 def test_one_that_persists_drops_what_nobody_takes_and_goes_on(
