@@ -447,14 +447,14 @@ def test_one_that_persists_waits_for_room_for_as_long_as_it_takes(client: FakeCl
 def test_one_that_waits_does_so_for_room_and_for_nothing_else(client: FakeClient) -> None:
     full = errors.BackpressureError("full", 0.001)
     client.answers = [failing(full), failing(full)]
-    with Appender(client, options(on_failure="wait")) as appender:
-        give(appender, 0)
-        appender.flush()
-        assert 1 == appender.counts.admitted
-        client.answers = [failing(errors.UnavailableError("away"))]
-        give(appender, 1)
-        with pytest.raises(errors.UnavailableError):
-            appender.flush()
+    appender = Appender(client, options(on_failure="wait"))
+    give(appender, 0)
+    appender.flush()
+    assert 1 == appender.counts.admitted
+    client.answers = [failing(errors.UnavailableError("away"))]
+    give(appender, 1)
+    with pytest.raises(errors.UnavailableError):
+        appender.close()
 
 
 def test_one_that_persists_drops_what_nobody_takes_and_goes_on(

@@ -199,6 +199,16 @@ def run_mirror() -> None:
         server.__exit__(None, None, None)
 
 
+def run_reverb_writer() -> None:
+    from breadbox.compat import reverb
+
+    tables = [reverb.Table.queue("queue", 10)]
+    with reverb.Server(tables) as server, server.localhost_client() as client:
+        run("client/breadbox/compat/reverb/writers.py#1", client=client)
+        samples = client.sample("queue", 2, emit_timesteps=False)
+        assert [1, 0] == [int(sample.data[0]) for sample in samples]
+
+
 def run_as_test(place: str, before: str) -> None:
     """Run a block that is a test of a reader's, with their code before it."""
     Path("test_it.py").write_text(before + PYTHON[place].code)
@@ -250,6 +260,10 @@ HERE: dict[str, Callable[[], None]] = {
     "client/breadbox/step_writer.py#1": run_step_writer,
     "client/breadbox/mirror/__init__.py#1": run_mirror,
     "client/breadbox/client.py#1": lambda: with_fragments("client/breadbox/client.py#1"),
+    "client/breadbox/compat/reverb/__init__.py#1": lambda: with_fragments(
+        "client/breadbox/compat/reverb/__init__.py#1"
+    ),
+    "client/breadbox/compat/reverb/writers.py#1": run_reverb_writer,
     "client/breadbox/local.py#1": lambda: with_fragments("client/breadbox/local.py#1"),
     "client/breadbox/testing.py#1": lambda: run_as_test("client/breadbox/testing.py#1", PRODUCER),
     "client/breadbox/testing.py#2": lambda: with_fragments("client/breadbox/testing.py#2"),

@@ -1,0 +1,68 @@
+"""Reverb's client, writers, datasets and tables, on a server of Breadbox, without TensorFlow.
+
+```python
+import breadbox.compat.reverb as reverb
+
+with reverb.Server([reverb.Table.queue("queue", max_size=100)]) as server:
+    client = reverb.Client(f"localhost:{server.port}")
+    client.insert([1.0, 2.0], priorities={"queue": 1.0})
+    print(list(client.sample("queue")))
+```
+
+A table is a buffer whose chunks are items, and an item is a fragment of one step that holds the
+whole trajectory; its key is the chunk's id, which is never used again. Tables are made with the
+server, or by `create_tables` on one that runs (`breadbox serve`, for other machines, TLS, tokens).
+
+What is different, and why:
+
+- Everything is durable all the time, `checkpoint` included; a server that is started again on the
+  same store has all tables as they were.
+- An item has its own copy of its steps: items that overlap cost what they hold.
+- Data come back in the structure in which they were written, named tuples included (of a type of
+  the same name and fields), also where a table has no signature. Keys of dicts are texts.
+- Datasets are plain iterables of numpy arrays, with `batch`, `take`, `map` and
+  `as_numpy_iterator`, and no part of a TensorFlow graph.
+- `client.sample` takes `timeout_ms`. A wait says in the log, twice a minute, what it waits for.
+- An insert that waits for room is confirmed within two seconds of finding some.
+- Priorities above 1e30 are refused, as those that are negative or not a number, before anything is
+  changed; exponents above 8, too.
+- `SampleToInsertRatio` becomes a band around the ratio that is as wide, on both sides, as the
+  farther of Reverb's two bounds: inserts wait where Reverb's do, and samples may run ahead by a
+  constant more. The long-run ratio is the same.
+- `server_info` knows nothing of episodes.
+- There are no extensions of tables, structured writers and pattern datasets: their patterns are a
+  few lines with `create_item`.
+"""
+
+from breadbox.compat.reverb import checkpointers, rate_limiters, selectors
+from breadbox.compat.reverb import selectors as item_selectors
+from breadbox.compat.reverb.client import Client
+from breadbox.compat.reverb.errors import DeadlineExceededError, ReverbError, TableNotFoundError
+from breadbox.compat.reverb.history import TrajectoryColumn
+from breadbox.compat.reverb.items import ReplaySample, SampleInfo
+from breadbox.compat.reverb.sampling import TimestepDataset, TrajectoryDataset
+from breadbox.compat.reverb.server import Server
+from breadbox.compat.reverb.tables import Table, TableInfo, create_tables
+from breadbox.compat.reverb.writers import TrajectoryWriter, Writer
+
+__all__ = [
+    "Client",
+    "DeadlineExceededError",
+    "ReplaySample",
+    "ReverbError",
+    "SampleInfo",
+    "Server",
+    "Table",
+    "TableInfo",
+    "TableNotFoundError",
+    "TimestepDataset",
+    "TrajectoryColumn",
+    "TrajectoryDataset",
+    "TrajectoryWriter",
+    "Writer",
+    "checkpointers",
+    "create_tables",
+    "item_selectors",
+    "rate_limiters",
+    "selectors",
+]

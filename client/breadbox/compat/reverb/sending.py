@@ -1,0 +1,119 @@
+"""Items on their way into tables."""
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from breadbox.client import Client
+from breadbox.compat.reverb.errors import TableNotFoundError
+from breadbox.errors import BackpressureError, BufferNotFoundError, SessionEndedError
+from breadbox.fragment import Fragment
+from breadbox.types import AdmissionOutcome, AppendResult, ModelState
+
+SESSION = "reverb"
+"""Of a table that never was in a session: one name, so that two who find it so start the same."""
+_SESSIONS_MAX = 16
+"""Changes of a table's session while one item is being sent; then somebody resets it in a loop."""
+ROOM_S = 2.0
+"""Seconds to wait for room until items that found some are confirmed, and the rest tried again."""
+_FULL = AppendResult(AdmissionOutcome.BUFFER_FULL)
+_OF_ANOTHER = (AdmissionOutcome.WRONG_SESSION, AdmissionOutcome.STALE)
+
+
+class ItemSender:
+    """Appends items in whatever session is current, as Reverb does, which knows none.
+
+    A table that is reset has a new session. What was sent for the one before is sent again for the
+    new one, so a writer outlives resets, as it does in Reverb. Thread-safe.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._states: dict[str, ModelState] = {}
+
+    def append_many(
+        self,
+        fragments: Sequence[Fragment],
+        *,
+        buffer: str | None = None,
+        codecs: str | Mapping[str, str] | None = None,
+    ) -> list[AppendResult]:
+        """Write items and announce them; blocks while their table has no room.
+
+        Raises:
+            BackpressureError: Some found no room within `ROOM_S`; its `results` say which did.
+            SessionEndedError: The table was reset again and again meanwhile.
+            ReplayBufferError: As `breadbox.Client.append_many`.
+        """
+        table = buffer or self._client.buffer
+        results: list[AppendResult] = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
+        left = list(range(len(fragments)))
+        state = self._state_of(table)
+        for _ in range(_SESSIONS_MAX):
+            _stamp([fragments[place] for place in left], state)
+            full: BackpressureError | None = None
+            try:
+                sent: Sequence[AppendResult] = self._client.append_many(
+                    [fragments[place] for place in left], buffer=table, codecs=codecs
+                )
+            except BackpressureError as error:
+                full, sent = error, error.results
+            for place, result in zip(left, sent, strict=True):
+                results[place] = result
+            if full is not None:
+                full.results = tuple(
+                    _FULL if each.outcome in _OF_ANOTHER else each for each in results
+                )
+                raise full
+            left = [place for place in left if results[place].outcome in _OF_ANOTHER]
+            if not left:
+                return results
+            state = self._state_of(table, known=state)
+        raise SessionEndedError(fragments[left[0]].session_id, state.session_id)
+
+    def insert(self, fragment: Fragment, table: str) -> None:
+        """Append one item; blocks while there is no room for it."""
+        while True:
+            try:
+                self.append_many([fragment], buffer=table)
+            except BackpressureError:
+                continue
+            return
+
+    def _state_of(self, table: str, known: ModelState | None = None) -> ModelState:
+        """What is current in a table, asked for once and when the `known` one was wrong."""
+        with self._lock:
+            state = self._states.get(table)
+            if state is None or state is known:
+                state = self._states[table] = current_state(self._client, table)
+            return state
+
+
+def _stamp(fragments: Sequence[Fragment], state: ModelState) -> None:
+    version = state.model_version or 0
+    for fragment in fragments:
+        fragment.session_id = state.session_id
+        fragment.model_version_min = fragment.model_version_max = version
+
+
+def current_state(client: Client, table: str) -> ModelState:
+    """What is current in a table; a session is started where there never was one.
+
+    Raises:
+        TableNotFoundError: There is no such table.
+    """
+    try:
+        state = client.watch_model(buffer=table)
+        if state is not None and state.session_id:
+            return state
+        try:
+            return client.start_session(SESSION, buffer=table)
+        except SessionEndedError:
+            return client.start_session(buffer=table)
+    except BufferNotFoundError as error:
+        raise not_found(client, table) from error
+
+
+def not_found(client: Client, table: str) -> TableNotFoundError:
+    """Say that there is no such table, and which there are."""
+    return TableNotFoundError(table, [each.name for each in client.list_buffers()])
