@@ -167,11 +167,11 @@ def rllib_work() -> dict[str, Callable[[], Run]]:
 
     def map_batches(*, to_numpy: bool = True) -> Run:
         prelearner = make(input_read_sample_batches=True)
-        return lambda rows: prelearner._map_sample_batch_to_episode(rows, to_numpy=to_numpy)
+        return lambda rows: prelearner._map_sample_batch_to_episode(rows, to_numpy=to_numpy)  # noqa: SLF001 - RLlib has no public one
 
     return {
-        "columns: map": lambda: make()._map_to_episodes,
-        "packed columns: map": lambda: make()._map_to_episodes,
+        "columns: map": lambda: make()._map_to_episodes,  # noqa: SLF001 - likewise
+        "packed columns: map": lambda: make()._map_to_episodes,  # noqa: SLF001 - likewise
         "columns: whole call": make,
         # To arrays, as RLlib's own call asks of its mapping, and as ours gives them.
         "sample batches: map": map_batches,

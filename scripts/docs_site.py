@@ -124,7 +124,7 @@ def python_page() -> str:
 
 def home_of(name: str) -> str:
     """Where a name of `breadbox` is defined."""
-    return f"breadbox.{breadbox._HOME_OF[name]}.{name}"
+    return f"breadbox.{breadbox._HOME_OF[name]}.{name}"  # noqa: SLF001 - where each name is loaded from
 
 
 def asyncio_page() -> str:

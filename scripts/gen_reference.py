@@ -162,11 +162,11 @@ def series() -> str:
 
 def families(registry: CollectorRegistry) -> Iterator[Any]:
     """What a registry would show; with the labels, which nothing is known to have yet."""
-    for collector in list(registry._collector_to_names):
+    for collector in list(registry._collector_to_names):  # noqa: SLF001 - names without samples, too
         for family in collector.collect():
             shown: Any = family
             if hasattr(collector, "_labelnames"):
-                shown._labelnames = collector._labelnames
+                shown._labelnames = collector._labelnames  # noqa: SLF001 - likewise
             yield shown
 
 

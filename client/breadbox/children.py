@@ -1,10 +1,8 @@
 """What processes that we start inherit from us, and that they do not outlive us."""
 
 import os
-import signal
 import sys
 import threading
-import time
 from collections.abc import Mapping
 
 _PARENT = "BREADBOX_PARENT_PID"
@@ -41,6 +39,9 @@ def end_with_parent() -> None:
 
 
 def _end_after(parent: int) -> None:
+    import signal  # Every command has this module, and few such a parent.
+    import time
+
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY_S)
     os.kill(os.getpid(), signal.SIGTERM)

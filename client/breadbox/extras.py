@@ -1,6 +1,5 @@
 """How what is missing is installed beside this copy of Breadbox, wherever that came from."""
 
-import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Final
@@ -52,6 +51,7 @@ def how_to_install(extra: str) -> str:
 
 def _origin() -> dict[str, Any]:
     """What the installer noted of a copy that is from no index; empty: it is from one."""
+    import json
     from importlib.metadata import Distribution, PackageNotFoundError
 
     try:

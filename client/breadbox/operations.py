@@ -784,7 +784,7 @@ class _Appending:
             context,
             _always(call),
             context.append_policy,
-            meanwhile=following._write_ahead if following else None,
+            meanwhile=following._write_ahead if following else None,  # noqa: SLF001 - another of this class
         )
         if len(reply.results) != len(pending):
             raise errors.InternalError(

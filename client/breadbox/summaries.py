@@ -1,6 +1,5 @@
 """What holds arrays, in one line or as a table: paths, dtypes and shapes instead of numbers."""
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -40,15 +39,17 @@ def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]
 
     Nothing in it is taken for markup: paths and names come from other machines.
     """
+    from html import escape  # Its table of names takes as long to read as a module of ours.
+
     shown = [*islice(rows, LEAVES_MAX + 1)]
     if len(shown) > LEAVES_MAX:
         shown[LEAVES_MAX:] = [["..."] + [""] * (len(heads) - 1)]
     lines = [("th", heads), *(("td", row) for row in shown)]
     body = "".join(
-        f"<tr>{''.join(f'<{tag}>{html.escape(str(cell))}</{tag}>' for cell in cells)}</tr>"
+        f"<tr>{''.join(f'<{tag}>{escape(str(cell))}</{tag}>' for cell in cells)}</tr>"
         for tag, cells in lines
     )
-    return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
+    return f"<table><caption>{escape(title)}</caption>{body}</table>"
 
 
 def _leaf_texts(leaf: Any) -> tuple[str, str, str]:

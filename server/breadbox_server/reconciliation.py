@@ -170,23 +170,37 @@ class Reconciler:
         self._has_more = False
         return orphans & self._let_go
 
+    @property
+    def orphan_count(self) -> int:
+        """Payloads of no buffer that are remembered, to be deleted when their time has come."""
+        return len(self._orphans)
+
     async def run(self) -> None:
-        """Compare everything once, and again whenever something may be, or is, missing."""
+        """Look for ever; a store that cannot be reached is tried again."""
         while True:
             await asyncio.sleep(PERIOD_S)
             try:
-                if await self._may_have_lost():
-                    self._is_compared = False
-                if not self._is_compared:
-                    await self.reconcile()
-                elif self._is_suspicious():
-                    await self._drop_missing()
-                await self._delete_orphans()
+                await self.look()
                 self._outage.succeeded()
             except StoreError as error:
                 self._outage.failed(error)
             except BufferNotFoundError as error:
                 log.debug("%s went while it was compared; trying again", error.buffer)
+
+    async def look(self) -> None:
+        """Compare everything if something may be, or is, missing; delete orphans that are due.
+
+        Raises:
+            StoreUnavailableError: The store cannot be reached.
+            BufferNotFoundError: A buffer went while it was compared.
+        """
+        if await self._may_have_lost():
+            self._is_compared = False
+        if not self._is_compared:
+            await self.reconcile()
+        elif self._is_suspicious():
+            await self._drop_missing()
+        await self._delete_orphans()
 
     async def _may_have_lost(self) -> bool:
         """Whether the store is another than before, or lacks one of a few payloads."""

@@ -526,7 +526,7 @@ async def test_a_cancelled_call_is_cancelled_even_if_the_client_is_closing(
             await fetch
 
 
-def test_closing_ends_a_wait_before_the_next_attempt() -> None:
+def test_closing_ends_a_wait_before_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = threading.Event()
     client = breadbox.connect("127.0.0.1:1", reconnect_s=60.0)
     failures: list[Exception] = []
@@ -537,13 +537,13 @@ def test_closing_ends_a_wait_before_the_next_attempt() -> None:
         except errors.ReplayBufferError as error:
             failures.append(error)
 
-    original: Callable[[float], None] = client._interpreter._sleep
+    original: Callable[[float], None] = client._interpreter._sleep  # noqa: SLF001 - to see that it sleeps
 
     def sleep(duration_s: float) -> None:
         waits.set()
         original(60.0)
 
-    client._interpreter._sleep = sleep
+    monkeypatch.setattr(client._interpreter, "_sleep", sleep)  # noqa: SLF001 - likewise
     thread = threading.Thread(target=call)
     thread.start()
     assert waits.wait(10)

@@ -23,7 +23,6 @@ from rich.console import Console
 import breadbox
 from breadbox.cli import buffers
 from breadbox.cli import main as cli_main
-from breadbox.cli.frame import FittedTable
 from breadbox.cli.main import COMMANDS, cli
 from breadbox.cli.settings import SizeBytes
 from breadbox.cli.top import Sample, render
@@ -78,12 +77,22 @@ def one_line(result: Result) -> str:
 # The frame --------------------------------------------------------------------------------------
 
 
+NOT_FOR_HELP = {
+    *("grpc", "numpy", "rich", "redis", "torch", "asyncio", "dataclasses", "json", "pathlib"),
+    *("importlib.metadata", "signal", "urllib.parse", "breadbox.cli.settings"),
+}
+NOT_FOR_STATS = {
+    *("html", "redis", "torch", "yaml", "importlib.metadata", "breadbox.stores.redis_store"),
+    *("breadbox.appender", "breadbox.local", "breadbox.step_writer"),
+}
+
+
 def test_help_names_every_command_and_imports_none() -> None:
     code = (
         "import sys; from breadbox.cli.main import cli\n"
         "try: cli(['--help'])\n"
         "except SystemExit: pass\n"
-        "print(sorted({'grpc', 'numpy', 'rich', 'redis', 'torch', 'asyncio'} & set(sys.modules)))"
+        f"print(sorted({NOT_FOR_HELP} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "" == done.stderr
@@ -121,6 +130,20 @@ def test_the_help_of_what_needs_torch_imports_none_of_what_it_runs(name: str) ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ("", "[]") == (done.stderr, done.stdout.splitlines()[-1])
+
+
+def test_a_look_at_a_server_imports_nothing_that_only_others_need(address: str) -> None:
+    code = (
+        "import sys; from breadbox.cli.main import cli\n"
+        f"try: cli(['stats', '--server', {address!r}, 'default'])\n"
+        "except SystemExit as ended: assert not ended.code, ended.code\n"
+        f"print(sorted({NOT_FOR_STATS} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=CLEAN
+    )
+    assert "" == done.stderr
+    assert "[]" == done.stdout.splitlines()[-1]
 
 
 def test_help_is_there_within_a_third_of_a_second_of_cpu_time() -> None:
@@ -649,8 +672,7 @@ def test_a_buffers_name_is_readable_however_narrow_the_window_is(command: str, w
     if command == "top":
         shown: Any = render(Sample(1.0, found, {}), "localhost:50051", "12:00:00")
     else:
-        lines = [buffers._line(description) for description in found.values()]
-        shown = FittedTable(buffers._COLUMNS, lines, expendable=buffers._EXPENDABLE)
+        shown = buffers.table(found.values())
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(shown)
     text = console.export_text()

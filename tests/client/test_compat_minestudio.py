@@ -188,7 +188,8 @@ Theirs.__name__ = "FragmentIndex"
 
 
 def test_an_index_is_the_same_key_as_minestudios_own() -> None:
-    ours, theirs = FragmentIndex("w", 1), Theirs("w", 1)
+    ours: Any = FragmentIndex("w", 1)
+    theirs: Any = Theirs("w", 1)
     assert ours == theirs
     assert theirs == ours
     assert 7 == {ours: 7}[theirs] == {theirs: 7}[ours]
@@ -302,10 +303,11 @@ def test_tensors_are_copies_and_keep_their_shape() -> None:
 
 def test_trees_are_cut_joined_lengthened_and_detached() -> None:
     tensor = torch.arange(8.0, requires_grad=True).reshape(2, 4)
-    tree = {"x": tensor, "y": [["a", "b", "c", "d"]] * 2, "z": None}
+    texts = [["a", "b", "c", "d"]] * 2
+    tree = {"x": tensor, "y": texts, "z": None}
     assert (2, 2) == tuple(auto_slice(tree, 1, 3, dim=1)["x"].shape)
     assert [["b", "c"]] * 2 == auto_slice(tree, 1, 3, dim=1)["y"]
-    assert tree["y"][1:2] == auto_slice(tree["y"], 1, 2, dim=1, type_list=1)
+    assert texts[1:2] == auto_slice(texts, 1, 2, dim=1, type_list=1)
     joined = auto_cat([{"x": tensor, "y": [["a"]], "z": None}] * 2, dim=1)
     assert ((2, 8), None) == (tuple(joined["x"].shape), joined["z"])
     assert ["a", "b"] == auto_cat([["a"], ["b"]])

@@ -9,7 +9,7 @@ from breadbox.environment import connect_from_environment, seconds_from_environm
 def test_nothing_set_is_the_local_server_and_the_default_buffer() -> None:
     with connect_from_environment(environment={}) as client:
         assert ("localhost:50051", "default") == (client.address, client.buffer)
-        options = client._context.options
+        options = client._context.options  # noqa: SLF001 - tokens are not shown
         assert (None, None, None) == (options.tls, options.token, options.store_url)
 
 
@@ -23,7 +23,7 @@ def test_every_variable_is_read_and_an_argument_wins() -> None:
     }
     with connect_from_environment(buffer="mine", environment=variables) as client:
         assert ("elsewhere:1", "mine") == (client.address, client.buffer)
-        options = client._context.options
+        options = client._context.options  # noqa: SLF001 - tokens are not shown
         assert ("secret", "redis://store:6379") == (options.token, options.store_url)
         assert options.tls is not None
         assert None is options.tls.ca_file

@@ -384,9 +384,9 @@ async def test_batches_for_cuda_are_made_on_a_stream_of_their_own_and_handed_ove
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake.will("FetchFragments", granted)
+    stream = FakeSideStream()
     for module in (breadbox.lease, breadbox.aio.lease):
         monkeypatch.setattr(module, "side_stream_for", lambda device: stream if device else None)
-    stream = FakeSideStream()
     monkeypatch.setattr(operations, "load_batch", lambda *a, **n: stream.load(*a, **n))
     with client.fetch(FRAGMENT_COUNT) as lease:
         assert 3 == len(list(lease.batches(8, device="cuda")))
@@ -445,7 +445,8 @@ def renewing(*answers: Any) -> tuple[Granted, list[float]]:
     world = OperationWorld()
     world.will("RenewLease", *answers)
     lease = Granted(world.context, "default", LeaseGrant("l", 60.0, (), "s", 0, "r"))
-    renewal, delays_s = lease._renewing(), []
+    renewal = lease._renewing()  # noqa: SLF001 - without a thread or a task
+    delays_s: list[float] = []
 
     def limited() -> operations.Operation[None]:
         effect = next(renewal)

@@ -11,7 +11,8 @@ from breadbox.v1 import replay_buffer_service_pb2 as pb
 from support.forged_payloads import sections_of
 from support.payload_trees import trees
 
-LAYOUT = payload_pb2.PayloadLayout.DESCRIPTOR
+LAYOUT = payload_pb2.DESCRIPTOR.message_types_by_name["PayloadLayout"]
+APPEND = pb.DESCRIPTOR.message_types_by_name["AppendFragmentsRequest"]
 
 
 def layout_of(tree: object) -> bytes:
@@ -54,7 +55,7 @@ def test_items_count_at_every_level(item: bytes) -> None:
 def test_items_that_cannot_multiply_are_one_part_whatever_they_hold() -> None:
     fragment = pb.AppendFragmentsRequest(fragments=[{"worker_id": "w" * 200, "step_count": 1}])
     raw = fragment.SerializeToString() * 50
-    require_few_parts(raw, pb.AppendFragmentsRequest.DESCRIPTOR, 50)
+    require_few_parts(raw, APPEND, 50)
 
 
 @pytest.mark.parametrize(

@@ -441,7 +441,8 @@ def test_what_waits_is_bounded_by_the_appenders_queue(client: FakeClient) -> Non
 
     blocked = threading.Thread(target=step_thrice)
     blocked.start()
-    eventually_sync(lambda: writer._appender.counts.pending == 2)
+    appender = writer._appender  # noqa: SLF001 - the writer is held by who waits
+    eventually_sync(lambda: appender.counts.pending == 2)
     blocked.join(0.05)
     assert blocked.is_alive()
     client.may_answer.set()

@@ -35,12 +35,12 @@ LIMITERS = st.one_of(
 COUNTS = st.none() | INT64
 CONFIGS = st.builds(
     types.BufferConfig,
-    **{name: COUNTS for name in wire._COUNT_FIELDS},
+    **{name: COUNTS for name in wire._COUNT_FIELDS},  # noqa: SLF001 - the tables of fields
     full_policy=st.none() | st.sampled_from(types.FullPolicy),
     lease_expiry_policy=st.none() | st.sampled_from(types.LeaseExpiryPolicy),
     lease_s=st.none() | SPANS_S,
     open_chunk_s=st.none() | SPANS_S,
-    sampler=st.none() | st.sampled_from(wire._SAMPLERS),
+    sampler=st.none() | st.sampled_from(wire._SAMPLERS),  # noqa: SLF001 - likewise
     limiter=LIMITERS,
 )
 
@@ -131,7 +131,7 @@ def test_version_zero_is_told_from_no_version() -> None:
 
 def test_every_field_of_a_buffers_state_is_read() -> None:
     state = buffer_pb2.BufferState(
-        **{name: number for number, name in enumerate(wire._GAUGE_FIELDS[:-4], 1)},
+        **{name: number for number, name in enumerate(wire._GAUGE_FIELDS[:-4], 1)},  # noqa: SLF001 - likewise
         waiting_reason="have 1 chunk, need 2",
         outage="the journal does not answer",
         hold="the journal's disk is full",

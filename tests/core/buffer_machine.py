@@ -65,6 +65,7 @@ from breadbox_server.journal.storage import BEGINNING
 from core.naive_model import NaiveBuffer, NaiveGrant
 from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
+from support.snapshots import held_chunks, snapshot_of
 
 WORKERS = ("a", "b", "c")
 REMOVERS = tuple(name for name in SAMPLERS if name not in ("uniform", "prioritised"))
@@ -129,7 +130,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     def make_buffers(self, config: BufferConfig) -> BufferSet:
         """Make what is under test."""
-        return self.altered(BufferSet(random.Random(7), config, is_recording=True))
+        return BufferSet(random.Random(7), config, is_recording=True)
 
     def altered(self, buffers: BufferSet) -> BufferSet:
         """What is under test, new or recovered; a broken variant overrides this."""
@@ -472,7 +473,7 @@ class BufferMachine(RuleBasedStateMachine):
         recovered.take_events()
         recovered.check_invariants()
         assert recovered.snapshot() == self.buffers.snapshot(), "replayed to another state"
-        self.buffers = self.altered(recovered)
+        self.buffers = recovered
         self.model.lose_callers()
 
     def keep_entries(self) -> None:
@@ -543,9 +544,9 @@ class BufferMachine(RuleBasedStateMachine):
             prepared = self.buffers.prepared(B, request_id)
             size = self.model.config.fragments_per_chunk
             numbers = [granted.chunk_id for granted in prepared[::size]]
-            state = self.buffers._buffers[B]._state
-            real = state.leases.find_grant(request_id)
-            assert real is not None
+            taken = snapshot_of(self.buffers, B)
+            grants = [*taken.live_grants, *taken.ended_grants]
+            [real] = [grant for grant in grants if grant.request_id == request_id]
             lease_ids = [lease.lease_id for lease in real.leases]
             held = {chunk.number: chunk for chunk in self.model.held}
             for granted in prepared:
@@ -609,7 +610,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert seen.model.model_version == (model.version if model.session else None)
         assert seen.model.weights == model.current_weights
         assert list(seen.chunk_count_by_staleness) == sorted(by_staleness)
-        held = self.buffers._buffers[B]._state.holdings.table.by_age()
+        held = held_chunks(self.buffers, B)
         expected_held = [(c.number, c.uses, c.priority) for c in model.held]
         assert [(c.chunk_id, c.use_count, c.priority) for c in held] == expected_held
         uses = seen.counters["uses"] - seen.counters["chunks_returned"]

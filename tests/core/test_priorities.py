@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.events import ChunksEvicted, EvictionReason, PayloadsDisposable
@@ -16,6 +16,7 @@ from breadbox_server.core.inputs import GrantedFragment, PrioritiesUpdated, Rele
 from breadbox_server.core.samplers import SAMPLERS, make_sampler
 from core.test_parts import Item
 from core.world import World
+from support.snapshots import held_chunks
 
 DRAWS = 3_000
 
@@ -237,7 +238,7 @@ def test_draws_after_a_restart_are_those_that_there_would_have_been(name: str) -
         if index % 3 == 0:
             world.release(world.granted(1).lease_id)
     twin = World(starts=False)
-    twin.buffers, twin._request_count = restored(world), world._request_count
+    twin.buffers, twin.request_count = restored(world), world.request_count
     for _ in range(60):
         first, second = world.granted(2), twin.granted(2)
         assert first.fragments == second.fragments
@@ -262,8 +263,7 @@ def test_a_late_update_never_meets_another_chunk() -> None:
             world.release(world.granted(1).lease_id)
         if index % 50 == 0:
             world.buffers = restored(world)
-        table = world.buffers._buffers[DEFAULT_BUFFER]._state.holdings.table
-        for chunk in table.by_age():
+        for chunk in held_chunks(world.buffers):
             assert wanted[chunk.chunk_id] == chunk.priority
 
 

@@ -86,7 +86,7 @@ def test_a_chunk_that_comes_back_is_read_at_its_old_place() -> None:
     assert list(range(120, 140)) == chunk_ids(read(world, replace(START, chunk_count_max=999)))
     world.give_back(lease_id)
     assert list(range(140)) == chunk_ids(read(world, replace(START, chunk_count_max=999)))
-    world.buffers._buffers[DEFAULT_BUFFER].check_invariants()
+    world.buffers.check_invariants()
 
 
 def test_a_read_ends_with_the_chunk_that_makes_it_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,5 +137,5 @@ def test_every_chunk_is_read_or_counted_whatever_else_happens(seed: int, page: i
         if rng.random() < 0.05:
             taken = world.buffers.snapshot()
             world.buffers = BufferSet.restore(taken, random.Random(0), is_recording=True)
-        world.buffers._buffers[DEFAULT_BUFFER].check_invariants()
+        world.buffers.check_invariants()
     assert sorted(set(seen)) == seen

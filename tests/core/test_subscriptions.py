@@ -56,7 +56,7 @@ class Followed(World):
         return sum(len(event.payloads) for event in self.events(PayloadsDisposable))
 
     def check(self) -> None:
-        self.buffers._buffers[DEFAULT_BUFFER].check_invariants()
+        self.buffers.check_invariants()
 
     def use_up(self, count: int) -> None:
         """Draw chunks, and be done with them."""
@@ -348,8 +348,8 @@ def test_a_retaining_reader_misses_nothing_that_capacity_does_not_cost_it(
     twin = BufferSet.restore((), random.Random(0))
     twin.replay(entries)
     assert twin.snapshot() == world.buffers.snapshot()
-    twin._buffers[DEFAULT_BUFFER].check_invariants()
+    twin.check_invariants()
     restored = BufferSet.restore(world.buffers.snapshot(), random.Random(0))
     assert restored.snapshot() == world.buffers.snapshot()
     assert restored.subscriptions(DEFAULT_BUFFER) == world.buffers.subscriptions(DEFAULT_BUFFER)
-    restored._buffers[DEFAULT_BUFFER].check_invariants()
+    restored.check_invariants()

@@ -199,14 +199,14 @@ def test_publish_costs_what_it_evicts_not_what_is_held() -> None:
     world = World(capacity_chunks=1000, staleness_max=1)
     world.publish(1)
     world.fill(500, version=1)
-    table = world.buffers._buffers[DEFAULT_BUFFER]._state.holdings.table
+    table = world.buffers._buffers[DEFAULT_BUFFER]._state.holdings.table  # noqa: SLF001 - to count looks
     looked_at = []
-    is_live = table._by_version._is_live
+    is_live = table._by_version._is_live  # noqa: SLF001 - likewise
 
     def look(entry: tuple[ModelVersion, ChunkId]) -> bool:
         looked_at.append(entry)
         return is_live(entry)
 
-    table._by_version._is_live = look
+    table._by_version._is_live = look  # noqa: SLF001 - likewise
     world.buffers.apply(publish_model(2), now=world.now)
     assert len(looked_at) <= 2

@@ -29,6 +29,7 @@ from breadbox_server.core.inputs import (
 )
 from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
+from support.snapshots import held_chunks
 
 EventT = TypeVar("EventT", bound=Event)
 
@@ -40,7 +41,7 @@ class World:
         self.config = BufferConfig(**limits)
         self.buffers = BufferSet(random.Random(seed), self.config, is_recording=True)
         self.now = 100.0
-        self._request_count = 0
+        self.request_count = 0
         if starts:
             self.start("s0")
             self.buffers.take_events()
@@ -78,11 +79,11 @@ class World:
         world_size: int = 1,
         lease_s: float | None = None,
     ) -> CallerId:
-        self._request_count += 1
+        self.request_count += 1
         fetch = Fetch(
             buffer=DEFAULT_BUFFER,
             request_id=RequestId(
-                f"request-{self._request_count}" if request_id is None else request_id
+                f"request-{self.request_count}" if request_id is None else request_id
             ),
             fragment_count=fragment_count,
             deadline_at=self.now + max_wait_s,
@@ -149,10 +150,9 @@ class World:
 
     def held(self) -> list[tuple[str, int, int]]:
         """Give (worker, first index, uses) of every chunk held, by age."""
-        table = self.buffers._buffers[DEFAULT_BUFFER]._state.holdings.table
         return [
             (chunk.fragments[0].worker_id, chunk.fragments[0].fragment_index, chunk.use_count)
-            for chunk in table.by_age()
+            for chunk in held_chunks(self.buffers)
         ]
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def trainer(
 
 def other(trainer: ReplayBufferInterface) -> ReplayBufferInterface:
     """An interface as another process would make it."""
-    return ReplayBufferInterface(buffer=trainer._buffer)
+    return ReplayBufferInterface(buffer=trainer.buffer)
 
 
 def add(
@@ -96,7 +97,7 @@ def test_a_fetch_waits_for_as_long_as_it_takes(trainer: ReplayBufferInterface) -
 
 
 def test_a_batch_stays_readable_until_the_next_fetch(trainer: ReplayBufferInterface) -> None:
-    trainer._client.update_buffer(trainer._buffer, breadbox.BufferConfig(uses_max=1))
+    trainer.client.update_buffer(trainer.buffer, breadbox.BufferConfig(uses_max=1))
     add(trainer, 0, 1)
     before = trainer.fetch_fragments(2)
     trainer.update_model_version("run", 9)
@@ -110,7 +111,7 @@ def test_a_fragment_that_is_gone_is_a_key_error(trainer: ReplayBufferInterface) 
     add(trainer, 0, 1)
     ((_, fragment_id), _) = trainer.fetch_fragments(2)
     reference = reference_of(fragment_id)
-    trainer._client.store.delete_many([reference.metadata.payload])
+    trainer.client.store.delete_many([reference.metadata.payload])
     with pytest.raises(KeyError):
         trainer.load_fragment(fragment_id)
 
@@ -121,7 +122,7 @@ def test_nothing_is_prepared_before_the_first_fetch(trainer: ReplayBufferInterfa
 
 def test_what_is_of_no_use_is_dropped_and_counted(trainer: ReplayBufferInterface) -> None:
     sample = sample_fragment()
-    trainer._version_wait_s = 0.1
+    trainer.version_wait_s = 0.1
     trainer.add_fragment(sample, FragmentMetadata(-1, "", "env-0", 0))
     trainer.add_fragment(sample, metadata_of(sample, session="another"))
     trainer.update_model_version("run", 9)
@@ -139,8 +140,8 @@ def test_sizes_that_can_never_be_met_are_refused(trainer: ReplayBufferInterface)
 def test_a_second_trainer_with_a_configuration_sets_the_limits(
     trainer: ReplayBufferInterface,
 ) -> None:
-    with ReplayBufferInterface({**CONFIG, "max_reuse": 5}, buffer=trainer._buffer) as second:
-        assert 5 == second._client.get_buffer(trainer._buffer).config.uses_max
+    with ReplayBufferInterface({**CONFIG, "max_reuse": 5}, buffer=trainer.buffer) as second:
+        assert 5 == second.client.get_buffer(trainer.buffer).config.uses_max
 
 
 def test_the_order_of_loading_follows_the_seed_of_the_random_module(
@@ -186,7 +187,7 @@ def test_a_fragment_of_a_version_that_the_buffer_hears_of_later_waits_for_it(
 ) -> None:
     with other(trainer) as worker:
         thread = add_in_background(worker, 2, 0, 1)
-        eventually_sync(lambda: worker._model.model_version == 1)
+        eventually_sync(lambda: worker._model.model_version == 1)  # noqa: SLF001 - it waits now
         assert thread.is_alive()
         trainer.update_model_version("run", 2)
         thread.join(20)
@@ -210,13 +211,13 @@ def test_a_fragment_of_a_session_that_the_buffer_hears_of_later_waits_for_it(
         began_at = time.monotonic()
         worker.add_fragment(sample_fragment(), metadata_of(sample_fragment(), 1, "first"))
         assert 1 == worker.dropped_count
-        assert time.monotonic() - began_at < worker._version_wait_s
+        assert time.monotonic() - began_at < worker.version_wait_s
 
 
 def test_a_version_that_never_comes_is_waited_for_once_and_then_clamped(
     trainer: ReplayBufferInterface, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with ReplayBufferInterface(buffer=trainer._buffer, version_wait_s=0.2) as worker:
+    with ReplayBufferInterface(buffer=trainer.buffer, version_wait_s=0.2) as worker:
         add_in_background(worker, 7, 0, 1, 2, 3).join(20)
         add_in_background(worker, 1, 9, 10, session="unheard of").join(20)
         assert 2 == worker.dropped_count
@@ -229,7 +230,7 @@ def test_the_default_buffer_takes_the_configuration_while_it_is_empty() -> None:
     with start_server() as server:
         with ReplayBufferInterface(CONFIG, server=server.address) as trainer:
             trainer.update_model_version("run", 1)
-            limits = trainer._client.get_buffer("default").config
+            limits = trainer.client.get_buffer("default").config
             assert (2, 64, 2**62) == (
                 limits.fragments_per_chunk,
                 limits.capacity_chunks,
@@ -244,9 +245,9 @@ def test_a_fetch_that_the_given_bytes_can_never_satisfy_is_refused(
     trainer: ReplayBufferInterface,
 ) -> None:
     add(trainer, 0, 1)
-    size_bytes = trainer._client.get_buffer(trainer._buffer).state.payload_bytes
+    size_bytes = trainer.client.get_buffer(trainer.buffer).state.payload_bytes
     limits = {**CONFIG, "capacity_bytes": 3 * size_bytes}
-    with ReplayBufferInterface(limits, buffer=trainer._buffer) as second:
+    with ReplayBufferInterface(limits, buffer=trainer.buffer) as second:
         refusals: list[errors.InvalidRequestError] = []
 
         def fetch() -> None:
@@ -264,14 +265,14 @@ def test_a_fetch_that_the_given_bytes_can_never_satisfy_is_refused(
 
 
 def test_the_old_batch_is_there_until_the_new_one_is(trainer: ReplayBufferInterface) -> None:
-    trainer._client.update_buffer(trainer._buffer, breadbox.BufferConfig(uses_max=1))
+    trainer.client.update_buffer(trainer.buffer, breadbox.BufferConfig(uses_max=1))
     add(trainer, 0, 1)
     before = trainer.fetch_fragments(2)
     fetched: list[Any] = []
     thread = threading.Thread(target=lambda: fetched.append(trainer.fetch_fragments(2)))
     thread.start()
     with other(trainer) as rank_1:
-        eventually_sync(lambda: trainer._client.get_buffer(trainer._buffer).state.waiter_count == 1)
+        eventually_sync(lambda: trainer.client.get_buffer(trainer.buffer).state.waiter_count == 1)
         assert before == rank_1.prepared_fragments()
         assert 0 == rank_1.load_fragment(before[0][1]).fid_in_worker
         add(rank_1, 2, 3)
@@ -340,7 +341,7 @@ def test_a_buffer_that_is_unknown_is_an_error_when_it_is_made(
     with pytest.raises(errors.BufferNotFoundError):
         create_loader_pool(2)
     with ReplayBufferInterface(CONFIG), ReplayBufferInterface() as worker:
-        assert "nobody-made-it" == worker._buffer
+        assert "nobody-made-it" == worker.buffer
 
 
 def test_token_and_certificates_come_from_the_environment(
@@ -393,7 +394,9 @@ def test_records_of_appends_and_fetches_are_offered(
         config, buffer=f"trainer-{next(NUMBERS)}", log=logged.append
     ) as trainer:
         trainer.update_model_version("run", 1)
-        eventually_sync(lambda: trainer._reporter is not None and trainer._reporter.looks > 0)
+        reporter = trainer._reporter  # noqa: SLF001 - its first look is what counts are compared with
+        assert reporter is not None
+        eventually_sync(lambda: reporter.looks > 0)
         add(trainer, *range(4))
         eventually_sync(lambda: len(logged) > 0)
         assert (4, 1) == (
@@ -441,9 +444,8 @@ def test_a_pool_of_ray_actors_loads_every_record_once_and_is_left_empty(
     assert sorted(index.fid_in_worker for index, _ in records) == sorted(
         fragment.fid_in_worker for group in groups for fragment in group["fragment"]
     )
-    left = data_iter(pool, records, batch_size=2, prefetch_batches=2)
-    next(left)
-    left.close()
+    with closing(data_iter(pool, records, batch_size=2, prefetch_batches=2)) as left:
+        next(left)
     assert [] == pool.submitted
 
 

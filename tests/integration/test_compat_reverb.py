@@ -277,7 +277,7 @@ def test_36_an_unknown_table_is_named_with_those_there_are(client: reverb.Client
             with pytest.raises(reverb.TableNotFoundError, match="no table is named 'nowhere'") as e:
                 call()
             assert set(TABLES) <= set(e.value.known)
-        writer._appenders.clear()
+        writer._appenders.clear()  # noqa: SLF001 - as a process that ends without a word
 
 
 def test_37_no_samples_cannot_be_asked_for(client: reverb.Client) -> None:
@@ -333,7 +333,7 @@ def test_58_a_killed_server_loses_nothing_and_has_nothing_twice(tmp_path: Path) 
             writer.append(number)
             writer.create_item("q", 1.0, writer.history[-1:])
             if number == 30:
-                server._server.restart()
+                server._server.restart()  # noqa: SLF001 - Reverb has no word for it
         writer.flush()
         assert list(range(60)) == numbers(client, "q", 60)
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ from breadbox.appender import Appender, AppenderOptions
 from breadbox.client import Client
 from breadbox.fragment import Fragment
 from breadbox.lease import Lease
-from breadbox.types import BufferConfig, EpisodeEnd, EpisodeReport, ReleaseMode
+from breadbox.types import BufferConfig, EpisodeEnd, EpisodeReport, LeaseGrant, ReleaseMode
 from support.fragments import vector_fragment
 from support.proxy import Proxy
 from support.redis_cluster import RedisCluster
@@ -46,7 +46,15 @@ WAIT_S = 0.5
 MARGIN_S = 1.0
 TRANSFER_S = 3.0
 """What half of a large payload may take on a busy machine."""
-OPTIONS = {"deadline_s": DEADLINE_S, "reconnect_s": RECONNECT_S, "append_wait_s": WAIT_S}
+
+
+class Options(TypedDict):
+    deadline_s: float
+    reconnect_s: float
+    append_wait_s: float
+
+
+OPTIONS = Options(deadline_s=DEADLINE_S, reconnect_s=RECONNECT_S, append_wait_s=WAIT_S)
 KINDS = ("blocking", "asyncio")
 END = EpisodeEnd.TERMINATED
 
@@ -420,7 +428,7 @@ def test_a_slow_store_is_not_a_silent_one(world: World) -> None:
     """A payload may take many times the deadline, as long as its bytes move."""
     world.to_redis.pass_at_most(LARGE_BYTES / (3 * DEADLINE_S))
     with breadbox.connect(
-        world.server.address, store_url=world.store_url, **(OPTIONS | {"reconnect_s": 0.0})
+        world.server.address, store_url=world.store_url, deadline_s=DEADLINE_S, reconnect_s=0.0
     ) as client:
         client.start_session("s")
         began = time.monotonic()
@@ -434,14 +442,16 @@ def all_stopped(pids: Sequence[int], stack: ExitStack) -> None:
         stack.callback(os.kill, pid, signal.SIGCONT)
 
 
-def store_calls(client: Any, grant: Any, connect: Callable[[], Any]) -> dict[str, Row]:
+def store_calls(
+    client: breadbox.Client, grant: LeaseGrant, connect: Callable[[], breadbox.Client]
+) -> dict[str, Callable[[], object]]:
     """The calls that move payloads."""
     return {
-        "append": lambda _: client.append(vector_fragment(5, worker_id="late")),
-        "append_many": lambda _: client.append_many([vector_fragment(5, worker_id="many")] * 600),
-        "load_batch": lambda _: client.load_batch(grant.fragments),
-        "publish": lambda _: client.publish("s", 1, {"w": np.ones(4)}),
-        "a new client": lambda _: connect().append(vector_fragment(5, worker_id="new")),
+        "append": lambda: client.append(vector_fragment(5, worker_id="late")),
+        "append_many": lambda: client.append_many([vector_fragment(5, worker_id="many")] * 600),
+        "load_batch": lambda: client.load_batch(grant.fragments),
+        "publish": lambda: client.publish("s", 1, {"w": np.ones(4)}),
+        "a new client": lambda: connect().append(vector_fragment(5, worker_id="new")),
     }
 
 
@@ -471,7 +481,7 @@ def test_silence_of_every_node_ends_calls_by_their_deadlines(kind: str, tmp_path
         rows = store_calls(client, grant, connect)
         with lateness() as late_s, ThreadPoolExecutor(len(rows)) as threads:
             running = {
-                name: threads.submit(took_s, partial(row, None), errors.ReplayBufferError)
+                name: threads.submit(took_s, row, errors.ReplayBufferError)
                 for name, row in rows.items()
             }
             spent_s = {name: each.result() for name, each in running.items()}

@@ -5,7 +5,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -293,6 +293,10 @@ def test_a_server_killed_while_it_gives_a_payload_is_asked_again(
     assert np.array_equal(fragment.obs, loaded.obs)
 
 
+def impatient(proxy: Proxy, token: str) -> breadbox.Client:
+    return breadbox.connect(proxy.address, token=token, deadline_s=1.0, reconnect_s=0.0)
+
+
 def test_slow_bytes_are_no_silence(
     world: World, producer: breadbox.Client, learner: breadbox.Client
 ) -> None:
@@ -303,8 +307,7 @@ def test_slow_bytes_are_no_silence(
     for role in (Role.PRODUCER, Role.LEARNER):
         with Proxy((host, int(port))) as proxy:
             proxy.pass_at_most(fragment.size_bytes / 3)
-            options = {"token": world.tokens[role], "deadline_s": 1.0, "reconnect_s": 0.0}
-            with breadbox.connect(proxy.address, **options) as client:
+            with impatient(proxy, world.tokens[role]) as client:
                 if role is Role.PRODUCER:
                     client.append(fragment)
                 else:
@@ -321,18 +324,16 @@ def test_who_is_silent_in_the_middle_of_a_payload_ends_a_call_by_its_deadline(
     granted = learner.fetch_fragments(1, 10.0).fragments
     host, _, port = world.server.address.rpartition(":")
     for role in (Role.PRODUCER, Role.LEARNER):
-        with Proxy((host, int(port))) as proxy:
-            options = {"token": world.tokens[role], "deadline_s": 1.0, "reconnect_s": 0.0}
-            with breadbox.connect(proxy.address, **options) as client:
-                _ = client.store
-                proxy.fall_silent_after(MIB, to_target=role is Role.PRODUCER)
-                move = {
-                    Role.PRODUCER: partial(client.append, vector_fragment(1, step_count=400_000)),
-                    Role.LEARNER: partial(client.load_fragments, granted),
-                }[role]
-                with pytest.raises(errors.StoreUnavailableError) as caught:
-                    move()
-                assert caught.value.was_silent
+        with Proxy((host, int(port))) as proxy, impatient(proxy, world.tokens[role]) as client:
+            _ = client.store
+            proxy.fall_silent_after(MIB, to_target=role is Role.PRODUCER)
+            move: dict[Role, Callable[[], object]] = {
+                Role.PRODUCER: partial(client.append, vector_fragment(1, step_count=400_000)),
+                Role.LEARNER: partial(client.load_fragments, granted),
+            }
+            with pytest.raises(errors.StoreUnavailableError) as caught:
+                move[role]()
+            assert caught.value.was_silent
 
 
 def test_readers_that_take_nothing_hold_up_nobody(

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -54,15 +55,15 @@ class Bystander:
     """Somebody who only wants to be served."""
 
     def __init__(self, client: breadbox.Client) -> None:
-        self._client = client
-        self._client.start_session("run")
+        self.client = client
+        self.client.start_session("run")
         self.quiet_s = self._p99_s()
 
     def _p99_s(self) -> float:
         times = []
         for _ in range(SAMPLES):
             started = time.perf_counter()
-            self._client.get_buffer()
+            self.client.get_buffer()
             times.append(time.perf_counter() - started)
         return sorted(times)[int(SAMPLES * 0.99)]
 
@@ -98,7 +99,7 @@ def test_clients_that_send_a_byte_at_a_time_hold_up_nobody(
                 with contextlib.suppress(OSError):
                     stranger.sendall(opening[position : position + 1])
             if position % 35 == 0:
-                bystander._client.get_buffer()
+                bystander.client.get_buffer()
         bystander.check()
 
 
@@ -192,7 +193,7 @@ async def _crowd(address: str, check: Callable[[], None]) -> None:
                 await call
 
 
-async def _waiter_count(stub) -> int:
+async def _waiter_count(stub: Any) -> int:
     reply = await stub.GetBuffer(pb.GetBufferRequest())
     return reply.buffer.state.waiter_count
 
@@ -201,7 +202,7 @@ def test_a_thousand_idle_workers_and_64_waiting_learners_hold_up_nobody(
     server: ServerProcess, bystander: Bystander
 ) -> None:
     asyncio.run(_crowd(server.address, bystander.check))
-    eventually_sync(lambda: bystander._client.get_buffer().state.waiter_count == 0)
+    eventually_sync(lambda: bystander.client.get_buffer().state.waiter_count == 0)
 
 
 def resident_bytes(server: ServerProcess) -> int:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import click
 import grpc
 import pytest
 from click.testing import CliRunner
@@ -85,15 +86,14 @@ def test_a_call_that_waits_for_a_silent_redis_is_told_the_reason_before_its_dead
     info = info_of(caught.value)
     assert "STORE_UNAVAILABLE" == info.reason
     assert "journal" in info.metadata["away"]
-    assert "journal" in caught.value.details()
+    assert "journal" in str(caught.value.details())
     assert took_s < CALL_S
 
 
 def test_what_only_looks_is_answered_in_an_outage_and_names_it(
     redis: RedisServer, server: ServerProcess
 ) -> None:
-    options = {"deadline_s": CALL_S, "reconnect_s": 0.0}
-    with breadbox.connect(server.address, **options) as client:
+    with breadbox.connect(server.address, deadline_s=CALL_S, reconnect_s=0.0) as client:
         client.start_session("run")
         assert "" == client.get_buffer().state.outage
         with silenced(redis):
@@ -101,14 +101,15 @@ def test_what_only_looks_is_answered_in_an_outage_and_names_it(
             assert "its journal and its payload store do not answer it" in outage
             (listed,) = client.list_buffers()
             assert "journal" in listed.state.outage
-            for command in (
-                [stats],
-                [explain, "--seconds", "0.1"],
-                [top, "--count", "1"],
-                [doctor],
-            ):
+            looking: dict[click.Command, list[str]] = {
+                stats: [],
+                explain: ["--seconds", "0.1"],
+                top: ["--count", "1"],
+                doctor: [],
+            }
+            for command, options in looking.items():
                 said = CliRunner().invoke(
-                    command[0], ["--server", server.address, *command[1:]], terminal_width=200
+                    command, ["--server", server.address, *options], terminal_width=200
                 )
                 assert "its journal and its payload store" in said.output, said.output
                 assert "breadbox serve`, or name" not in said.output

@@ -5,12 +5,15 @@ import re
 import sqlite3
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
+from redis import Redis
 
 from breadbox.stores import open_store
 from breadbox.stores.urls import redact
@@ -48,7 +51,7 @@ class World:
         self.server.kill()
         self.server.start()
 
-    def lose(self, fragments) -> None:
+    def lose(self, fragments: Sequence[fragment_pb2.FragmentMetadata]) -> None:
         """Take payloads out of the store behind the server's back."""
         self.store.delete_many([reference_of(fragment) for fragment in fragments])
         store_url = self.server.arguments[1]
@@ -58,7 +61,7 @@ class World:
                 for path in root.rglob(fragment.payload.payload_id):
                     path.unlink()
 
-    def call(self, method: str, request: pytest.FixtureRequest):
+    def call(self, method: str, request: Message) -> Any:
         return getattr(self.stub, method)(request, timeout=CALL_S, wait_for_ready=True)
 
     def scrape(self) -> str:
@@ -72,7 +75,9 @@ class World:
     def write(self, count: int = 1) -> list[PayloadReference]:
         return self.store.write_many([[memoryview(b"x" * 500)]] * count)
 
-    def fragments(self, count: int, *, worker: str = "w", first: int = 0, version: int = 0):
+    def fragments(
+        self, count: int, *, worker: str = "w", first: int = 0, version: int = 0
+    ) -> list[fragment_pb2.FragmentMetadata]:
         return [
             fragment_pb2.FragmentMetadata(
                 worker_id=worker,
@@ -86,18 +91,18 @@ class World:
             for position, reference in enumerate(self.write(count))
         ]
 
-    def append(self, fragments) -> list[tuple[int, int]]:
+    def append(self, fragments: Sequence[fragment_pb2.FragmentMetadata]) -> list[tuple[int, int]]:
         reply = self.call("AppendFragments", pb.AppendFragmentsRequest(fragments=fragments))
         return [(result.outcome, result.first_outcome) for result in reply.results]
 
-    def fetch(self, request_id: str, count: int, **fields):
+    def fetch(self, request_id: str, count: int, **fields: Any) -> pb.FetchGrant:
         request = pb.FetchFragmentsRequest(request_id=request_id, fragment_count=count, **fields)
         return self.call("FetchFragments", request).grant
 
-    def buffer(self, name: str = "default"):
+    def buffer(self, name: str = "default") -> buffer_pb2.Buffer:
         return self.call("GetBuffer", pb.GetBufferRequest(name=name)).buffer
 
-    def durable_buffer(self):
+    def durable_buffer(self) -> buffer_pb2.Buffer:
         """A buffer without the counters of what changed nothing."""
         buffer = self.buffer()
         for name in [*buffer.state.counters]:
@@ -123,7 +128,8 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
             url = f"file://{tmp_path}/store"
         sync = ["--journal-sync"] if request.param == "file-sync" else []
         yield World(
-            *(stack, url, tmp_path / "log", *sync),
+            *(stack, url, tmp_path / "log"),
+            *sync,
             *("--fragments-per-chunk", "2", "--uses-max", "2"),
         )
 
@@ -299,22 +305,22 @@ def test_an_emptied_redis_costs_its_fragments_and_nothing_else(tmp_path: Path) -
         assert 5 == len(world.fetch("r", 5).fragments)
 
 
-def _delete_head(client) -> None:
+def _delete_head(client: Redis) -> None:
     client.delete("breadbox:{journal}:snapshot")
 
 
-def _trim_stream(client) -> None:
+def _trim_stream(client: Redis) -> None:
     client.xtrim("breadbox:{journal}:turns", maxlen=1, approximate=False)
 
 
-def _delete_piece(client) -> None:
+def _delete_piece(client: Redis) -> None:
     (piece,) = client.keys("breadbox:{journal}:piece:*")
     client.delete(piece)
 
 
 @pytest.mark.parametrize("damage", [_delete_head, _trim_stream, _delete_piece])
 def test_a_journal_that_could_not_be_read_back_is_begun_again_from_memory(
-    damage, tmp_path: Path
+    damage: Callable[[Redis], None], tmp_path: Path
 ) -> None:
     """The server went on acknowledging into it, and could not be started again."""
     with ExitStack() as stack:
@@ -413,7 +419,7 @@ def test_recovery_of_many_fragments_is_quick(tmp_path: Path) -> None:
     assert elapsed_s < 40
 
 
-def reference_of(fragment) -> PayloadReference:
+def reference_of(fragment: fragment_pb2.FragmentMetadata) -> PayloadReference:
     payload = fragment.payload
     return PayloadReference(payload.payload_id, payload.size_bytes, payload.piece_size_bytes)
 

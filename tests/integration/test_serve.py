@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -29,13 +30,14 @@ from support.server_process import END_S, ServerProcess, plain_environment, serv
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 CALL_S = 10.0
+Stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub
 ADMITTED = fragment_pb2.ADMISSION_OUTCOME_ADMITTED
 
 
 @contextmanager
-def stub_of(server: ServerProcess):
+def stub_of(server: ServerProcess) -> Iterator[Stub]:
     with grpc.insecure_channel(server.address) as channel:
-        yield replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(channel)
+        yield Stub(channel)
 
 
 def lone_fragment(
@@ -53,7 +55,7 @@ def lone_fragment(
     return pb.AppendFragmentsRequest(fragments=[fragment])
 
 
-def append_one(stub, store_url: str, index: int = 0) -> int:
+def append_one(stub: Stub, store_url: str, index: int = 0) -> int:
     """Write one payload and announce it; gives the outcome."""
     store = open_store(store_url)
     try:
@@ -127,7 +129,7 @@ def test_a_waiting_fetch_is_told_that_the_server_drains(tmp_path: Path) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             fetching.result()
         assert grpc.StatusCode.UNAVAILABLE == caught.value.code()
-        assert "draining" in caught.value.details()
+        assert "draining" in str(caught.value.details())
         assert 0 == server.wait()
 
 
@@ -250,7 +252,7 @@ def test_a_wall_clock_set_forward_between_two_servers_ends_no_lease(
     assert 1 == asyncio.run(lease_count(fetches=False))
 
 
-def _leases_of(stub, store_url: str, fetches: bool) -> int:
+def _leases_of(stub: Stub, store_url: str, fetches: bool) -> int:
     if fetches:
         stub.StartSession(pb.StartSessionRequest(session_id="run"), timeout=CALL_S)
         assert ADMITTED == append_one(stub, store_url)

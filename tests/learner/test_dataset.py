@@ -96,7 +96,7 @@ def test_persistent_workers_share_out_the_fetches_in_every_iteration(
         assert dict.fromkeys(range(12), 1) == dict(seen)
         # Workers release their leases a moment after their last batch was received.
         assert client.get_buffer().state.fragment_count == 0
-    loader._iterator._shutdown_workers()  # Or they live until exit.
+    loader._iterator._shutdown_workers()  # noqa: SLF001 - or they live until exit
 
 
 def test_leaving_the_loop_early_gives_the_use_back(

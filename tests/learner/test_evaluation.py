@@ -251,7 +251,7 @@ def test_one_that_hangs_delays_nobody_and_goes_with_the_run(
     for update in range(4):
         evaluator.begin(marks(update), policy)
         if not update:
-            eventually_sync(lambda: evaluator._waiting is None, within_s=60)
+            eventually_sync(lambda: evaluator._waiting is None, within_s=60)  # noqa: SLF001 - its process has begun
     assert [] == evaluator.finished()
     assert 2 == evaluator.skipped_count
     assert 1 == sum("is left out" in message for message in caplog.messages)

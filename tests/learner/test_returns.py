@@ -112,7 +112,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = EpisodeReturns()
     for index in range(50):
         seen.observe(batch(0, [1.0], [1], first=True, worker=f"w{index}"))
-    assert len(seen._counted) == len(seen._running) == 10
+    assert len(seen._counted) == len(seen._running) == 10  # noqa: SLF001 - what it remembers shows nowhere
     assert 50 == seen.episode_count
 
 

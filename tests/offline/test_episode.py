@@ -92,7 +92,9 @@ class TestJoins:
     def test_info_at_the_seam_is_that_of_the_earlier_part(self) -> None:
         front, back = toy().slice(0, 2), toy().slice(2, 6)
         front.infos = [{"i": 0}, {"i": 1}, {"i": 2}]
-        assert [0, 1, 2, None] == [info.get("i") for info in front.join(back).infos[:4]]
+        joined = front.join(back).infos
+        assert joined is not None
+        assert [0, 1, 2, None] == [info.get("i") for info in joined[:4]]
 
     @pytest.mark.parametrize(
         ("later", "why"),
@@ -149,6 +151,7 @@ class TestSerialization:
         back = unpack_episode(pack_episode(episode))
         assert episode.content_digest() == back.content_digest()
         assert (episode.key, episode.t_started, 1) == (back.key, back.t_started, back.lookback)
+        assert back.infos is not None
         assert list(episode.infos) == list(back.infos)
 
     def test_an_object_cannot_be_written(self) -> None:

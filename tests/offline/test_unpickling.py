@@ -211,7 +211,7 @@ def test_packed_values_are_recognised() -> None:
     ]
 
 
-USUAL = [
+USUAL: list[np.ndarray] = [
     np.arange(6, dtype=np.float32).reshape(2, 3),
     np.asfortranarray(np.arange(6).reshape(2, 3)),
     np.zeros((1, 2, 3, 4, 5), np.uint8),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +44,7 @@ def test_rows_are_the_fragments_in_order(store: PayloadStore, codecs: object) ->
         assert same(fragment.in_state[1][0], batch.in_state[1][0][row])
         assert same(fragment.reward, batch.reward[row])
         assert same(fragment.ended, batch.ended[row])
+        assert batch.log_prob is not None
         assert same(fragment.log_prob, batch.log_prob[row])
         assert same(fragment.extras["task"], batch.extras["task"][row])
 
@@ -92,7 +94,7 @@ def test_final_observations_that_differ_are_named(store: PayloadStore) -> None:
         load_batch(store, stored(store, rich_fragment(0), other))
 
 
-MISMATCHES = {
+MISMATCHES: dict[str, tuple[dict[str, Any], str]] = {
     "shape": ({"obs": {"image": np.zeros((STEPS, 32, 64, 3), np.uint8)}}, "obs"),
     "type": ({"reward": np.zeros(STEPS, np.float64)}, "reward"),
     "absent": ({"log_prob": None}, "log_prob"),
@@ -171,7 +173,7 @@ def test_a_batch_turns_into_tensors_of_the_same_memory(store: PayloadStore) -> N
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), "cpu:0"], ids=str)
 def test_the_cpu_as_a_device_gets_tensors_of_the_stacked_memory(
-    store: PayloadStore, device: object
+    store: PayloadStore, device: str | torch.device
 ) -> None:
     def fragment(index: int) -> Fragment:
         return plain_fragment(
@@ -226,7 +228,9 @@ def test_another_device_gets_tensors_by_way_of_one_slab(store: PayloadStore) -> 
     assert torch.float32 == batch.reward.dtype
     assert () == batch.in_state
     assert batch.stacked is not None
-    assert same(fragment.reward, batch.stacked.arrays[2][0])
+    rewards = batch.stacked.arrays[2]
+    assert rewards is not None
+    assert same(fragment.reward, rewards[0])
 
 
 def test_a_damaged_fragment_spoils_its_batch_only() -> None:

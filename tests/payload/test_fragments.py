@@ -250,10 +250,10 @@ def test_weights_come_back_by_name(store: PayloadStore) -> None:
 
 
 def test_bfloat16_weights_come_back_as_tensors(store: PayloadStore) -> None:
-    weights = {"a": torch.ones(2, 2, dtype=torch.bfloat16), "b": np.zeros(3, np.int8)}
-    read = read_weights(store, write_weights(store, weights))
-    assert torch.equal(weights["a"], read["a"])
-    assert same(weights["b"], read["b"])
+    a, b = torch.ones(2, 2, dtype=torch.bfloat16), np.zeros(3, np.int8)
+    read = read_weights(store, write_weights(store, {"a": a, "b": b}))
+    assert torch.equal(a, read["a"])
+    assert same(b, read["b"])
 
 
 def test_weights_of_a_type_that_safetensors_lacks_are_named(store: PayloadStore) -> None:

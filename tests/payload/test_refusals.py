@@ -218,7 +218,7 @@ def test_a_layout_is_known_by_its_bytes_and_not_by_its_hash() -> None:
     theirs = sections_of(payload_of({"obs": np.zeros(3)}))[0]
     with pytest.raises(PayloadCorruptError, match="fails its checksum"):
         reader.read(theirs, known.hash)
-    reader._known[xxhash.xxh3_64_intdigest(theirs)] = known  # As if they had the same hash.
+    reader._known[xxhash.xxh3_64_intdigest(theirs)] = known  # noqa: SLF001 - as if they had the same hash
     other = reader.read(theirs, xxhash.xxh3_64_intdigest(theirs))
     assert [(3,)] == [stored.shape for stored in other.arrays]
 
@@ -230,9 +230,9 @@ def test_layouts_without_end_take_bounded_memory_and_the_latest_are_known() -> N
         raw = sections_of(payload_of({key: np.zeros(length) for key in keys[: 1 + length % 40]}))[0]
         read = reader.read(raw, xxhash.xxh3_64_intdigest(raw))
         assert read is reader.read(raw, read.hash)
-    assert len(reader._known) <= LAYOUTS_MAX
-    assert sum(len(each.raw) for each in reader._known.values()) == reader._known_bytes
-    assert reader._known_bytes <= LAYOUTS_BYTES_MAX
+    assert len(reader._known) <= LAYOUTS_MAX  # noqa: SLF001 - its memory shows nowhere
+    assert sum(len(each.raw) for each in reader._known.values()) == reader._known_bytes  # noqa: SLF001 - likewise
+    assert reader._known_bytes <= LAYOUTS_BYTES_MAX  # noqa: SLF001 - likewise
 
 
 def test_a_long_key_is_not_copied_for_every_node_below_it() -> None:

@@ -88,7 +88,8 @@ def test_torch_tensors_are_stored_as_arrays(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("codec", LOSSLESS)
 def test_bfloat16_comes_back_as_a_tensor(shape: tuple[int, ...], codec: str) -> None:
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    decoded = round_trip({"x": tensor}, codec)["x"]
+    decoded = round_trip(tensor, codec)
+    assert isinstance(decoded, torch.Tensor)
     assert torch.bfloat16 == decoded.dtype
     assert torch.equal(tensor, decoded)
 

@@ -16,6 +16,7 @@ import yaml
 
 from deploy import test_kubernetes as kustomized
 from peers.packages import install
+from support.command_options import command_options
 
 pytestmark = pytest.mark.peers
 
@@ -190,7 +191,7 @@ def test_settings_are_options_of_the_command_that_runs(render: Render) -> None:
             if kind not in ("Deployment", "Job"):
                 continue
             (container,) = manifest["spec"]["template"]["spec"]["containers"]
-            known = kustomized.command_options(container["args"][0])
+            known = command_options(container["args"][0])
             assert env_of(manifest).keys() <= known, name
 
 

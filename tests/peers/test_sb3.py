@@ -474,7 +474,7 @@ def test_sac_with_three_step_returns_and_normalisation_trains(server: ServerProc
     )
     model.learn(400)
     assert 200 == model.replay_buffer.size()
-    assert model._n_updates > 0
+    assert model._n_updates > 0  # noqa: SLF001 - SB3 tells it nowhere
     model.replay_buffer.close()
 
 
@@ -532,7 +532,7 @@ def test_dqn_trains_on_steps_of_remote_actors_alone(server: ServerProcess) -> No
         replay_buffer_class=BreadboxReplayBuffer,
         replay_buffer_kwargs={"server": server.address, "run": "remote"},
     )
-    learner._setup_learn(1)
+    learner._setup_learn(1)  # noqa: SLF001 - as its `learn` begins
     actors = [
         subprocess.Popen([sys.executable, "-c", ACTOR, server.address, "remote", str(seed)])
         for seed in range(2)
@@ -542,7 +542,7 @@ def test_dqn_trains_on_steps_of_remote_actors_alone(server: ServerProcess) -> No
         for version in range(1, 4):
             learner.train(gradient_steps=20, batch_size=64)
             buffer.publish_policy(learner.policy, version)
-        assert 60 == learner._n_updates
+        assert 60 == learner._n_updates  # noqa: SLF001 - likewise
         seen = len(buffer.replay.mirror)
         buffer.replay.mirror.wait_until(seen + 200, timeout_s=60)
         writers = set(buffer.replay.client.get_buffer().state.counters)

@@ -96,9 +96,9 @@ def test_a_line_of_an_interval_in_which_no_episode_ended_has_no_mean_return(
 ) -> None:
     caplog.set_level("INFO")
     with running_worker(FakeService(), LONG_SCRIPT) as rollout:
-        rollout.worker._log(1.0)
+        rollout.worker._log(1.0)  # noqa: SLF001 - lines come with time, whatever ended
         rollout.worker.stats.returns = [1.0, 2.0]
-        rollout.worker._log(1.0)
+        rollout.worker._log(1.0)  # noqa: SLF001 - likewise
     empty, filled = [line for line in caplog.messages if "steps/s" in line][:2]
     assert "0 episodes, fragments" in empty
     assert "2 episodes with mean return 1.5, fragments" in filled
@@ -192,7 +192,7 @@ def test_a_full_service_slows_the_environments_and_loses_nothing() -> None:
     gate = threading.Event()
 
     def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
-        service._changed.wait_for(gate.is_set, 60.0)
+        service.changed.wait_for(gate.is_set, 60.0)
         return [AppendResult(AdmissionOutcome.ADMITTED)] * len(fragments)
 
     service.answer = answer
@@ -202,9 +202,9 @@ def test_a_full_service_slows_the_environments_and_loses_nothing() -> None:
         eventually_sync(lambda: rollout.worker.stats.blocked, "the sender is full", within_s=60.0)
         # Three fragments wait, and each environment may fill one more before it is held up.
         assert rollout.worker.step_count <= (3 + 2) * 4 + 2
-        with service._changed:
+        with service.changed:
             gate.set()
-            service._changed.notify_all()
+            service.changed.notify_all()
         rollout.wait_for_fragments(20)
     check_all(rollout)
     assert not any(fragment.discontinuity for fragment in service.fragments)
@@ -215,7 +215,7 @@ def test_what_grew_stale_while_it_waited_is_dropped_unsent_and_counted_for_prome
     gate = threading.Event()
 
     def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
-        service._changed.wait_for(gate.is_set, 60.0)
+        service.changed.wait_for(gate.is_set, 60.0)
         return [AppendResult(AdmissionOutcome.ADMITTED)] * len(fragments)
 
     service.answer = answer
@@ -228,9 +228,9 @@ def test_what_grew_stale_while_it_waited_is_dropped_unsent_and_counted_for_prome
         eventually_sync(
             lambda: rollout.player.watcher.latest.model_version == 7, "news", within_s=60.0
         )
-        with service._changed:
+        with service.changed:
             gate.set()
-            service._changed.notify_all()
+            service.changed.notify_all()
         rollout.wait_for_fragments(under_way + 10)
         registry = CollectorRegistry()
         registry.register(WorkerCollector(rollout.worker.counts))
@@ -254,7 +254,7 @@ def test_a_worker_that_a_full_service_holds_up_is_seen_to_live(tmp_path: Path) -
     service = FakeService()
 
     def answer(fragments: Sequence[Fragment]) -> list[AppendResult]:
-        service._changed.wait_for(lambda: service.closed, 120.0)
+        service.changed.wait_for(lambda: service.closed, 120.0)
         raise ClosedError("the client is closed")
 
     service.answer = answer

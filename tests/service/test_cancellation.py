@@ -68,7 +68,7 @@ async def test_a_cancel_in_the_tick_of_the_grant_gives_it_back(
     async with served() as it:
         await it.start()
         driver = it.server.driver
-        carry_out = driver._carry_out
+        carry_out = driver._carry_out  # noqa: SLF001 - the tick of the grant
         granted = []
 
         def carry_out_and_cancel(event: Event) -> None:

@@ -61,4 +61,4 @@ def test_silent_connections_are_forgotten_as_others_come() -> None:
     for number in range(100):
         census.seen(f"new {number}", Role.LEARNER)
 
-    assert 100 == len(census._seen_at)
+    assert 100 == len(census._seen_at)  # noqa: SLF001 - its memory shows nowhere

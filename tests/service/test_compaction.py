@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breadbox_server.journal import compaction
+from breadbox_server.journal import compaction, compactor
 from breadbox_server.journal.compaction import Compaction
 from breadbox_server.journal.place import JournalPlace
 from breadbox_server.journal.storage import JournalError
@@ -48,6 +48,9 @@ class Bench:
         monkeypatch.setattr(compaction, "PERIOD_S", 0.0)
         monkeypatch.setattr(compaction, "TRIM_PAUSE_S", 0.0)
         self.now = 0.0
+        self.nicenesses: list[int] = []
+        """Of the compactors that were started."""
+        self._monkeypatch = monkeypatch
         monkeypatch.setattr(compaction, "monotonic", lambda: self.now)
         self.trimmer = Trimmer()
         # So that the backlog is urgent at half of REPLAY_S_MAX, far above ENTRIES_MAX.
@@ -79,23 +82,36 @@ class Bench:
         name, labels = "breadbox_journal_snapshots_total", {"outcome": outcome}
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
-    def answers(self, function: Callable[[], int]) -> None:
-        async def run() -> int:
-            return function()
+    def answers(self, act: Callable[[], object], *, code: int = 0, problem: bytes = b"") -> None:
+        """Have every compactor do something, make a snapshot at turn 7, and end with a code."""
 
-        self.compaction._run_compactor = run  # type: ignore[method-assign]
+        async def start(*arguments: str, **_: Any) -> Compactor:
+            self.nicenesses.append(int(arguments[-1]))
+            return Compactor(act, code, problem)
 
-    def fails(self, error: Exception) -> None:
-        async def run() -> int:
-            raise error
+        self._monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
 
-        self.compaction._run_compactor = run  # type: ignore[method-assign]
+    def fails(self, code: int, problem: str) -> None:
+        self.answers(lambda: None, code=code, problem=problem.encode())
+
+
+class Compactor:
+    """A process that has said everything as soon as it is talked to."""
+
+    def __init__(self, act: Callable[[], object], code: int, problem: bytes) -> None:
+        self.returncode: int | None = None
+        self._act = act
+        self._end = code, problem
+
+    async def communicate(self, line: bytes) -> tuple[bytes, bytes]:
+        self._act()
+        self.returncode, problem = self._end
+        return b"7 0 0", problem
 
 
 async def compact(bench: Bench) -> None:
     """One look at whether a snapshot is due, and what follows from it."""
-    if bench.compaction._is_due():
-        await bench.compaction._compact(bench.damages.append)
+    await bench.compaction.look(bench.damages.append)
 
 
 async def test_a_compactor_that_cannot_be_started_is_tried_again(
@@ -121,7 +137,7 @@ async def test_a_snapshot_is_due_after_so_many_entries_or_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(monkeypatch)
-    bench.answers(lambda: 7)
+    bench.answers(lambda: None)
     bench.grow(ENTRIES_MAX - 1, compaction.SIZE_BYTES_MAX - 1)
     await compact(bench)
     assert 0 == bench.count("made")
@@ -137,7 +153,7 @@ async def test_entries_that_an_earlier_process_left_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(monkeypatch, grown_entries=ENTRIES_MAX - 1)
-    bench.answers(lambda: 7)
+    bench.answers(lambda: None)
     await compact(bench)
     assert 0 == bench.count("made")
     bench.grow(1)
@@ -150,9 +166,8 @@ async def test_what_was_decided_while_a_snapshot_was_made_counts_for_the_next(
 ) -> None:
     bench = Bench(monkeypatch)
 
-    def grow() -> int:
+    def grow() -> None:
         bench.grow(ENTRIES_MAX)
-        return 7
 
     bench.answers(grow)
     bench.grow(ENTRIES_MAX)
@@ -170,10 +185,9 @@ async def test_a_compaction_is_followed_by_a_rest_that_is_capped(
     """Without the cap a server under load made snapshots at 8, 34 and 187 s."""
     bench = Bench(monkeypatch)
 
-    def take_long() -> int:
+    def take_long() -> None:
         bench.now += took_s
         bench.grow(ENTRIES_MAX)
-        return 7
 
     bench.answers(take_long)
     bench.grow(ENTRIES_MAX)
@@ -189,10 +203,9 @@ async def test_a_compaction_is_followed_by_a_rest_that_is_capped(
 async def test_there_is_no_rest_where_the_backlog_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
 
-    def take_long() -> int:
+    def take_long() -> None:
         bench.now += 10.0
         bench.grow(10 * ENTRIES_MAX)
-        return 7
 
     bench.answers(take_long)
     bench.grow(ENTRIES_MAX)
@@ -203,10 +216,13 @@ async def test_there_is_no_rest_where_the_backlog_is_long(monkeypatch: pytest.Mo
 
 async def test_the_priority_rises_with_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    seen = []
+    # None is made, so that the backlog is not over.
+    bench.fails(compactor.UNAVAILABLE, "away")
     for _ in range(12):
         bench.grow(ENTRIES_MAX)
-        seen.append(bench.compaction._niceness())
+        await compact(bench)
+        bench.now += compaction.FAILED_REST_S
+    seen = bench.nicenesses
     assert sorted(seen, reverse=True) == seen
     assert (17, 0) == (seen[0], seen[-1])
 
@@ -254,17 +270,19 @@ async def test_producers_wait_where_a_restart_would_take_too_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(monkeypatch)
-    bench.answers(lambda: 7)
     bench.grow(20 * ENTRIES_MAX - 1)
     assert bench.journal.has_room()
     bench.grow(1)
     assert not bench.journal.has_room()
-    bench.compaction._tell_pressure()
+    bench.fails(compactor.UNAVAILABLE, "away")
+    await compact(bench)
     assert "producers wait for a snapshot" in caplog.text
     assert f"after {20 * ENTRIES_MAX} entries" in bench.journal.hold()
     assert REPLAY_S_MAX == pytest.approx(
         bench.metrics.registry.get_sample_value("breadbox_journal_replay_seconds")
     )
+    bench.now += compaction.FAILED_REST_S
+    bench.answers(lambda: None)
     await compact(bench)
     assert bench.journal.has_room()
 
@@ -279,7 +297,7 @@ async def test_a_journal_that_cannot_be_read_back_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(monkeypatch)
-    bench.fails(compaction._BrokenError("lacks turns 3 to 9", is_damaged=True))
+    bench.fails(compactor.DAMAGED, "lacks turns 3 to 9")
     bench.grow(ENTRIES_MAX)
     await compact(bench)
     assert ["the journal cannot be read back (lacks turns 3 to 9)"] == [
@@ -290,11 +308,10 @@ async def test_a_journal_that_cannot_be_read_back_is_told_at_once(
 async def test_one_that_was_begun_again_meanwhile_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
 
-    def read_half() -> int:
+    def read_half() -> None:
         bench.journal.beginnings += 1
-        raise compaction._BrokenError("lacks turns 3 to 9", is_damaged=True)
 
-    bench.answers(read_half)
+    bench.answers(read_half, code=compactor.DAMAGED, problem=b"lacks turns 3 to 9")
     bench.grow(ENTRIES_MAX)
     await compact(bench)
     assert (1, []) == (bench.count("failed"), bench.damages)
@@ -306,8 +323,7 @@ async def test_a_compactor_that_always_fails_does_not_stop_producers_for_good(
 ) -> None:
     """One that cannot reach the journal is waited for: a beginning would not reach it either."""
     bench = Bench(monkeypatch)
-    kind = compaction._BrokenError if is_broken else compaction._NoSnapshotError
-    bench.fails(kind("Traceback"))
+    bench.fails(1 if is_broken else compactor.UNAVAILABLE, "Traceback")
     bench.grow(20 * ENTRIES_MAX)
     for _ in range(compaction.FAILURES_MAX):
         assert [] == bench.damages
@@ -320,7 +336,7 @@ async def test_everything_that_a_snapshot_made_old_is_trimmed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(monkeypatch)
-    bench.answers(lambda: 7)
+    bench.answers(lambda: None)
     bench.trimmer.portions = 3
     bench.grow(ENTRIES_MAX)
     await compact(bench)

@@ -20,9 +20,10 @@ def test_equal_ids_of_different_calls_are_one_object() -> None:
 
 
 def test_ids_that_callers_make_up_are_kept_in_bounded_number_and_length() -> None:
-    convert._shared.cache_clear()
-    convert.as_one_object("x" * 1_000_000)
-    assert 0 == convert._shared.cache_info().currsize
-    for number in range(convert.IDS_SHARED_MAX + 10):
-        convert.as_one_object(f"made-up-{number}")
-    assert convert.IDS_SHARED_MAX == convert._shared.cache_info().currsize
+    long = convert.as_one_object("x" * 1_000_000)
+    assert long is not convert.as_one_object("x" * 1_000_000)
+    numbers = range(convert.IDS_SHARED_MAX + 10)
+    made = [convert.as_one_object(f"made-up-{number}") for number in numbers]
+    last, first = numbers[-1], numbers[0]
+    assert made[last] is convert.as_one_object(f"made-up-{last}")
+    assert made[first] is not convert.as_one_object(f"made-up-{first}")

@@ -43,11 +43,12 @@ class ForgetfulDriver(Driver):
 @asynccontextmanager
 async def running_driver(
     kind: type[Driver], seed: int
-) -> AsyncIterator[tuple[Driver, ManualTimers, asyncio.TaskGroup]]:
+) -> AsyncIterator[tuple[Driver, BufferSet, ManualTimers, asyncio.TaskGroup]]:
     clock = ManualTimers()
     custodian = FakeCustodian()
+    books = BufferSet(random.Random(seed), BufferConfig(uses_max=1, lease_s=3600.0))
     driver = kind(
-        BufferSet(random.Random(seed), BufferConfig(uses_max=1, lease_s=3600.0)),
+        books,
         custodian,
         clock=clock,
         metrics=Metrics(CollectorRegistry()),
@@ -58,7 +59,7 @@ async def running_driver(
         await driver.apply(StartSession(BUFFER, SessionId("run")))
         fragments = [written_fragment(custodian, index, "run") for index in range(CHUNKS)]
         await driver.append(BUFFER, fragments)
-        yield driver, clock, group
+        yield driver, books, clock, group
         running.cancel()
 
 
@@ -124,14 +125,14 @@ class Simulation:
 
 async def lost_chunks(kind: type[Driver], seed: int) -> int:
     """Run one simulation; how many chunks are neither held nor leased to anybody we know."""
-    async with running_driver(kind, seed) as (driver, clock, group):
+    async with running_driver(kind, seed) as (driver, books, clock, group):
         simulation = Simulation(driver, clock, group, seed)
         for _ in range(STEPS):
             await simulation.step()
         await simulation.settle()
         seen = driver.describe(BUFFER)
         assert (0, 0) == (driver.waiting_callers, seen.waiter_count), f"seed {seed}"
-        driver._buffers.check_invariants()
+        books.check_invariants()
         return CHUNKS - seen.chunk_count
 
 

@@ -88,7 +88,7 @@ from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.journal.v1 import journal_pb2 as pb
 from golden.history import play
 from support.inputs import grant_made, named_payload, publish_model
-from support.journals import SqliteJournal, put_turn
+from support.journals import SqliteJournal, behind, put_turn
 from support.metadata import make_fragment
 
 B, RUN, L0 = BufferName("b"), SessionId("run"), LeaseId("l0")
@@ -432,7 +432,7 @@ def test_who_only_looks_reads_a_journal_again_that_was_trimmed_between_its_reads
     meanwhile = TrimmedMeanwhile(journal)
     assert live.snapshot() == look(meanwhile).buffers.snapshot()
     assert 2 == meanwhile.reads
-    with archive._connection as connection:
+    with behind(tmp_path) as connection:
         connection.execute("DELETE FROM turns")
         connection.execute("INSERT INTO turns VALUES (?, ?, 0)", (BEGINNING + 99, encode_turn([])))
     with pytest.raises(JournalDamagedError, match="lacks turns"):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from breadbox_server.journal import redis_stream
 from breadbox_server.journal.redis_stream import TURNS, RedisArchive, RedisWriter
 from breadbox_server.journal.sqlite import SqliteArchive
 from breadbox_server.journal.storage import BEGINNING, JournalLostError, JournalUnavailableError
@@ -18,15 +19,19 @@ STATE = b"state" * 500_000
 """Three pieces."""
 
 
-class Interrupted:
-    """A client whose user is interrupted before one of its commands."""
+class Interruptible:
+    """A client whose user may be interrupted before one of its commands."""
 
-    def __init__(self, client: Any, before: int, interruption: Callable[[], None]) -> None:
+    def __init__(self, client: Any) -> None:
         self._client = client
-        self._left = before
-        self._interruption = interruption
+        self._left = -1
+        self._interruption = crash
         self.is_over = False
         """Whether the interruption has happened."""
+
+    def interrupt(self, before: int, interruption: Callable[[], None]) -> None:
+        """Interrupt the user before so many commands from now have been carried out."""
+        self._left, self._interruption = before, interruption
 
     def __getattr__(self, name: str) -> Any:
         command = getattr(self._client, name)
@@ -41,6 +46,23 @@ class Interrupted:
             return command(*arguments, **named)
 
         return run
+
+
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> list[Interruptible]:
+    """The clients that journals open from now on."""
+    made: list[Interruptible] = []
+
+    def interruptible(opening: Callable[..., Any]) -> Callable[..., Interruptible]:
+        def make(*arguments: Any, **named: Any) -> Interruptible:
+            made.append(Interruptible(opening(*arguments, **named)))
+            return made[-1]
+
+        return make
+
+    for name in ("open_redis", "open_redis_async"):
+        monkeypatch.setattr(redis_stream, name, interruptible(getattr(redis_stream, name)))
+    return made
 
 
 def crash() -> None:
@@ -75,7 +97,7 @@ def recovered(archive: RedisArchive) -> int:
 
 
 def test_a_server_killed_while_it_began_its_journal_can_start_again(
-    server: RedisServer, archive: RedisArchive
+    server: RedisServer, archive: RedisArchive, clients: list[Interruptible]
 ) -> None:
     command_count = 0
     is_done = False
@@ -83,7 +105,7 @@ def test_a_server_killed_while_it_began_its_journal_can_start_again(
         while not is_done:
             client.flushall()
             dying = RedisArchive(server.url)
-            dying._client = Interrupted(dying._client, command_count, crash)
+            clients[-1].interrupt(command_count, crash)
             try:
                 dying.begin(STATE)
                 is_done = True
@@ -96,7 +118,7 @@ def test_a_server_killed_while_it_began_its_journal_can_start_again(
 
 
 async def test_a_server_killed_while_it_began_its_journal_again_has_what_it_had(
-    server: RedisServer, archive: RedisArchive
+    server: RedisServer, archive: RedisArchive, clients: list[Interruptible]
 ) -> None:
     command_count = 0
     is_done = False
@@ -107,7 +129,7 @@ async def test_a_server_killed_while_it_began_its_journal_again_has_what_it_had(
             client.xdel(TURNS, f"{FIRST + 3}-0")
             with pytest.raises(JournalLostError):
                 await writer.append(FIRST + 4, b"turn")
-            writer._client = Interrupted(writer._client, command_count, crash)
+            clients[-1].interrupt(command_count, crash)
             try:
                 await writer.begin_again(FIRST + 4, STATE, {})
                 is_done = True
@@ -120,7 +142,7 @@ async def test_a_server_killed_while_it_began_its_journal_again_has_what_it_had(
 
 
 async def test_an_older_snapshot_never_replaces_one_that_came_while_it_was_written(
-    server: RedisServer, archive: RedisArchive
+    server: RedisServer, archive: RedisArchive, clients: list[Interruptible]
 ) -> None:
     """A compactor is at work when Redis loses its data, and the server begins again."""
     before = 0
@@ -129,12 +151,13 @@ async def test_an_older_snapshot_never_replaces_one_that_came_while_it_was_writt
         while is_over:
             client.flushall()
             writer = await begun(archive, server.url, last=FIRST + 3)
-            compactor, newer = RedisArchive(server.url), RedisArchive(server.url)
+            newer, compactor = RedisArchive(server.url), RedisArchive(server.url)
+            interrupted = clients[-1]
 
             def begin_again(newer: RedisArchive = newer) -> None:
                 newer.write_snapshot(FIRST + 3, b"newer")
 
-            interrupted = compactor._client = Interrupted(compactor._client, before, begin_again)
+            interrupted.interrupt(before, begin_again)
             compactor.write_snapshot(FIRST + 1, STATE)
             is_over = interrupted.is_over
             if is_over:

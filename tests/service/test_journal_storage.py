@@ -384,26 +384,9 @@ class KilledError(Exception):
     """Stands for the end of a process."""
 
 
-class KilledAfter:
-    """A client whose process ends after some commands."""
-
-    def __init__(self, client: redis.Redis, commands: int) -> None:
-        self._client = client
-        self._left = commands
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    def eval(self, *arguments: Any) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise KilledError
-        return self._client.eval(*arguments)
-
-
 @pytest.mark.parametrize("begins_again", [False, True])
 async def test_what_a_killed_writer_left_of_a_snapshot_goes_with_the_next(
-    begins_again: bool,
+    begins_again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a large buffer it may be hundreds of megabytes, and nothing else ever deletes it."""
     large = b"x" * (3 * PIECE_SIZE_BYTES)
@@ -413,11 +396,19 @@ async def test_what_a_killed_writer_left_of_a_snapshot_goes_with_the_next(
         archive.begin(b"nothing")
         await write(writer, FIRST, FIRST + 1, FIRST + 2)
         killed = RedisArchive(server.url)
+        evaluate = redis.Redis.eval
         for sequence in (FIRST, FIRST + 2):
-            alive, killed._client = killed._client, KilledAfter(killed._client, 3)
-            with pytest.raises(KilledError):
-                killed.write_snapshot(sequence, large)
-            killed._client = alive
+            left_commands = iter(range(3))
+
+            def dying(*arguments: Any, left_commands: Iterator[int] = left_commands) -> Any:
+                if next(left_commands, None) is None:
+                    raise KilledError
+                return evaluate(*arguments)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(redis.Redis, "eval", dying)
+                with pytest.raises(KilledError):
+                    killed.write_snapshot(sequence, large)
         left = len(client.keys("breadbox:{journal}:piece:*"))
         if begins_again:
             await writer.begin_again(FIRST + 2, b"state", NOTES)
@@ -675,11 +666,19 @@ async def test_a_server_that_lost_its_claim_neither_writes_snapshots_nor_trims()
         new.close()
 
 
+SAY_HOLDER = """
+from breadbox_server.journal.claims import Holder
+print(Holder.of_this_process().to_text(), flush=True)
+input()
+"""
+
+
 def test_a_holder_whose_process_ended_is_known_to_be_dead() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    here = Holder.of_this_process()
-    _, started = claims._state_and_start(child.pid)
-    holder = replace(here, pid=child.pid, started=started)
+    child = subprocess.Popen(
+        [sys.executable, "-c", SAY_HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    holder, here = Holder.from_text(child.stdout.readline()), Holder.of_this_process()
     lives = holder.is_dead()
     child.kill()
     eventually_sync(holder.is_dead, "a process nobody has waited for counting as dead")

@@ -64,11 +64,15 @@ async def test_deletions_that_fail_many_times_are_told_once(
     custodian, metrics = FakeCustodian(), Metrics(CollectorRegistry())
     custodian.is_down = True
     queue = DeletionQueue(custodian, metrics=metrics, limit=10)
-    failures = metrics.store_errors.labels("delete")
+
+    def failures() -> float:
+        labels = {"operation": "delete"}
+        return metrics.registry.get_sample_value("breadbox_store_errors_total", labels) or 0.0
+
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run())
         queue.put([Payload(PayloadId("a" * 32), 1)])
-        await eventually(lambda: failures._value.get() > 20)
+        await eventually(lambda: failures() > 20)
         custodian.is_down = False
         await queue.wait_empty()
         running.cancel()

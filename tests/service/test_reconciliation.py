@@ -80,7 +80,7 @@ async def test_what_is_let_go_while_the_store_is_listed_is_neither_lost_nor_left
         await comparing
         running.cancel()
     lost = metrics.registry.get_sample_value("breadbox_payloads_lost_total", {"buffer": BUFFER})
-    assert (None, set()) == (lost, reconciler._orphans)
+    assert (None, 0) == (lost, reconciler.orphan_count)
 
 
 async def test_a_payload_that_came_back_unannounced_is_confirmed_again_and_a_missing_one_goes() -> (
@@ -125,7 +125,7 @@ async def test_an_orphan_that_is_being_confirmed_is_not_deleted() -> None:
         custodian.may_confirm.clear()
         appending = group.create_task(driver.append(BUFFER, [wanted]))
         await custodian.confirming.wait()
-        await reconciler._delete_orphans()
+        await reconciler.look()
         custodian.may_confirm.set()
         (result,) = await appending
         running.cancel()
@@ -183,13 +183,13 @@ async def test_orphans_beyond_those_that_are_remembered_are_found_later(
     remembered = []
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        reconciler._is_compared = False
-        while not reconciler._is_compared:
-            await reconciler.reconcile()
-            remembered.append(len(reconciler._orphans))
+        await reconciler.begin()
+        while custodian.kept:
+            await reconciler.look()
+            remembered.append(reconciler.orphan_count)
             clock.advance(11.0)
-            while reconciler._orphans:
-                await reconciler._delete_orphans()
+            while reconciler.orphan_count:
+                await reconciler.look()
         running.cancel()
     assert [100, 100, 50] == remembered
     assert set() == custodian.kept
@@ -283,8 +283,8 @@ async def test_more_orphans_than_a_crash_leaves_are_deleted_only_when_that_is_as
         await driver.append(BUFFER, [fragment(custodian, index) for index in range(known)])
         await reconciler.reconcile()
         clock.advance(11.0)
-        while reconciler._orphans:
-            await reconciler._delete_orphans()
+        while reconciler.orphan_count:
+            await reconciler.look()
         running.cancel()
     assert deleted == len(custodian.deleted)
     assert set(custodian.deleted) <= set(left)

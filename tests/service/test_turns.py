@@ -16,7 +16,7 @@ from breadbox_server import turns
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.errors import BufferNotFoundError, DomainError
+from breadbox_server.core.errors import BufferNotFoundError, DomainError, InvalidArgumentError
 from breadbox_server.core.events import FetchGranted, WaitElapsed
 from breadbox_server.core.ids import BufferName, ModelVersion, RequestId, SessionId
 from breadbox_server.core.inputs import (
@@ -37,7 +37,7 @@ from support.fake_custodian import FakeCustodian
 from support.fake_journal import FakeJournal
 from support.inputs import named_payload, publish_model
 from support.manual_timers import ManualTimers
-from support.metadata import written_fragment
+from support.metadata import make_fragment, written_fragment
 
 BUFFER = BufferName("default")
 RUN = SessionId("run")
@@ -51,6 +51,7 @@ class Journalled:
     """A driver, what it decides by, and who runs it."""
 
     driver: Driver
+    books: BufferSet
     custodian: FakeCustodian
     journal: FakeJournal
     clock: ManualTimers
@@ -61,8 +62,9 @@ class Journalled:
 async def journalled() -> AsyncIterator[Journalled]:
     """A driver whose decisions go through a fake journal."""
     custodian, journal, clock = FakeCustodian(), FakeJournal(), ManualTimers()
+    books = BufferSet(random.Random(1), BufferConfig(), is_recording=True)
     driver = Driver(
-        BufferSet(random.Random(1), BufferConfig(), is_recording=True),
+        books,
         custodian,
         clock=clock,
         metrics=Metrics(CollectorRegistry()),
@@ -72,7 +74,7 @@ async def journalled() -> AsyncIterator[Journalled]:
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
         await driver.apply(StartSession(BUFFER, RUN))
-        yield Journalled(driver, custodian, journal, clock, group)
+        yield Journalled(driver, books, custodian, journal, clock, group)
         running.cancel()
 
 
@@ -257,14 +259,14 @@ async def test_what_may_still_come_back_after_a_crash_is_no_orphan() -> None:
         payload_id, ending = await held_end(it)
         reconciler = reconciler_of(it)
         await reconciler.reconcile()
-        found = set(reconciler._orphans)
+        found = reconciler.orphan_count
         it.clock.advance(11.0)
-        await reconciler._delete_orphans()
+        await reconciler.look()
         deleted_early = list(it.custodian.deleted)
         it.journal.may_write.set()
         await ending
         await eventually(lambda: it.custodian.deleted == [payload_id])
-    assert (set(), []) == (found, deleted_early)
+    assert (0, []) == (found, deleted_early)
 
 
 async def test_an_orphan_that_was_admitted_and_let_go_waits_until_that_is_durable() -> None:
@@ -274,18 +276,18 @@ async def test_an_orphan_that_was_admitted_and_let_go_waits_until_that_is_durabl
         await it.custodian.confirm([payload_reference(only.payload)])
         reconciler = reconciler_of(it)
         await reconciler.reconcile()
-        found = set(reconciler._orphans)
+        found = reconciler.orphan_count
         await it.driver.append(BUFFER, [only])
         hold(it)
         ending = it.group.create_task(it.driver.apply(EndSession(BUFFER, RUN)))
         await it.journal.writing.wait()
         it.clock.advance(11.0)
-        await reconciler._delete_orphans()
+        await reconciler.look()
         deleted_early = list(it.custodian.deleted)
         it.journal.may_write.set()
         await ending
         await eventually(lambda: it.custodian.deleted == [payload_id])
-    assert ({payload_id}, []) == (found, deleted_early)
+    assert (1, []) == (found, deleted_early)
 
 
 async def test_what_came_due_unseen_is_no_orphan() -> None:
@@ -302,7 +304,7 @@ async def test_what_came_due_unseen_is_no_orphan() -> None:
         it.clock.advance_late(BufferConfig().open_chunk_s + 1.0)
         it.driver.describe(BUFFER)
         is_referred_to = it.driver.refers_to(BUFFER, payload_id)
-        await reconciler._delete_orphans()
+        await reconciler.look()
         deleted_early = list(it.custodian.deleted)
         it.journal.may_write.set()
         await eventually(lambda: it.custodian.deleted == [payload_id])
@@ -314,12 +316,13 @@ async def test_an_unowned_payload_whose_end_is_not_durable_is_deleted_only_with_
         weights = fragment(it, 0).payload
         command = publish(1, weights)
         await it.driver.publish(command)
-        it.driver._unowned.add(weights, BUFFER, it.clock.now())
+        with pytest.raises(InvalidArgumentError):
+            await it.driver.append(BUFFER, [make_fragment("w", session_id=RUN, payload=weights)])
         hold(it)
         ending = it.group.create_task(it.driver.apply(EndSession(BUFFER, RUN)))
         await it.journal.writing.wait()
         it.clock.advance(601.0)
-        it.driver._unowned.delete_overdue(it.clock.now())
+        it.driver.tidy()
         await turn_the_loop()
         deleted_early = list(it.custodian.deleted)
         it.journal.may_write.set()
@@ -487,7 +490,7 @@ async def test_a_lost_journal_is_begun_again_with_everything_decided_so_far() ->
         for turn in it.journal.turns:
             rebuilt.replay(turn)
         assert 3 == rebuilt.model(BUFFER).model_version
-        assert it.driver._buffers.snapshot() == rebuilt.snapshot()
+        assert it.books.snapshot() == rebuilt.snapshot()
 
 
 async def test_effects_keep_their_order_when_a_lost_journal_is_begun_again() -> None:
@@ -538,7 +541,7 @@ async def test_what_came_due_unseen_is_in_a_journal_that_is_begun_again_only_onc
         rebuilt = BufferSet.restore(it.journal.snapshots[0], random.Random(1))
         for turn in it.journal.turns:
             rebuilt.replay(turn)
-        assert it.driver._buffers.snapshot() == rebuilt.snapshot()
+        assert it.books.snapshot() == rebuilt.snapshot()
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -579,7 +582,7 @@ async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int) -> N
         for turn in it.journal.turns:
             rebuilt.replay(turn)
         rebuilt.handle_timer(now=it.clock.now())
-        assert it.driver._buffers.snapshot() == rebuilt.snapshot(), f"seed {seed}"
+        assert it.books.snapshot() == rebuilt.snapshot(), f"seed {seed}"
 
 
 async def _fetch(it: Journalled, request_id: str) -> FetchGranted | WaitElapsed:
@@ -605,6 +608,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim that is soon out of date, and renewed often."""
     monkeypatch.setattr(turns, "RENEW_S", 0.01)
     monkeypatch.setattr(turns, "ALIVE_S", 0.2)
+
+
+async def first_sign_of_life(it: Journalled) -> None:
+    turns = it.driver.turns
+    await eventually(lambda: bool(turns._incarnation))  # noqa: SLF001 - what it compares with
 
 
 async def _until_out_of_date(it: Journalled) -> None:
@@ -661,7 +669,7 @@ async def test_who_may_have_been_replaced_lets_others_speak_when_the_store_was_s
 
     async def be_replaced() -> None:
         async with journalled() as it:
-            await eventually(lambda: bool(it.driver.turns._incarnation), "a first sign of life")
+            await first_sign_of_life(it)
             await _until_out_of_date(it)
             it.journal.incarnation = "second"
             it.journal.is_lost = is_lost
@@ -684,7 +692,7 @@ async def test_who_may_have_been_replaced_lets_others_speak_when_the_store_was_s
 async def test_who_hears_of_nobody_else_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "CONTEND_S", 0.1)
     async with journalled() as it:
-        await eventually(lambda: bool(it.driver.turns._incarnation), "a first sign of life")
+        await first_sign_of_life(it)
         await _until_out_of_date(it)
         it.journal.incarnation = "second"
         it.journal.is_lost = True

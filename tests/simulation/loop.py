@@ -47,7 +47,7 @@ class Process:
             self.is_stopped = False
             loop = asyncio.get_running_loop()
             self.woken_at = loop.time()
-            loop._ready.extend(self._parked)  # type: ignore[attr-defined]
+            loop._ready.extend(self._parked)  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no public one
             self._parked.clear()
 
     def may_step(self, handle: asyncio.Handle) -> bool:
@@ -123,7 +123,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         timer = _TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001 - likewise
         return timer
 
     def _make_self_pipe(self) -> None:

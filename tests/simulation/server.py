@@ -42,6 +42,7 @@ from simulation.storage import (
     SimulatedStore,
     SimulatedWriter,
 )
+from support.snapshots import snapshot_of
 
 METRICS = Metrics(CollectorRegistry())
 """One for all simulations: nothing here reads it, and making one costs more than a simulation."""
@@ -360,11 +361,12 @@ class SimulatedServer:
 
         Of several ranks some may never come: their leases wait for them, and expire.
         """
-        is_busy = self.driver is None or self.buffers is None or self.driver.turns.lag_s
-        if is_busy or self.process.is_stopped or self.is_replaced:
+        if self.driver is None or self.buffers is None or self.driver.turns.lag_s:
+            return
+        if self.process.is_stopped or self.is_replaced:
             return
         asking = set(self._calls.values())
-        for grant in self.buffers._buffers[DEFAULT_BUFFER]._state.leases.live_grants():
+        for grant in snapshot_of(self.buffers).live_grants:
             [lease, *others] = grant.leases
             is_known = lease.lease_id in self._deployment.handed_out or grant.request_id in asking
             assert others or is_known, f"nobody was told of lease {lease.lease_id}, and it lives on"
@@ -386,5 +388,5 @@ async def _as_task(work: Callable[[Driver], Awaitable[Any]], driver: Driver) -> 
 
 def live_leases(buffers: BufferSet) -> list[LeaseId]:
     """List the leases alive in the default buffer."""
-    grants = buffers._buffers[DEFAULT_BUFFER]._state.leases.live_grants()
+    grants = snapshot_of(buffers).live_grants
     return [lease.lease_id for grant in grants for lease in grant.leases if lease.end is None]

@@ -441,7 +441,7 @@ class Simulation:
 
 def _is_releasing(driver: Driver) -> bool:
     """Whether payloads are about to be deleted."""
-    turn = driver.turns._committing
+    turn = driver.turns._committing  # noqa: SLF001 - what nobody is told yet
     entries = [] if turn is None else turn.entries
     return bool(len(driver.deletions)) or any(
         isinstance(entry, ReleaseLease) and entry.mode is ReleaseMode.CONSUMED

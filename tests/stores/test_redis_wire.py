@@ -142,7 +142,7 @@ def test_a_connection_whose_user_failed_is_closed_before_anybody_else_has_it(
 
     def fail(wire: Wire) -> None:
         wire.send([b"*1\r\n$4\r\nPING\r\n"])
-        held.append(wire._socket)
+        held.append(wire._socket)  # noqa: SLF001 - is it closed?
         raise error("a failure")
 
     with pytest.raises(error), borrowed_wire(pool, slots, Deadline(10.0)) as wire:

@@ -35,37 +35,37 @@ class FakeService:
         self.closed = False
         self._state = ModelState("", None, None)
         self._weights: dict[str, Mapping[str, Any]] = {}
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
 
     def publish(
         self, session_id: str, model_version: int, weights: Mapping[str, Any] | None = None
     ) -> None:
         """Make session, version and weights current; without weights the version has none."""
-        with self._changed:
+        with self.changed:
             reference = None
             if weights is not None:
                 reference = PayloadReference(f"{len(self._weights):032x}", 1)
                 self._weights[reference.payload_id] = weights
             self._state = ModelState(session_id, model_version, reference)
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def end_session(self) -> None:
-        with self._changed:
+        with self.changed:
             self._state = ModelState("", None, None)
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def wait_until(self, condition: Callable[[], bool], wait_s: float = WAIT_S_MAX) -> None:
         """Wait until *condition* holds after some call; fails the test if it never does."""
-        with self._changed:
-            assert self._changed.wait_for(condition, wait_s), "the worker never got there"
+        with self.changed:
+            assert self.changed.wait_for(condition, wait_s), "the worker never got there"
 
     def watch_model(
         self, known: ModelState | None = None, *, max_wait_s: float = 0.0
     ) -> ModelState | None:
-        with self._changed:
+        with self.changed:
             self.watch_count += 1
-            self._changed.notify_all()
-            changed = self._changed.wait_for(
+            self.changed.notify_all()
+            changed = self.changed.wait_for(
                 lambda: self.closed or self._state != (known or ModelState("", None, None)),
                 max_wait_s,
             )
@@ -73,7 +73,7 @@ class FakeService:
             return self._state if changed else None
 
     def load_weights(self, reference: PayloadReference) -> dict[str, Any]:
-        with self._changed:
+        with self.changed:
             self._check_open()
             return dict(self._weights[reference.payload_id])
 
@@ -84,10 +84,10 @@ class FakeService:
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
     ) -> list[AppendResult]:
-        with self._changed:
+        with self.changed:
             self._check_open()
             self.append_calls.append(len(fragments))
-            self._changed.notify_all()
+            self.changed.notify_all()
             if self.errors:
                 raise self.errors.popleft()
             if self.answer is not None:
@@ -102,10 +102,10 @@ class FakeService:
             return results
 
     def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
-        with self._changed:
+        with self.changed:
             self._check_open()
             self.reports += episodes
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def get_buffer(self, name: str | None = None) -> BufferDescription:
         self._check_open()
@@ -113,9 +113,9 @@ class FakeService:
         return BufferDescription(name or "default", config, "", None, None)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        with self._changed:
+        with self.changed:
             self.closed = True
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def _check_open(self) -> None:
         if self.closed:

@@ -1,5 +1,6 @@
 """`breadbox buffers`: list, create, change and delete buffers, end their sessions."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import click
@@ -38,8 +39,7 @@ def list_buffers(target: Target) -> None:
         frame.print_json(found)
         return
     console = frame.console()
-    lines = [_line(description) for description in found]
-    console.print(frame.FittedTable(_COLUMNS, lines, expendable=_EXPENDABLE))
+    console.print(table(found))
     if outage := next(filter(None, map(outage_text, found)), ""):
         console.print(outage)
 
@@ -48,6 +48,11 @@ _COLUMNS = (
     *("name", "session", "#version", "#chunks", "#capacity", "#bytes", "staleness", "#waiters"),
 )
 _EXPENDABLE = ("session", "#capacity", "staleness", "#bytes", "#waiters", "#version")
+
+
+def table(found: Iterable[BufferDescription]) -> frame.FittedTable:
+    """A line for each buffer, with as many columns as the window has room for."""
+    return frame.FittedTable(_COLUMNS, [_line(each) for each in found], expendable=_EXPENDABLE)
 
 
 def _line(description: BufferDescription) -> tuple[object, ...]:

@@ -7,8 +7,8 @@ are all of one distribution, and a checkout has them without being installed aga
 
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -54,14 +54,14 @@ def load_joined(entry: "EntryPoint") -> click.Command:
 
 def _is_named() -> bool:
     """Whether anything installed names the group; to ask for entry points takes far longer."""
-    return any(GROUP in text for folder in sys.path for text in _declarations(folder or "."))
+    return any(GROUP.encode() in told for folder in sys.path for told in _declarations(folder))
 
 
-def _declarations(folder: str) -> list[str]:
-    texts = []
-    with suppress(OSError), os.scandir(folder) as found:
-        for each in found:
-            if each.name.endswith((".dist-info", ".egg-info")):
-                with suppress(OSError, UnicodeDecodeError):
-                    texts.append(Path(each.path, "entry_points.txt").read_text(encoding="utf-8"))
-    return texts
+def _declarations(folder: str) -> Iterator[bytes]:
+    """What the distributions in a folder say of their entry points."""
+    folder = folder or "."
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name.endswith((".dist-info", ".egg-info")):
+                with suppress(OSError), open(f"{folder}/{name}/entry_points.txt", "rb", 0) as file:
+                    yield file.read()

@@ -20,7 +20,7 @@ from breadbox.children import end_with_parent
 from breadbox.cli.group import Group, Unusable
 from breadbox.cli.joined import joined, load_joined, origin
 from breadbox.cli.terminal import printable
-from breadbox.extras import how_to_install, missing_module
+from breadbox.extras import MODULES, how_to_install, missing_module
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as of a process that SIGINT ended."""
@@ -78,8 +78,9 @@ class LazyGroup(Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List commands without importing any, and what to install for those that lack it."""
         lines: dict[str, list[tuple[str, str]]] = {"": []}
+        missing = {extra for extra in MODULES if missing_module(extra)}
         for name, (_, extra, text) in COMMANDS.items():
-            lines.setdefault(extra if missing_module(extra) else "", []).append((name, text))
+            lines.setdefault(extra if extra in missing else "", []).append((name, text))
         for extra, found in lines.items():
             # Where this copy is from takes as long to find out as all the rest: a command says it.
             title = f'Commands that need "breadbox[{extra}]" installed' if extra else "Commands"

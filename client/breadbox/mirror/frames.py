@@ -205,6 +205,6 @@ class FramePlan:
 
     def write(self, ring: FrameRing, start: int) -> None:
         """Copy the frames to their place."""
-        memory = ring._frames.reshape(-1, *ring.layout.frame_shape)
+        memory = ring._frames.reshape(-1, *ring.layout.frame_shape)  # noqa: SLF001 - its other half
         for offset, frames in self._copies:
             memory[start + offset : start + offset + len(frames)] = frames

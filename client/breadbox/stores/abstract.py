@@ -43,7 +43,7 @@ class AbstractStore:
     def within(self, deadline: Deadline) -> Self:
         """See PayloadStore."""
         view = copy.copy(self)
-        view._deadline = deadline
+        view._deadline = deadline  # noqa: SLF001 - another of this class
         return view
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:

@@ -163,7 +163,7 @@ class Wire:
     def __init__(self, connection: Any, deadline: Deadline) -> None:
         # A pool hands out connections with nothing left to read: neither in the parser's buffer
         # nor on the socket. From here to the last reply, only this class reads from the socket.
-        self._socket: socket.socket = connection._sock
+        self._socket: socket.socket = connection._sock  # noqa: SLF001 - redis-py has no public one
         self._is_tls = isinstance(self._socket, ssl.SSLSocket)
         self._timeout_s = self._socket.gettimeout()
         self._deadline = deadline

@@ -392,11 +392,11 @@ class BufferSet:
             ReplayError: It contradicts itself.
         """
         buffers = cls.__new__(cls)
-        buffers._begin(rng, buffers_max, is_recording)
-        buffers._lease_salt = rng.getrandbits(LEASE_ID_BITS)
+        buffers._begin(rng, buffers_max, is_recording)  # noqa: SLF001 - made here
+        buffers._lease_salt = rng.getrandbits(LEASE_ID_BITS)  # noqa: SLF001 - made here
         try:
             for each in taken:
-                buffers._add(snapshot.restore(each, buffers._events))
+                buffers._add(snapshot.restore(each, buffers._events))  # noqa: SLF001 - made here
         except DomainError as error:
             raise ReplayError(f"the snapshot cannot be: {error}") from error
         return buffers

@@ -99,9 +99,13 @@ class Compaction:
         """
         while True:
             await asyncio.sleep(PERIOD_S)
-            self._tell_pressure()
-            if self._is_due():
-                await self._compact(on_damaged)
+            await self.look(on_damaged)
+
+    async def look(self, on_damaged: Callable[[JournalError], None]) -> None:
+        """Make a snapshot if it is time, and trim what it made old; `on_damaged` as for `run`."""
+        self._tell_pressure()
+        if self._is_due():
+            await self._compact(on_damaged)
 
     def _tell_pressure(self) -> None:
         self._metrics.journal_replay.set(self._journal.replay_s)

@@ -276,7 +276,7 @@ class Observed:
         def fetch_fragments(interface, num_fragments):
             records = fetch(interface, num_fragments)
             assert records == interface.prepared_fragments()
-            version = interface._client.get_buffer(interface._buffer).model_version
+            version = interface.client.get_buffer(interface.buffer).model_version
             granted = [json.loads(fragment_id) for _, fragment_id in records]
             self.fetches.append(
                 [

@@ -95,13 +95,15 @@ class ReplayBufferInterface:
             reconnect_s = seconds_from_environment("BREADBOX_RECONNECT_S")
         self._is_patient = reconnect_s is None
         self._owns_client = client is None
-        self._client = client or connect_from_environment(
+        self.client = client or connect_from_environment(
             server=server,
             buffer=buffer,
             reconnect_s=RECONNECT_S if reconnect_s is None else reconnect_s,
         )
-        self._buffer = buffer or self._client.buffer
-        self._version_wait_s = version_wait_s
+        """For what MineStudio has no word for; closed with the interface, unless it was given."""
+        self.buffer = buffer or self.client.buffer
+        """Name of the buffer that everything goes into and comes from."""
+        self.version_wait_s = version_wait_s
         self._log = log
         self._lease: breadbox.Lease | None = None
         self._session_id = ""
@@ -126,17 +128,17 @@ class ReplayBufferInterface:
 
     def _begin(self, config: Mapping[str, Any] | None) -> None:
         if config is None:
-            self._client.get_buffer(self._buffer)
+            self.client.get_buffer(self.buffer)
             return
         limits = limits_of(config)
         try:
-            self._client.create_buffer(self._buffer, limits)
+            self.client.create_buffer(self.buffer, limits)
         except errors.BufferExistsError:
-            self._client.update_buffer(self._buffer, limits)
+            self.client.update_buffer(self.buffer, limits)
         fragments_per_report = config.get("fragments_per_report")
         if fragments_per_report and self._is_logging:
             self._reporter = Reporter(
-                lambda: self._client.get_buffer(self._buffer), int(fragments_per_report), self._tell
+                lambda: self.client.get_buffer(self.buffer), int(fragments_per_report), self._tell
             )
 
     def add_fragment(self, fragment: SampleFragment, metadata: FragmentMetadata) -> None:
@@ -158,7 +160,7 @@ class ReplayBufferInterface:
             version = self._version_for(metadata)
             made = to_fragment(fragment, replace_version(metadata, version))
             try:
-                result = self._patiently(partial(self._client.append, made, buffer=self._buffer))
+                result = self._patiently(partial(self.client.append, made, buffer=self.buffer))
             except errors.InvalidRequestError as error:
                 # Another session began in between, and its version is lower than the fragment's.
                 if error.field != "model_version_max":
@@ -178,7 +180,7 @@ class ReplayBufferInterface:
         if self._has_reached(session_id, version):
             return version
         self._look()
-        give_up_at = time.monotonic() + self._version_wait_s
+        give_up_at = time.monotonic() + self.version_wait_s
         while not self._has_reached(session_id, version) and not self._is_hopeless(metadata):
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
@@ -187,7 +189,7 @@ class ReplayBufferInterface:
                     "the buffer was not told of session %s, version %d, within %.0f s",
                     session_id,
                     version,
-                    self._version_wait_s,
+                    self.version_wait_s,
                 )
                 break
             self._look(left_s)
@@ -213,7 +215,7 @@ class ReplayBufferInterface:
         known = self._model if max_wait_s and self._model.session_id else None
         wait_s = min(max_wait_s, WAIT_S_MAX_PER_CALL)
         seen = self._patiently(
-            lambda: self._client.watch_model(known, max_wait_s=wait_s, buffer=self._buffer)
+            lambda: self.client.watch_model(known, max_wait_s=wait_s, buffer=self.buffer)
         )
         if seen is None:
             return
@@ -231,7 +233,7 @@ class ReplayBufferInterface:
         """
         reference = reference_of(fragment_id)
         try:
-            read = partial(self._client.load_fragments, [reference], is_mapped=True)
+            read = partial(self.client.load_fragments, [reference], is_mapped=True)
             (fragment,) = self._patiently(read)
         except errors.PayloadMissingError as error:
             raise KeyError(fragment_id) from error
@@ -250,14 +252,14 @@ class ReplayBufferInterface:
         before, self._lease = self._lease, lease.__enter__()  # Left by the next one, or by close().
         _release(before)
         if self._is_logging:
-            description = self._patiently(lambda: self._client.get_buffer(self._buffer))
+            description = self._patiently(lambda: self.client.get_buffer(self.buffer))
             self._tell(self._fetch_records.record(description, lease.references))
         return named(lease.references)
 
     def _await_batch(self, num_fragments: int) -> breadbox.Lease:
         wait_s, waited_s = FIRST_WORD_S, 0.0
         while True:
-            fetch = partial(self._client.fetch, num_fragments, wait_s, buffer=self._buffer)
+            fetch = partial(self.client.fetch, num_fragments, wait_s, buffer=self.buffer)
             try:
                 return self._patiently(fetch)
             except errors.WaitElapsedError as error:
@@ -273,7 +275,7 @@ class ReplayBufferInterface:
     def prepared_fragments(self) -> list[tuple[FragmentIndex, str]]:
         """Name the batch that was fetched last, by anyone; empty when there is none."""
         while request_id := self._latest_request_id():
-            prepared = partial(self._client.get_prepared_fragments, request_id, buffer=self._buffer)
+            prepared = partial(self.client.get_prepared_fragments, request_id, buffer=self.buffer)
             try:
                 return named(self._patiently(prepared))
             except errors.RequestNotFoundError:
@@ -281,7 +283,7 @@ class ReplayBufferInterface:
         return []
 
     def _latest_request_id(self) -> str:
-        described = self._patiently(lambda: self._client.get_buffer(self._buffer))
+        described = self._patiently(lambda: self.client.get_buffer(self.buffer))
         return described.state.latest_request_id
 
     def update_model_version(self, session_id: str, model_version: int) -> None:
@@ -293,13 +295,13 @@ class ReplayBufferInterface:
         """
         if session_id != self._session_id:
             self._patiently(
-                lambda: self._client.start_session(
-                    session_id, model_version=model_version, buffer=self._buffer
+                lambda: self.client.start_session(
+                    session_id, model_version=model_version, buffer=self.buffer
                 )
             )
             self._session_id = session_id
         self._patiently(
-            lambda: self._client.publish_model(session_id, model_version, buffer=self._buffer)
+            lambda: self.client.publish_model(session_id, model_version, buffer=self.buffer)
         )
 
     def update_training_session(self) -> None:
@@ -311,11 +313,11 @@ class ReplayBufferInterface:
         reporter, self._reporter = self._reporter, None
         if reporter is not None:
             reporter.close()
-        if not self._client.closed:
+        if not self.client.closed:
             lease, self._lease = self._lease, None
             _release(lease)
             if self._owns_client:
-                self._client.close()
+                self.client.close()
 
     @property
     def _is_logging(self) -> bool:
@@ -341,8 +343,8 @@ class ReplayBufferInterface:
                     _log.warning(
                         "still waiting after %.0f s for buffer %r at %s: %s",
                         now - began_at,
-                        self._buffer,
-                        self._client.address,
+                        self.buffer,
+                        self.client.address,
                         error,
                     )
                 self._closing.wait(1.0)

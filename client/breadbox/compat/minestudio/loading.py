@@ -1,7 +1,7 @@
 """MineStudio's way of loading a batch's fragments (online.utils.train.data)."""
 
 import random
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
 from itertools import islice
@@ -70,7 +70,7 @@ def data_iter(
     records: Records,
     batch_size: int,
     prefetch_batches: int,
-) -> Iterator[dict[str, list[Any]]]:
+) -> Generator[dict[str, list[Any]], None, None]:
     """Load records in a random order, and yield them in groups as they arrive.
 
     Every record comes exactly once; the last group may be shorter. Leaving the iteration early, or
@@ -93,7 +93,7 @@ def data_iter(
 
 def _from_threads(
     pool: LoaderPool, records: Records, batch_size: int, prefetch_batches: int
-) -> Iterator[dict[str, list[Any]]]:
+) -> Generator[dict[str, list[Any]], None, None]:
     if batch_size < 1:
         raise InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
     shuffled = list(records)

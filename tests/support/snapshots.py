@@ -1,0 +1,18 @@
+"""What a core holds, read from its snapshot."""
+
+from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.chunks import ChunkState
+from breadbox_server.core.ids import BufferName
+from breadbox_server.core.snapshot import BufferSnapshot, ChunkSnapshot
+
+
+def snapshot_of(buffers: BufferSet, name: BufferName = DEFAULT_BUFFER) -> BufferSnapshot:
+    """Everything of one buffer that outlives the process."""
+    [found] = [each for each in buffers.snapshot() if each.name == name]
+    return found
+
+
+def held_chunks(buffers: BufferSet, name: BufferName = DEFAULT_BUFFER) -> list[ChunkSnapshot]:
+    """The chunks that may be drawn, by age."""
+    chunks = [each for each in snapshot_of(buffers, name).chunks if each.state is ChunkState.HELD]
+    return sorted(chunks, key=lambda chunk: chunk.chunk_id)
