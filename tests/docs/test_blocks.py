@@ -241,6 +241,7 @@ HERE: dict[str, Callable[[], None]] = {
     "docs/offline.md#mixer": run_mixer,
     "docs/rollout.md#generator": run_generator,
     "docs/rollout.md#dict": run_dict_observations,
+    "docs/which-read.md#priorities": lambda: with_fragments("docs/which-read.md#priorities"),
     "docs/minestudio.md#switch": lambda: with_fragments("docs/minestudio.md#switch"),
     "docs/minestudio.md#loading": lambda: with_fragments("docs/minestudio.md#loading"),
     "client/breadbox/__init__.py#1": lambda: with_fragments("client/breadbox/__init__.py#1"),

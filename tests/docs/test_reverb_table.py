@@ -1,0 +1,43 @@
+"""The tables of docs/reverb.md and docs/which-read.md say what is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from breadbox.presets import PRESETS, UNLIMITED
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = re.compile(r"^\| (\d+) \| (.*?) \| (.*?) \| (.*?)\|$", re.MULTILINE)
+ROWS = ROW.findall((ROOT / "docs/reverb.md").read_text())
+
+
+def test_all_behaviours_are_there_once_and_in_order() -> None:
+    assert list(map(str, range(1, 73))) == [number for number, *_ in ROWS]
+
+
+@pytest.mark.parametrize(("number", "there", "here", "held"), ROWS)
+def test_a_behaviour_that_is_had_names_a_test_that_exists(
+    number: str, there: str, here: str, held: str
+) -> None:
+    assert re.match(r"same|better: |not\b", here), here
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", held)
+    assert named or here.startswith("not")
+    for path, name in named:
+        assert re.search(rf"def {name}\(", (ROOT / path).read_text()), name
+        told = re.match(r"test_reverb_((?:\d+_and_)*\d+)_", name)
+        assert told is None or number in re.split(r"_and_", told[1])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_page_says_what_a_preset_sets(name: str) -> None:
+    rows = dict(
+        re.findall(r"^\| `([\w-]+)` \| (.*) \|$", (ROOT / "docs/which-read.md").read_text(), re.M)
+    )
+    base = {"prioritised": "off-policy", "stack": "queue"}.get(name)
+    known = PRESETS[base] if base else {}
+    assert rows[name].startswith("the same, " if base else "")
+    for limit, value in PRESETS[name].items():
+        if known.get(limit) != value:
+            shown = "without end" if value == UNLIMITED else str(value)
+            assert re.search(rf"`{limit}`( and `\w+`)? {re.escape(shown)}", rows[name]), limit
