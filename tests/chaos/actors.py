@@ -27,6 +27,7 @@ from breadbox.errors import (
     PayloadMissingError,
     ReplayBufferError,
     SessionEndedError,
+    SubscriptionNotFoundError,
     VersionRegressedError,
     WaitElapsedError,
 )
@@ -37,6 +38,7 @@ from chaos.ledger import Ledger
 STEPS = 4
 SESSION = "chaos"
 FRAGMENTS_PER_CHUNK = 2
+KINDS = ("producer", "learner", "rank", "reader", "subscriber", "publisher")
 DEADLINE_S = 8.0
 """Of one call: longer than most silences of a run, and shorter than some."""
 
@@ -217,6 +219,63 @@ def learn_as_rank(
         number += 1
 
 
+def follow(
+    client: breadbox.Client, ledger: Ledger, name: str, rng: random.Random, *, subscribes: bool
+) -> None:
+    """Read everything as it comes: by a cursor of its own, or by a subscription that retains.
+
+    The cursor dies with its reader; the subscription goes on with the next one.
+    """
+    stop = Stop()
+    subscription = name.partition(".")[0] if subscribes else None
+    cursor, session = None, None
+    while not stop.is_set:
+        try:
+            if subscription is not None:
+                patiently(
+                    ledger,
+                    partial(client.create_subscription, subscription, retaining=True),
+                )
+            reads = client.tail(
+                None if subscribes else cursor,
+                known_session_id=None if subscribes else session,
+                subscription=subscription,
+                chunk_count_max=rng.randint(1, 8),
+                max_wait_s=1.0,
+            )
+            is_first = True
+            ledger.asking()
+            for read in reads:
+                note_read(ledger, read, subscription, begins=is_first and cursor is None)
+                cursor, session, is_first = read.cursor, read.session_id, False
+                if stop.is_set:
+                    break
+                ledger.asking()
+        except (DeadlineExceededError, SubscriptionNotFoundError):
+            ledger.live()
+
+
+def note_read(
+    ledger: Ledger, read: breadbox.LoadedRead, subscription: str | None, *, begins: bool
+) -> None:
+    """Note what was read, and see that it is right."""
+    fragments = []
+    for reference, fragment in zip(read.references, read.fragments, strict=True):
+        it = reference.metadata
+        fragments.append([reference.chunk_id, it.worker_id, it.fragment_index])
+        width = fragment.obs.shape[-1]
+        if not np.array_equal(contents(it.worker_id, it.fragment_index, width), fragment.obs):
+            ledger.note("wrong", chunk=reference.chunk_id)
+    ledger.note(
+        "read",
+        subscription=subscription,
+        begins=begins,
+        cursor=read.cursor,
+        skipped=read.skipped_chunk_count,
+        fragments=fragments,
+    )
+
+
 def publish(client: breadbox.Client, ledger: Ledger, name: str, rng: random.Random) -> None:
     """Keep the session going, and publish versions, some with weights."""
     stop = Stop()
@@ -242,7 +301,7 @@ def publish(client: breadbox.Client, ledger: Ledger, name: str, rng: random.Rand
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("producer", "learner", "rank", "publisher"))
+    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--server", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--folder", type=Path, required=True)
@@ -267,6 +326,9 @@ def main() -> int:
                     learn(client, ledger, options.name, rng)
                 case "rank":
                     learn_as_rank(client, ledger, options.name, rng, options.rank, options.first)
+                case "reader" | "subscriber":
+                    subscribes = options.kind == "subscriber"
+                    follow(client, ledger, options.name, rng, subscribes=subscribes)
                 case "publisher":
                     publish(client, ledger, options.name, rng)
         except ReplayBufferError as error:

@@ -67,6 +67,7 @@ class Audit:
         self._wait_for_quiet()
         self._check_ledgers()
         self._check_grants()
+        self._check_reads()
         self._check_counters()
         self._check_acknowledged()
         self._check_store()
@@ -149,6 +150,61 @@ class Audit:
                 self._tally.double.append(f"{fragment} was consumed {uses} times")
             elif uses + excused[fragment] > USES_MAX:
                 self._tally.younger += 1
+
+    def _check_reads(self) -> None:
+        """Every chunk was read, or its reader was told that it was not."""
+        lines = sorted(self._of("read"), key=lambda line: float(line["at"]))
+        lines += self._rest_of_subscription()
+        ends: dict[str, int] = {}
+        chunks: dict[int, list[Any]] = {}
+        for line in lines:
+            reader = line["subscription"] or line["ledger"]
+            ids = {each[0] for each in line["fragments"]}
+            self._tally.read += len(ids)
+            began = line["cursor"] - len(ids) - line["skipped"]
+            end = ends.get(reader)
+            # Whoever goes on by a subscription may read once more, and leaves nothing out.
+            has_gap = end is not None and (began > end if line["subscription"] else began != end)
+            if has_gap and not line["begins"]:
+                self._blame(f"{reader} read up to {end}, and then after {began}")
+            ends[reader] = line["cursor"]
+            for chunk_id in ids:
+                content = [each for each in line["fragments"] if each[0] == chunk_id]
+                if chunks.setdefault(chunk_id, content) != content:
+                    self._blame(f"chunk {chunk_id} is {content} and {chunks[chunk_id]}")
+                    chunks[chunk_id] = content
+
+    def _rest_of_subscription(self) -> list[dict[str, Any]]:
+        """Read what the subscriber had not acknowledged; afterwards it is behind nothing."""
+        rest = []
+        names = [each.name for each in self._client.get_buffer().subscriptions]
+        for name in names:
+            for read in self._client.tail(subscription=name, max_wait_s=0.5):
+                fragments = [
+                    [each.chunk_id, each.metadata.worker_id, each.metadata.fragment_index]
+                    for each in read.references
+                ]
+                rest.append(
+                    {
+                        "ledger": "audit",
+                        "subscription": name,
+                        "begins": False,
+                        "cursor": read.cursor,
+                        "skipped": read.skipped_chunk_count,
+                        "fragments": fragments,
+                    }
+                )
+        for each in self._client.get_buffer().subscriptions:
+            if each.lag_chunk_count:
+                self._tally.lost.append(f"{each.name} is behind after it has read all: {each}")
+        return rest
+
+    def _blame(self, problem: str) -> None:
+        """A problem, unless the books were set back: then ids of chunks were given once more."""
+        if any(each.rolls_back for each in self._tally.olders):
+            self._tally.younger += 1
+        else:
+            self._tally.lost.append(problem)
 
     def _check_counters(self) -> None:
         """Whatever came in is held, or left for a reason that a counter names."""

@@ -171,6 +171,8 @@ class Chaos:
             *(Actor(self, "producer", f"producer-{number}") for number in range(3)),
             *(Actor(self, "learner", f"learner-{number}") for number in range(2)),
             *(Actor(self, "rank", f"rank-{number}", rank=number) for number in range(2)),
+            Actor(self, "reader", "reader"),
+            Actor(self, "subscriber", "subscriber"),
             self.publisher,
         ]
         self._faults = Faults(self, set(options.faults))

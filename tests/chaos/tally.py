@@ -27,6 +27,8 @@ class Tally:
     faults: Counter[str] = field(default_factory=Counter)
     appended: int = 0
     granted: int = 0
+    read: int = 0
+    """Chunks that readers by a cursor were given."""
     younger: int = 0
     """What was lost with a Redis that came back from a copy, and excused for that alone."""
     olders: list[Older] = field(default_factory=list)
@@ -52,9 +54,9 @@ class Tally:
         faults = " ".join(f"{name}={count}" for name, count in sorted(self.faults.items()))
         return (
             f"faults {sum(self.faults.values())} ({faults}), appended {self.appended}, "
-            f"granted {self.granted}, younger {self.younger}, lost {len(self.lost)}, "
-            f"stale {len(self.stale)}, double {len(self.double)}, leaked {len(self.leaked)}, "
-            f"wrong {len(self.wrong)}, hung {len(self.hung)}"
+            f"granted {self.granted}, read {self.read}, younger {self.younger}, "
+            f"lost {len(self.lost)}, stale {len(self.stale)}, double {len(self.double)}, "
+            f"leaked {len(self.leaked)}, wrong {len(self.wrong)}, hung {len(self.hung)}"
         )
 
     def is_rolled_back(self, line: dict[str, Any]) -> bool:

@@ -34,3 +34,4 @@ def test_nothing_acknowledged_is_lost_whatever_happens(tmp_path: Path, name: str
     assert tally.faults["kill-server"] >= 1, summary
     assert tally.appended > 0, summary
     assert tally.granted > 0, summary
+    assert tally.read > 0, summary

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,19 +17,24 @@ from breadbox_server.core.errors import (
     InvalidArgumentError,
     LeaseNotFoundError,
     SessionNotCurrentError,
+    SubscriptionNotFoundError,
     WaitersFullError,
 )
 from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import ModelVersion, RequestId, SessionId
+from breadbox_server.core.ids import ModelVersion, RequestId, SessionId, SubscriptionName
 from breadbox_server.core.inputs import (
+    Acknowledge,
     AdmissionOutcome,
     Appended,
     Payload,
     ReleaseLease,
     ReleaseMode,
     RenewLease,
+    Subscribe,
 )
+from breadbox_server.core.reading import ChunksRead, Cursor
 from breadbox_server.driver import Driver
+from breadbox_server.read_leases import ReadLease
 from simulation.faults import Fates
 from simulation.server import Deployment, ServerDownError, SimulatedServer, live_leases
 from simulation.storage import SimulatedStore
@@ -93,6 +99,12 @@ class Ledger:
     """Goes up when a server is started on a journal that is younger than what it had told."""
     admitted_lost_count: int = 0
     """Fragments that were acknowledged, and that journal and server lost in that way."""
+    chunks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Payloads of every chunk that a reader was told of, by its id."""
+    subscriptions: dict[SubscriptionName, int] = field(default_factory=dict)
+    """What was acknowledged of those that were created."""
+    read_count: int = 0
+    """Chunks that readers were told of."""
 
     def copy(self) -> LedgerCopy:
         """What a copy of the journal that is made now must contain."""
@@ -105,6 +117,9 @@ class Ledger:
         self.admitted_lost_count += len(self.admitted) - len(copy.admitted)
         self.admitted = dict(copy.admitted)
         self.version, self.ended_sessions = copy.version, set(copy.ended_sessions)
+        # Ids of chunks are given once more, and readers begin anew.
+        self.chunks.clear()
+        self.subscriptions.clear()
         for name, lease in self.leases.items():
             if name in copy.leases:
                 lease.is_consumed, lease.expires_at = copy.leases[name]
@@ -161,6 +176,26 @@ class Ledger:
             ]
             assert len(counted) <= self.config.uses_max, f"{payload_id} was used too often"
 
+    def note_read(self, found: ChunksRead, after: int) -> list[int]:
+        """Note what a reader was told, which has to account for every chunk up to the cursor.
+
+        Returns:
+            The chunks, in their order.
+        """
+        chunks: dict[int, list[str]] = {}
+        for each in found.fragments:
+            chunks.setdefault(each.chunk_id, []).append(each.fragment.payload.payload_id)
+            assert each.fragment.session_id == found.model.session_id, "read of another session"
+        ids = list(chunks)
+        assert ids == sorted(ids), "read out of order"
+        assert found.cursor - after == len(ids) + found.skipped_count, "chunks left uncounted"
+        assert all(after < each <= found.cursor for each in ids), "read what was not asked for"
+        for chunk_id, payload_ids in chunks.items():
+            known = self.chunks.setdefault(chunk_id, tuple(payload_ids))
+            assert known == tuple(payload_ids), f"two chunks have the id {chunk_id}"
+        self.read_count += len(ids)
+        return ids
+
     def check_books(self, buffers: BufferSet, now: float) -> None:
         """Check, right after a start, that the server knows everything it ever acknowledged."""
         model = buffers.model(DEFAULT_BUFFER)
@@ -175,6 +210,10 @@ class Ledger:
                 answer = buffers.judge(DEFAULT_BUFFER, fragment, now=now)
                 expected = Appended(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
                 assert answer == expected, f"{worker_id}/{index} was acknowledged and is gone"
+        cursors = {each.name: each.cursor for each in buffers.subscriptions(DEFAULT_BUFFER)}
+        for name, cursor in self.subscriptions.items():
+            assert name in cursors, f"subscription {name} was acknowledged and is gone"
+            assert cursors[name] >= cursor, f"an acknowledgement of {name} is gone"
         alive = set(live_leases(buffers))
         for lease_id, lease in self.leases.items():
             if not (lease.is_over or lease.is_forgotten) and lease.expires_at > now:
@@ -542,3 +581,146 @@ class Learner(Client):
             assert is_due, "a lease ended before its time"
             return False
         return True
+
+
+class Reader(Client):
+    """Follows the buffer, by a cursor of its own or by a retaining subscription."""
+
+    def __init__(self, name: str, *arguments: Any, subscribes: bool) -> None:
+        super().__init__(name, *arguments)
+        self.subscription = SubscriptionName(name) if subscribes else None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin anew, as with a journal that came back."""
+        self._lineage = self.ledger.lineage
+        self._after = None if self.subscription else -1
+        self._base: int | None = None if self.subscription else -1
+        """Where it began."""
+        self._attempted = -1
+        """What it tried to acknowledge."""
+        self.seen: set[int] = set()
+        self.skipped_count = 0
+
+    async def run(self) -> None:
+        while not self.is_stopping:
+            await self._read(self.rng.choice([0.0, 0.5]))
+            await self.pause(0.2)
+            if self.rng.random() < 0.1:
+                self._die()
+
+    def _die(self) -> None:
+        """Lose its place; only a subscription knows where it was."""
+        if self.subscription is None:
+            self.seen, self.skipped_count, self._after = set(), 0, -1
+        else:
+            self._after = None
+
+    async def catch_up(self, newest: int) -> None:
+        """Read and acknowledge all there is, while nothing goes wrong any more."""
+        while (self._after is None or self._after < newest) or self._lineage != self.ledger.lineage:
+            await self._read(0.0)
+        if self.subscription is not None:
+            await self._acknowledge()
+
+    def check(self, buffers: BufferSet) -> None:
+        """Everything that there ever was has been read, or the reader was told that it was not."""
+        newest = buffers.closed_count(DEFAULT_BUFFER) - 1
+        if self.subscription is None:
+            assert len(self.seen) + self.skipped_count == newest + 1, "missed, and nobody said so"
+            return
+        shown = {each.name: each for each in buffers.subscriptions(DEFAULT_BUFFER)}
+        assert self._base is not None
+        missed = [each for each in range(self._base + 1, newest + 1) if each not in self.seen]
+        missed_count = shown[self.subscription].missed_count
+        assert len(missed) <= missed_count, f"missed, and nobody said so: {missed}"
+
+    async def _subscribe(self) -> None:
+        assert self.subscription is not None
+        self._forget()
+        lineage = self.ledger.lineage
+        command = Subscribe(DEFAULT_BUFFER, self.subscription, is_retaining=True)
+        await self.insist(lambda driver: driver.apply(command))
+        if lineage == self.ledger.lineage:
+            self.ledger.subscriptions[self.subscription] = -1
+
+    async def _read(self, wait_s: float) -> None:
+        if self._lineage != self.ledger.lineage:
+            self._forget()
+        if self.subscription is not None and self.subscription not in self.ledger.subscriptions:
+            await self._subscribe()
+            return
+        cursor = Cursor(
+            after=self._after,
+            subscription=self.subscription,
+            chunk_count_max=self.rng.choice([1, 3, 64]),
+        )
+
+        async def read(driver: Driver) -> tuple[ChunksRead, ReadLease | None]:
+            return await driver.read(DEFAULT_BUFFER, cursor, wait_s=wait_s, lease_s=None)
+
+        try:
+            found, lease = await self.call(read, wait_s)
+        except UnreachableError:
+            return
+        except SubscriptionNotFoundError:
+            assert self.ledger.lineage, "a subscription is gone that was acknowledged"
+            self.ledger.subscriptions.pop(SubscriptionName(self.name), None)
+            return
+        if self._lineage != self.ledger.lineage:
+            return  # Of a journal that came back while the request was on its way.
+        server = self._at
+        after = self._after
+        if after is None:
+            after = self._where_it_stood(found)
+        self.seen.update(self.ledger.note_read(found, after))
+        self.skipped_count += found.skipped_count
+        self._after = found.cursor
+        if lease is not None and server is not None:
+            await self._load(lease, server)
+        if self.subscription is not None and self.rng.random() < 0.5:
+            await self._acknowledge()
+
+    def _where_it_stood(self, found: ChunksRead) -> int:
+        """Where a subscription stood that was read: no less far than it was told of."""
+        assert self.subscription is not None
+        told = len({each.chunk_id for each in found.fragments})
+        stood = found.cursor - told - found.skipped_count
+        if self._base is None:
+            self._base = stood
+        else:
+            assert stood >= self.ledger.subscriptions[self.subscription], (
+                "an acknowledgement is gone"
+            )
+            assert stood <= max(self._attempted, self._base), "acknowledged by nobody"
+        return stood
+
+    async def _load(self, lease: ReadLease, server: SimulatedServer) -> None:
+        """Read the payloads, which are there for as long as the lease and its server live."""
+        for duration_s in (0.0, self.rng.choice([0.0, 0.3, 2.0])):
+            await asyncio.sleep(duration_s)
+            is_kept = server in self.deployment.serving and not server.is_replaced
+            if self.now >= lease.expires_at or not is_kept:
+                return
+            for payload_id in lease.payload_ids:
+                is_there = self.deployment.store.is_accounted_for(payload_id)
+                assert is_there, f"deleted while it was read: {payload_id}"
+        release = ReleaseLease(DEFAULT_BUFFER, lease.lease_id, ReleaseMode.CONSUMED)
+        with suppress(UnreachableError, LeaseNotFoundError):
+            await self.call(lambda driver: driver.release(release))
+
+    async def _acknowledge(self) -> None:
+        name, cursor, lineage = self.subscription, self._after, self._lineage
+        if name is None or cursor is None or lineage != self.ledger.lineage:
+            return
+        self._attempted = max(self._attempted, cursor)
+        try:
+            await self.insist(
+                lambda driver: driver.apply(Acknowledge(DEFAULT_BUFFER, name, cursor))
+            )
+        except (SubscriptionNotFoundError, InvalidArgumentError):
+            assert lineage != self.ledger.lineage, "what was read cannot be acknowledged"
+            return
+        if lineage == self.ledger.lineage and name in self.ledger.subscriptions:
+            known = self.ledger.subscriptions[name]
+            self.ledger.subscriptions[name] = max(known, cursor)

@@ -6,12 +6,12 @@ import traceback
 from dataclasses import dataclass, replace
 
 from breadbox.errors import StoreError
-from breadbox_server.core.buffers import DEFAULT_BUFFER
+from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig, FullPolicy, LeaseExpiryPolicy
 from breadbox_server.core.inputs import ReleaseLease, ReleaseMode
 from breadbox_server.driver import Driver
 from breadbox_server.reconciliation import Reconciler
-from simulation.clients import Client, Learner, Ledger, Trainer, Worker
+from simulation.clients import Client, Learner, Ledger, Reader, Trainer, Worker
 from simulation.faults import Fates, FaultPlan, World
 from simulation.loop import SimulatedClock, run_simulated
 from simulation.server import METRICS, Deployment, SimulatedServer, Variant, is_replacement
@@ -45,6 +45,8 @@ class Outcome:
     kills: int
     admitted: int
     granted: int
+    read: int
+    """Chunks that readers by a cursor were told of."""
     admitted_lost: int
     """Fragments that were acknowledged, and that a journal without a server forgot."""
 
@@ -55,6 +57,7 @@ class Outcome:
         return (
             f"seed {self.seed}, {self.world}: {verdict} ({self.simulated_s:.1f} s, "
             f"{self.kills} kills, {self.admitted} admitted, {self.granted} granted, "
+            f"{self.read} read, "
             f"{self.admitted_lost} forgotten)"
         )
 
@@ -112,6 +115,12 @@ class Simulation:
         self.trainer = Trainer(*shared, session_count=self._rng.choice([1, 1, 2]))
         self.workers = [Worker(f"worker-{i}", *shared) for i in range(self._rng.choice([1, 2]))]
         self.learners = [Learner(f"learner-{i}", *shared) for i in range(self._rng.choice([1, 3]))]
+        # Drawn apart from all else, so that what others do in a seed is as it was without them.
+        rng = random.Random(f"{seed}/readers")
+        self.readers = [
+            Reader(f"reader-{i}", *shared, subscribes=rng.random() < 0.5)
+            for i in range(rng.choice([0, 1, 2]))
+        ]
         self.kills = 0
         self.ended_at = 0.0
         self._replaced_at: dict[str, float] = {}
@@ -142,7 +151,7 @@ class Simulation:
         except TimeoutError as error:
             raise AssertionError("somebody hangs") from error
         finally:
-            for client in self.clients:
+            for client in [*self.clients, *self.readers]:
                 client.give_up()
             for server in list(self.deployment.servers):
                 await self.deployment.kill(server)
@@ -151,21 +160,22 @@ class Simulation:
     async def _live(self) -> None:
         await self._until_served()
         async with asyncio.TaskGroup() as group:
-            running = {client: group.create_task(client.run()) for client in self.clients}
+            everybody = [*self.clients, *self.readers]
+            running = {client: group.create_task(client.run()) for client in everybody}
             mischief = group.create_task(self._make_mischief())
             audit = group.create_task(self._audit())
             await running[self.trainer]
             await mischief
             self.fates.is_healed = True
             healed_at = self._now
-            for client in self.clients:
+            for client in everybody:
                 client.is_stopping = True
                 client.is_partitioned = False
             await asyncio.wait(running.values())
             audit.cancel()
         await self._until_alone()
         assert self._now <= healed_at + HEALED_S, "who waited went on late"
-        for client in self.clients:
+        for client in everybody:
             await client.finish()
 
     # --- servers -----------------------------------------------------------------------------
@@ -395,6 +405,7 @@ class Simulation:
         assert driver is not None
         assert buffers is not None
         await server.finish_calls()
+        await self._check_readers(buffers)
         await driver.flush()
         self._look_after_servers()
         now = self._now
@@ -411,6 +422,12 @@ class Simulation:
         assert (seen.lease_count, seen.waiter_count) == (0, 0), "leases or waiters are left"
         buffers.check_invariants()
         self._check_accounts(driver)
+
+    async def _check_readers(self, buffers: BufferSet) -> None:
+        """Nobody misses anything unknowingly."""
+        for reader in self.readers:
+            await reader.catch_up(buffers.closed_count(DEFAULT_BUFFER) - 1)
+            reader.check(buffers)
 
     async def _check_store(self, driver: Driver) -> None:
         custodian = SimulatedCustodian(self.deployment.store, self.fates, -1)
@@ -484,5 +501,6 @@ def simulate(seed: int, variant: Variant | None = None, world: World | None = No
         simulation.kills,
         len(simulation.ledger.admitted),
         simulation.ledger.grant_count,
+        simulation.ledger.read_count,
         simulation.ledger.admitted_lost_count,
     )

@@ -69,6 +69,7 @@ def test_simulations_do_something() -> None:
     assert sum(outcome.kills for outcome in outcomes) >= 10
     assert sum(outcome.admitted for outcome in outcomes) >= 100
     assert sum(outcome.granted for outcome in outcomes) >= 20
+    assert sum(outcome.read for outcome in outcomes) >= 50
 
 
 @pytest.mark.parametrize("variant", PLANTED, ids=lambda variant: variant.name)

@@ -6,13 +6,16 @@ from typing import Any
 
 from breadbox.stores.base import Custody
 from breadbox.types import PayloadReference
-from breadbox_server.core.buffers import BufferSet
+from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.chunks import Chunk
 from breadbox_server.core.ids import BufferName
-from breadbox_server.core.inputs import ReleaseLease
+from breadbox_server.core.inputs import Payload, ReleaseLease
+from breadbox_server.core.reading import ChunksRead, Cursor
 from breadbox_server.driver import Driver
 from breadbox_server.journal.claims import Claim
 from breadbox_server.journal.storage import JournalLostError, JournalTakenError
 from breadbox_server.journal.turn_journal import TurnJournal
+from breadbox_server.read_leases import ReadLease
 from breadbox_server.turns import Turns
 from simulation.faults import World
 from simulation.server import Variant
@@ -143,6 +146,52 @@ class TakesOlderForTaken(Variant):
     journal_type = _JealousJournal
 
 
+class _HastyReaders(Driver):
+    async def read(
+        self, buffer: BufferName, cursor: Cursor, *, wait_s: float, lease_s: float | None
+    ) -> tuple[ChunksRead, ReadLease | None]:
+        return self._buffers.read(buffer, cursor), None
+
+
+class TellsReadersEarly(Variant):
+    """Readers are told of chunks that are not durable, whose ids others get after a crash."""
+
+    name = "tells-readers-early"
+
+    def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
+        return _HastyReaders(buffers, **parts)
+
+
+def _all(payloads: Sequence[Payload]) -> list[Payload]:
+    return list(payloads)
+
+
+def _nobody(chunk: Chunk) -> bool:
+    return False
+
+
+class IgnoresReaders(Variant):
+    """What somebody reads is deleted all the same."""
+
+    name = "ignores-readers"
+
+    def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
+        driver = Driver(buffers, **parts)
+        driver.read_leases.hold_back = _all  # type: ignore[method-assign]
+        return driver
+
+
+class RetainsNothing(Variant):
+    """Subscriptions are known, and nothing is kept or counted for them."""
+
+    name = "retains-nothing"
+
+    def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
+        subscriptions = buffers._buffers[DEFAULT_BUFFER]._state.holdings.subscriptions
+        subscriptions.wants = _nobody  # type: ignore[method-assign]
+        return Driver(buffers, **parts)
+
+
 VARIANTS: dict[str, type[Variant]] = {
     kind.name: kind
     for kind in (
@@ -155,5 +204,8 @@ VARIANTS: dict[str, type[Variant]] = {
         DoesNotFenceDeletions,
         HandsOutMissingPayloads,
         TakesOlderForTaken,
+        TellsReadersEarly,
+        IgnoresReaders,
+        RetainsNothing,
     )
 }

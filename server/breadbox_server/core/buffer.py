@@ -724,8 +724,7 @@ class ReplayBuffer:
 
     def _end_session(self) -> None:
         state = self._state
-        state.holdings.evict_all(EvictionReason.SESSION_ENDED)
-        state.holdings.miss_all_retained()
+        state.holdings.end_session()
         state.discard(state.assembly.discard_all(), DiscardReason.SESSION_ENDED)
         state.assembly.forget_workers()
         state.model.end()

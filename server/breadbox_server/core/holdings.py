@@ -16,7 +16,7 @@ from breadbox_server.core.chunks import Chunk, ChunkState, ChunkTable
 from breadbox_server.core.counters import CHUNKS_EVICTED, Counters
 from breadbox_server.core.events import ChunksEvicted, Event, EvictionReason
 from breadbox_server.core.flow_meter import FlowMeter
-from breadbox_server.core.ids import BufferName, ChunkId, SubscriptionName
+from breadbox_server.core.ids import BufferName, ChunkId, SessionId, SubscriptionName
 from breadbox_server.core.inputs import Fragment
 from breadbox_server.core.payloads import PayloadLedger
 from breadbox_server.core.samplers import Sampler
@@ -101,6 +101,7 @@ class Holdings:
         removed_in: Iterable[ChunkId],
         closed_count: int,
         subscriptions: Iterable[Subscription],
+        session_id: SessionId,
     ) -> None:
         """Take chunks as a snapshot has them, whose states, uses and leases are set.
 
@@ -109,6 +110,7 @@ class Holdings:
             removed_in: Those held, in that in which the remover is.
             closed_count: Chunks ever closed.
             subscriptions: For whom some are retained.
+            session_id: The current one.
 
         Raises:
             KeyError: `removed_in` has others.
@@ -122,7 +124,7 @@ class Holdings:
             elif chunk.lease_count > 0 or chunk.state is ChunkState.RETAINED:
                 self._payloads.take_chunk(chunk)
         self.table.restore(held, removed_in)
-        self.subscriptions.restore(subscriptions, chunks)
+        self.subscriptions.restore(subscriptions, chunks, session_id)
 
     def use(self, chunks: Sequence[Chunk], uses_max: int) -> list[int]:
         """Count a use and a lease of held chunks, which leave the table at `uses_max` (B10).
@@ -275,10 +277,17 @@ class Holdings:
         """
         self._let_retained_go(self.subscriptions.remove(name))
 
-    def miss_all_retained(self) -> None:
-        """Give up everything that is retained, as at the end of a session."""
-        for chunk in self.subscriptions.retained():
-            self._miss_retained(chunk)
+    def end_session(self) -> None:
+        """Evict everything held, and let subscriptions miss that and all that they could read."""
+        self.evict_all(EvictionReason.SESSION_ENDED)
+        for chunk in self.subscriptions.out():
+            if chunk.state is ChunkState.RETAINED:
+                self._miss_retained(chunk)
+            else:
+                # Now, and not when its leases end: readers are told now that it is not theirs.
+                self.subscriptions.take_back(chunk)
+                if self.subscriptions.wants(chunk):
+                    self.subscriptions.miss(chunk)
 
     def _older_than(self, version_min: int) -> Iterator[Chunk]:
         while (chunk := self.table.oldest_version()) is not None and chunk.version < version_min:
@@ -313,16 +322,16 @@ class Holdings:
     def _give_up(self, chunk: Chunk, reason: EvictionReason) -> None:
         """Evict a used-up chunk, which is out of the table already."""
         chunk.state = ChunkState.GONE
-        self.subscriptions.take_back(chunk)
-        self._let_go(chunk, reason)
+        could_be_read = self.subscriptions.take_back(chunk)
+        self._let_go(chunk, reason, could_be_read=could_be_read)
         self._tell(reason, [chunk.use_count])
 
-    def _let_go(self, chunk: Chunk, reason: EvictionReason) -> None:
+    def _let_go(self, chunk: Chunk, reason: EvictionReason, *, could_be_read: bool = True) -> None:
         """Retain a chunk that is gone from the table, if somebody wants it and may have it.
 
         Else dispose of its payloads, unless a lease still refers to it.
         """
-        if self.subscriptions.wants(chunk):
+        if could_be_read and self.subscriptions.wants(chunk):
             if reason in RETAINED_AFTER:
                 self.subscriptions.retain(chunk)
                 return

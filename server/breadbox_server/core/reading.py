@@ -96,12 +96,8 @@ def _readable(state: BufferState, after: int, subscription: Subscription | None)
     if subscription is None or not subscription.is_retaining:
         yield from (table[chunk_id] for chunk_id in held)
         return
-    session_id = state.model.session_id
     for chunk_id in subscriptions.with_what_left(held, after):
-        chunk = table[chunk_id] if chunk_id in table else subscriptions.chunk(chunk_id)
-        # What is used up and leased may be of a session that ended.
-        if chunk.fragments[0].session_id == session_id:
-            yield chunk
+        yield table[chunk_id] if chunk_id in table else subscriptions.chunk(chunk_id)
 
 
 def describe_subscriptions(state: BufferState) -> tuple[SubscriptionDescription, ...]:

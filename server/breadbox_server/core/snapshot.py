@@ -248,7 +248,9 @@ def _restore_chunks(state: BufferState, taken: BufferSnapshot) -> None:
     held = [chunk.chunk_id for chunk in chunks.values() if chunk.state is ChunkState.HELD]
     if state.holdings.table.remover is not None and sorted(held) != sorted(taken.removed_in):
         raise ReplayError("the order in which chunks leave is not that of those held")
-    state.holdings.restore(chunks.values(), taken.removed_in, taken.closed_count, subscriptions)
+    state.holdings.restore(
+        chunks.values(), taken.removed_in, taken.closed_count, subscriptions, taken.session_id
+    )
 
 
 def _not_held(state: BufferState) -> Iterable[Chunk]:

@@ -25,7 +25,7 @@ from breadbox_server.core.errors import (
     SubscriptionNotFoundError,
     SubscriptionsFullError,
 )
-from breadbox_server.core.ids import ChunkId, SubscriptionName
+from breadbox_server.core.ids import ChunkId, SessionId, SubscriptionName
 from breadbox_server.core.lazy_heap import LazyHeap
 
 SUBSCRIPTIONS_MAX: Final = 256
@@ -48,8 +48,8 @@ class Subscription:
 class Subscriptions:
     """The subscriptions of one buffer, and the chunks out of the table that are kept for them.
 
-    Chunks that are used up and still leased are kept here, too, whether anybody asked or not: they
-    may come to be retained, and are read meanwhile.
+    Chunks of the session that are used up and still leased are kept here, too, whether anybody
+    asked or not: they may come to be retained, and are read meanwhile.
 
     Args:
         counters: Told of each chunk that some retaining subscription misses.
@@ -61,7 +61,7 @@ class Subscriptions:
         self._retaining_min: float = inf
         """The cursor of the retaining subscription that is farthest behind; inf: there is none."""
         self._out: dict[ChunkId, Chunk] = {}
-        """Chunks out of the table that are retained, or used up and leased."""
+        """Chunks of the session, out of the table, that are retained, or used up and leased."""
         self._arrived = ArrivalOrder(lambda: self._out, self._out.__contains__)
         self._unleased: LazyHeap[ChunkId] = LazyHeap(self._is_unleased)
         self.retained_count = 0
@@ -148,10 +148,15 @@ class Subscriptions:
         self._out[chunk.chunk_id] = chunk
         self._arrived.add(chunk.chunk_id)
 
-    def take_back(self, chunk: Chunk) -> None:
-        """Forget such a chunk: it is in the table again, or nowhere."""
-        self._out.pop(chunk.chunk_id, None)
+    def take_back(self, chunk: Chunk) -> bool:
+        """Forget such a chunk: it is in the table again, or nowhere; whether it could be read."""
+        is_known = self._out.pop(chunk.chunk_id, None) is not None
         self._arrived.compact(len(self._out))
+        return is_known
+
+    def out(self) -> list[Chunk]:
+        """List the chunks out of the table that can be read, by age."""
+        return [self._out[chunk_id] for chunk_id in sorted(self._out)]
 
     def retain(self, chunk: Chunk) -> None:
         """Keep a chunk that has left the table for good, until `_passed` or somebody lets it go."""
@@ -189,8 +194,7 @@ class Subscriptions:
 
     def retained(self) -> list[Chunk]:
         """List the retained chunks, by age."""
-        found = [self._out[chunk_id] for chunk_id in sorted(self._out)]
-        return [chunk for chunk in found if chunk.state is ChunkState.RETAINED]
+        return [chunk for chunk in self.out() if chunk.state is ChunkState.RETAINED]
 
     def with_what_left(self, held: Iterator[ChunkId], after: int) -> Iterator[ChunkId]:
         """Go through chunks that are held, and those that left and can be read, in one order."""
@@ -200,15 +204,20 @@ class Subscriptions:
         """Give a chunk that `with_what_left` told of, and that is not held."""
         return self._out[chunk_id]
 
-    def restore(self, subscriptions: Iterable[Subscription], chunks: Iterable[Chunk]) -> None:
-        """Take subscriptions as a snapshot has them, and the chunks that they keep."""
+    def restore(
+        self,
+        subscriptions: Iterable[Subscription],
+        chunks: Iterable[Chunk],
+        session_id: SessionId,
+    ) -> None:
+        """Take subscriptions as a snapshot has them, and the chunks that they can read."""
         for each in subscriptions:
             self._by_name[each.name] = each
         self._find_min()
         for chunk in chunks:
             if chunk.state is ChunkState.RETAINED:
                 self.retain(chunk)
-            elif chunk.state is ChunkState.USED_UP:
+            elif chunk.state is ChunkState.USED_UP and chunk.fragments[0].session_id == session_id:
                 self.hold_used_up(chunk)
 
     def check_invariants(self, newest: int) -> None:
