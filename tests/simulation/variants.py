@@ -187,7 +187,9 @@ class RetainsNothing(Variant):
     name = "retains-nothing"
 
     def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
-        subscriptions = buffers._buffers[DEFAULT_BUFFER]._state.holdings.subscriptions
+        # Deep inside is where this bug would be.
+        buffer = buffers._buffers[DEFAULT_BUFFER]  # noqa: SLF001
+        subscriptions = buffer._state.holdings.subscriptions  # noqa: SLF001
         subscriptions.wants = _nobody  # type: ignore[method-assign]
         return Driver(buffers, **parts)
 
