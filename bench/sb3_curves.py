@@ -18,8 +18,8 @@ import torch
 import breadbox
 
 SEEDS = 5
-STEPS = 10_000
-BIN = 500
+STEPS = 6_000
+BIN = 400
 """Steps whose episodes are averaged."""
 ENV = "CartPole-v1"
 
@@ -27,9 +27,9 @@ ENV = "CartPole-v1"
 def settings(kind: str, server: str, seed: int) -> dict[str, Any]:
     """What is given to DQN: all the same, but for the buffer."""
     common: dict[str, Any] = {
-        "learning_rate": 1e-3,
+        "learning_rate": 2e-3,
         "buffer_size": 50_000,
-        "learning_starts": 500,
+        "learning_starts": 300,
         "batch_size": 64,
         "train_freq": 16,
         "gradient_steps": 8,

@@ -42,6 +42,16 @@ ELSEWHERE = {
         "docs/learner-cookbook.md#dataset": "test_the_dataset_gives_batches_from_worker_processes",
         "docs/learner-cookbook.md#ranks": "test_ranks_get_shares_of_one_draw",
     },
+    "tests/peers/test_sb3.py": {
+        "docs/adapters.md#sb3": "test_the_lines_of_page_and_docstring_train",
+        "docs/adapters.md#sb3-actor": "test_the_lines_of_actor_and_learner_train",
+        "docs/adapters.md#sb3-learner": "test_the_lines_of_actor_and_learner_train",
+        "client/breadbox/compat/sb3.py#1": "test_the_lines_of_page_and_docstring_train",
+    },
+    "tests/peers/test_cleanrl.py": {
+        "docs/adapters.md#cleanrl": "test_the_lines_of_page_and_docstring_make_a_buffer",
+        "client/breadbox/compat/cleanrl.py#1": "test_the_lines_of_page_and_docstring_make_a_buffer",
+    },
     "tests/offline/test_docs.py": {
         "docs/offline.md#clone": "test_the_worked_example_clones_an_expert",
     },

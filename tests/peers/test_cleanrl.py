@@ -6,6 +6,7 @@ loops in their shape. They need no package of others, and no network.
 
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -19,6 +20,7 @@ from torch import nn
 
 from breadbox.compat.cleanrl import PrioritizedReplayBuffer, ReplayBuffer
 from breadbox.testing import ServerProcess, start_server
+from support.documents import BLOCKS
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(300)]
 
@@ -100,6 +102,26 @@ def test_a_dqn_script_learns_with_its_buffer_exchanged(server: ServerProcess) ->
     first, last = float(np.mean(returns[:20])), float(np.mean(returns[-10:]))
     assert last > max(60.0, 2.5 * first), (first, last)
     assert steps == rb.size()
+    rb.close()
+
+
+@pytest.mark.parametrize(
+    "place", ["docs/adapters.md#cleanrl", "client/breadbox/compat/cleanrl.py#1"]
+)
+def test_the_lines_of_page_and_docstring_make_a_buffer(server: ServerProcess, place: str) -> None:
+    """In docs/adapters.md and in cleanrl.py; a script has the names that the latter needs."""
+    code = BLOCKS[place].code.replace("localhost:50051", server.address)
+    names: dict[str, Any] = {
+        "args": SimpleNamespace(buffer_size=100),
+        "envs": cartpoles(1, 0),
+        "device": "cpu",
+        "run_name": "CartPole-v1__dqn__1__1700000000",
+    }
+    exec(compile(code, place, "exec"), names)
+    rb = names["rb"]
+    obs = np.zeros((1, 4), np.float32)
+    rb.add(obs, obs, np.array([1]), np.array([1.0]), np.array([True]), {})
+    assert (1, 4) == tuple(rb.sample(1).observations.shape)
     rb.close()
 
 

@@ -92,6 +92,7 @@ class RunReplay:
         self._server = server
         self._env_count = env_count
         self._writer: StepWriter | None = None
+        self._model_version: int | None = None
         self._added = self._seen = 0
         self.client = connect_from_environment(server=server, buffer=self.buffer)
         try:
@@ -177,6 +178,12 @@ class RunReplay:
         self._writer.add(obs, action, reward, next_obs, terminated, truncated)
         self._added += self._env_count
 
+    def act_with(self, model_version: int) -> None:
+        """Label the steps that are added from here on with the version that acts."""
+        self._model_version = model_version
+        if self._writer is not None:
+            self._writer.model_version = model_version
+
     def _make_writer(self) -> StepWriter:
         schema = self.client.get_buffer(self.buffer).config.schema
         if schema is SchemaPolicy.ONE:
@@ -185,7 +192,7 @@ class RunReplay:
                 f"{self.buffer!r} takes fragments of one length only, and single steps are to be "
                 f"learned from as they come: breadbox buffers update {self.buffer} --schema ragged",
             )
-        return StepWriter(
+        writer = StepWriter(
             self.client,
             env_count=self._env_count,
             steps_per_fragment=STEPS_PER_FRAGMENT,
@@ -193,6 +200,9 @@ class RunReplay:
             session_id=self.run,
             buffer=self.buffer,
         )
+        if self._model_version is not None:
+            writer.model_version = self._model_version
+        return writer
 
     # Steps out ---------------------------------------------------------------------------------
 

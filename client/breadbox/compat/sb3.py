@@ -1,6 +1,7 @@
 """Stable-Baselines3's replay buffers on top of Breadbox. Needs `pip install "breadbox[sb3]"`.
 
 ```python
+from stable_baselines3 import SAC
 from breadbox.compat.sb3 import BreadboxReplayBuffer
 
 model = SAC(

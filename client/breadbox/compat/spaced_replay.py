@@ -180,9 +180,12 @@ class SpacedReplay:
             ReplayBufferError: As `Client.publish`.
         """
         self.replay.client.publish(self.run, version, policy.state_dict())
+        self.replay.act_with(version)
 
     def load_policy(self, policy: torch.nn.Module, max_wait_s: float = 0.0) -> int | None:
         """Give a policy the newest weights that were published, unless it was given these.
+
+        Steps that are added from then on are labelled with their version.
 
         Args:
             policy: Of the same architecture.
@@ -204,6 +207,7 @@ class SpacedReplay:
         arrays = client.load_weights(state.weights)
         policy.load_state_dict({name: torch.as_tensor(each) for name, each in arrays.items()})
         self._known_model = state
+        self.replay.act_with(state.model_version or 0)
         return state.model_version
 
     # Checkpoints -------------------------------------------------------------------------------
