@@ -27,7 +27,7 @@ from breadbox.errors import (
 from breadbox.fragment import Tree
 from breadbox.mirror import ReplayMirror
 from breadbox.step_writer import StepWriter
-from breadbox.types import BufferConfig, FullPolicy, SchemaPolicy
+from breadbox.types import BufferConfig, SchemaPolicy
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ LAG_STEPS = 256
 """Own steps that may be on their way while a sample is drawn."""
 ARRIVAL_WAIT_S = 60.0
 CLOSE_WAIT_S = 10.0
-UNBOUND = 2**31 - 1
+CHUNKS_MAX = 2**31 - 1
 
 
 class RunReplay:
@@ -128,14 +128,7 @@ class RunReplay:
 
     def _make(self, capacity_steps: int) -> None:
         chunks = 4 * (capacity_steps // STEPS_PER_FRAGMENT) + 1024
-        config = BufferConfig(
-            fragments_per_chunk=1,
-            capacity_chunks=min(chunks, UNBOUND),
-            staleness_max=UNBOUND,
-            uses_max=UNBOUND,
-            full_policy=FullPolicy.EVICT,
-            schema=SchemaPolicy.RAGGED,
-        )
+        config = BufferConfig.preset("off-policy", capacity_chunks=min(chunks, CHUNKS_MAX))
         try:
             self.client.create_buffer(self.buffer, config)
         except BufferExistsError:
