@@ -27,7 +27,7 @@ from breadbox.errors import (
 from breadbox.fragment import Tree
 from breadbox.mirror import ReplayMirror
 from breadbox.step_writer import StepWriter
-from breadbox.types import BufferConfig, SchemaPolicy
+from breadbox.types import BufferConfig, FullPolicy, SchemaPolicy
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +128,12 @@ class RunReplay:
 
     def _make(self, capacity_steps: int) -> None:
         chunks = 4 * (capacity_steps // STEPS_PER_FRAGMENT) + 1024
-        config = BufferConfig.preset("off-policy", capacity_chunks=min(chunks, CHUNKS_MAX))
+        config = BufferConfig.preset(
+            "off-policy",
+            capacity_chunks=min(chunks, CHUNKS_MAX),
+            fragments_per_chunk=1,
+            full_policy=FullPolicy.EVICT,
+        )
         try:
             self.client.create_buffer(self.buffer, config)
         except BufferExistsError:
