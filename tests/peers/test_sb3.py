@@ -449,7 +449,7 @@ def test_the_lines_of_page_and_docstring_train(server: ServerProcess, place: str
     exec(compile(shown(place, server, n20_000="150"), place, "exec"), names)
     model = names["model"]
     assert 150 == model.replay_buffer.size()
-    assert 50 == model._n_updates
+    assert 50 == model._n_updates  # noqa: SLF001 - SB3 tells it nowhere
     model.replay_buffer.close()
 
 
@@ -463,7 +463,7 @@ def test_the_lines_of_actor_and_learner_train(server: ServerProcess) -> None:
         code = shown(place, server, n1001="4", n100="5").replace("n_steps=5", "n_steps=100")
         exec(compile(code, place, "exec"), names)
         learner = names["learner"]
-        assert 15 == learner._n_updates
+        assert 15 == learner._n_updates  # noqa: SLF001 - SB3 tells it nowhere
         mirror = learner.replay_buffer.replay.mirror
         mirror.wait_until(len(mirror) + 200, timeout_s=120)
         # It acts with the last weights that were published.
