@@ -77,8 +77,12 @@ class Server:
 @contextlib.contextmanager
 def breadbox_server(store_url: str, *options: str) -> Iterator[Server]:
     """A server over a store, on a free port of the loopback; it may be killed inside the block."""
+    # With its modules' bytecode kept, as an installed one has it: compiling them takes a third of
+    # the time that a start does.
     environment = {
-        name: text for name, text in os.environ.items() if not name.startswith("BREADBOX_")
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith("BREADBOX_") and name != "PYTHONDONTWRITEBYTECODE"
     }
     command = [sys.executable, "-m", "breadbox.cli.main", "serve", "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(

@@ -202,7 +202,6 @@ async def serving(
                         jobs.start(books.compaction.run(driver.turns.lose))
                     await server.start()
                     health.serve()
-                    log.info("serving on %s, payloads in %s", address, settings.store_shown)
                     yield RunningServer(address, metrics_address, driver, metrics)
                 finally:
                     # What fails from here on must not cut the end short.

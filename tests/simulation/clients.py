@@ -289,7 +289,8 @@ class Client:
         if error is not None and not isinstance(error, expected):
             raise error
         await self._travel(deadline_at)
-        if isinstance(error, StoreUnavailableError) or lineage != self.ledger.lineage:
+        is_outdated = lineage != self.ledger.lineage or server.is_outlived
+        if isinstance(error, StoreUnavailableError) or is_outdated:
             raise UnreachableError
         return task.result()
 

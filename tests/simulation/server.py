@@ -158,6 +158,8 @@ class SimulatedServer:
         self.is_killed = False
         self.is_seen_dead = False
         """Whether another one, on the same machine, sees that it is dead."""
+        self.is_outlived = False
+        """Whether it was replaced on a journal that came back without what this one still knows."""
         self._archive = SimulatedArchive(deployment.journal, self._holder())
         self._custodian = SimulatedCustodian(deployment.store, self._fates, life)
         self._writer: SimulatedWriter | None = None

@@ -227,6 +227,9 @@ class Simulation:
         if journal.is_younger and self._has_excuse:
             self.ledger.rewind(self._copy)
             self._has_rewound = True
+            for server in self.deployment.servers:
+                # What it tells until it hears of that was true, and is no promise any more.
+                server.is_outlived = server.is_outlived or server.is_replaced
         journal.is_younger, self._has_excuse = False, True
 
     def _note_take(self) -> None:

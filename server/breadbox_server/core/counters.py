@@ -1,7 +1,8 @@
 """Counters of one buffer's life, by stable names.
 
 Those in `DURABLE` follow from what is journaled and survive a restart; the others, which count
-answers that changed nothing, begin at 0 in every process. Together they account for every fragment
+answers, begin at 0 in every process: `grants` are draws of the buffer's life, `fetches_granted`
+the callers that this process has told of one. Together they account for every fragment
 and every chunk: admitted fragments are open, in a chunk, discarded for a reason; closed chunks are
 held, under lease, or evicted for a reason.
 """
