@@ -51,7 +51,6 @@ TOOLS = {
         "breadbox.advantages.estimate_advantages",
         "breadbox.advantages.find_successors",
         "breadbox_learner.dataset.FragmentDataset",
-        "breadbox_learner.sampling.SampledBuffer",
     ],
 }
 """What is documented beside `breadbox` itself, by heading."""

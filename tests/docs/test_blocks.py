@@ -52,6 +52,9 @@ ELSEWHERE = {
         "docs/adapters.md#cleanrl": "test_the_lines_of_page_and_docstring_make_a_buffer",
         "client/breadbox/compat/cleanrl.py#1": "test_the_lines_of_page_and_docstring_make_a_buffer",
     },
+    "tests/peers/test_torchrl.py": {
+        "client/breadbox/compat/torchrl/buffer.py#1": "test_the_lines_of_buffer_py_run",
+    },
     "tests/offline/test_docs.py": {
         "docs/offline.md#clone": "test_the_worked_example_clones_an_expert",
     },

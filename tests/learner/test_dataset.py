@@ -1,10 +1,7 @@
 """The buffer as a torch dataset, and in the shape of TorchRL's buffers."""
 
-import sys
-import types
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ from breadbox.errors import InvalidRequestError, WaitElapsedError
 from breadbox.fragment import Fragment
 from breadbox.testing import ServerProcess, start_server
 from breadbox_learner.dataset import FragmentDataset
-from breadbox_learner.sampling import SampledBuffer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -122,63 +118,3 @@ def test_an_empty_buffer_ends_the_wait_in_time(
 def test_a_negative_fetch_count_is_refused(server: ServerProcess) -> None:
     with pytest.raises(InvalidRequestError, match="fetch_count"):
         FragmentDataset(server.address, fragment_count=1, batch_size=1, fetch_count=-1)
-
-
-def test_a_sample_has_torchrls_keys_and_shapes(client: breadbox.Client) -> None:
-    client.start_session("sample")
-    buffer = SampledBuffer(client, batch_size=2, as_tensordict=False)
-    assert [True, True] == buffer.extend([fragment(index, "sample") for index in range(2)])
-    assert buffer.add(fragment(1, "sample"))  # A retry.
-    assert not buffer.add(fragment(0, "another session"))
-    assert 2 == len(buffer)
-
-    data, info = buffer.sample(return_info=True)
-    assert [1, 1] == info["use_count"].tolist()
-    assert [0, 0] == info["staleness"].tolist()
-    assert 0 == len(buffer)
-    wanted = {
-        "observation": (2, 4, 1),
-        "next observation": (2, 4, 1),
-        "action": (2, 4),
-        "is_init": (2, 4, 1),
-        "sample_log_prob": (2, 4),
-        "reward": (2, 4, 1),
-        "terminated": (2, 4, 1),
-        "truncated": (2, 4, 1),
-        "done": (2, 4, 1),
-    }
-    following = data["next"]
-    flat = {**data, **following, "next observation": following["observation"]["position"]}
-    flat["observation"] = data["observation"]["position"]
-    assert wanted == {name: tuple(flat[name].shape) for name in wanted}
-
-
-def test_the_next_observation_of_an_ended_episode_is_its_own_last(client: breadbox.Client) -> None:
-    client.start_session("final")
-    buffer = SampledBuffer(client, batch_size=1, as_tensordict=False)
-    buffer.add(fragment(0, "final", ended_at=1))
-    data = next(iter(buffer))
-    assert [1, -7, 3, 4] == data["next"]["observation"]["position"].flatten().tolist()
-    assert [0, 1, 2, 3] == data["observation"]["position"].flatten().tolist()
-    assert [False, True, False, False] == data["next"]["done"].flatten().tolist()
-
-
-def test_a_tensordict_is_given_where_it_is_installed(
-    client: breadbox.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a stand-in for the package: what matters is what it is handed."""
-
-    class TensorDict(dict[str, Any]):
-        def __init__(self, data: Any, batch_size: torch.Size, device: str) -> None:
-            super().__init__(data)
-            self.batch_size = batch_size
-
-    module = types.ModuleType("tensordict")
-    module.TensorDict = TensorDict  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "tensordict", module)
-    client.start_session("tensordict")
-    buffer = SampledBuffer(client, batch_size=1, as_tensordict=True)
-    buffer.add(fragment(0, "tensordict"))
-    data = buffer.sample()
-    assert isinstance(data, TensorDict)
-    assert (1, 4) == tuple(data.batch_size)

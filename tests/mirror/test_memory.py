@@ -406,3 +406,13 @@ def test_samples_are_tensors_where_a_device_is_asked_for() -> None:
     assert torch.bool == batch.terminated.dtype
     assert (5, 3) == tuple(batch.obs.shape)
     memory.update_priorities(batch.handle, batch.reward)
+
+
+def test_handles_are_listed_oldest_first_and_an_extension_says_its_own() -> None:
+    memory = StepMemory(12)
+    assert [] == memory.handles().tolist()
+    given = [memory.extend(vector_fragment(index), 10 + index) for index in range(3)]
+    count = vector_fragment(0).step_count
+    assert [(10 + index) * CHUNK for index in range(3)] == given
+    every = [handle + step for handle in given for step in range(count)]
+    assert every[-memory.step_count :] == memory.handles().tolist()

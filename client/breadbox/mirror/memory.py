@@ -168,7 +168,7 @@ class StepMemory:
 
     # Taking in ---------------------------------------------------------------------------------
 
-    def extend(self, fragment: Fragment, chunk_id: int | None = None) -> None:
+    def extend(self, fragment: Fragment, chunk_id: int | None = None) -> int:
         """Take in a fragment's steps, as one; the oldest make room.
 
         Fragments of one worker come in order of their index; where one is missing, or it says that
@@ -179,15 +179,18 @@ class StepMemory:
             chunk_id: Of the chunk it is of, no lower than the last one's; fragments of one chunk
                 in order. None: a chunk of its own.
 
+        Returns:
+            The handle of its first step, which those of the others follow; -1: it has no step.
+
         Raises:
             InvalidRequestError: It has more steps than are kept, or its chunk came before.
             TreeMismatchError: Its arrays differ from those of the fragments before.
             UnsupportedArrayError: An array cannot be kept, or a truth of every fragment is absent.
         """
         if not fragment.step_count:
-            return
+            return NONE
         with self._writing:
-            self._extend(fragment, chunk_id)
+            return self._extend(fragment, chunk_id)
 
     def clear(self) -> None:
         """Forget all steps. Handles are not used again, and what is known of arrays goes."""
@@ -198,7 +201,7 @@ class StepMemory:
             self._unusable.clear()
             self._changed.notify_all()
 
-    def _extend(self, fragment: Fragment, chunk_id: int | None) -> None:
+    def _extend(self, fragment: Fragment, chunk_id: int | None) -> int:
         count = fragment.step_count
         if count > self.capacity_steps:
             raise InvalidRequestError(
@@ -251,6 +254,7 @@ class StepMemory:
             if self._tree is not None:
                 self._weigh_new(positions, usable)
             self._changed.notify_all()
+        return handle
 
     def _handle_for(self, chunk_id: int | None, count: int) -> int:
         """The handle of a fragment's first step."""
@@ -962,6 +966,15 @@ class StepMemory:
             return np.where(numbers != NONE, kept, np.nan)
 
     # Direct access -----------------------------------------------------------------------------
+
+    def handles(self) -> Numbers:
+        """Handles of all steps that are kept, the oldest first, int64[step_count]."""
+        with self._changed:
+            if self._columns is None:
+                return np.empty(0, np.int64)
+            rows = np.arange(self._low, self._high) % self.capacity_steps
+            handles: Numbers = self._columns.column("handle")[rows]
+            return handles
 
     def holds(self, handles: ArrayLike) -> NDArray[np.bool_]:
         """Whether each of some steps is kept, bool[B]."""
