@@ -18,8 +18,8 @@ import torch
 import breadbox
 
 SEEDS = 5
-STEPS = 6_000
-BIN = 400
+STEPS = 3_000
+BIN = 200
 """Steps whose episodes are averaged."""
 ENV = "CartPole-v1"
 
@@ -27,14 +27,14 @@ ENV = "CartPole-v1"
 def settings(kind: str, server: str, seed: int) -> dict[str, Any]:
     """What is given to DQN: all the same, but for the buffer."""
     common: dict[str, Any] = {
-        "learning_rate": 2e-3,
+        "learning_rate": 3e-3,
         "buffer_size": 50_000,
-        "learning_starts": 300,
+        "learning_starts": 200,
         "batch_size": 64,
-        "train_freq": 16,
-        "gradient_steps": 8,
-        "target_update_interval": 200,
-        "exploration_fraction": 0.3,
+        "train_freq": 8,
+        "gradient_steps": 4,
+        "target_update_interval": 100,
+        "exploration_fraction": 0.4,
         "exploration_final_eps": 0.05,
         "policy_kwargs": {"net_arch": [64, 64]},
     }

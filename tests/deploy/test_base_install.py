@@ -123,3 +123,12 @@ def test_an_extra_comes_from_where_the_rest_came_from(
 
     monkeypatch.setattr(Distribution, "from_name", lambda _: Installed())
     assert expected == how_to_install("server")
+
+
+@pytest.mark.parametrize(("module", "lacks"), [("sb3", "stable_baselines3"), ("cleanrl", "torch")])
+def test_an_adapter_without_its_extra_says_what_to_install(
+    module: str, lacks: str, tmp_path: Path
+) -> None:
+    done = run(hiding({lacks}) + f"import breadbox.compat.{module}\n", cwd=tmp_path)
+    assert how_to_install(module) in done.stderr
+    assert 0 != done.returncode

@@ -35,14 +35,24 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-from breadbox.compat.run_replay import LAG_STEPS
-from breadbox.compat.spaced_replay import Infos, SpacedReplay, action_size, batch_shape
+from breadbox.extras import how_to_install
 from breadbox.fragment import Tree
 from breadbox.mirror import Prioritised
+
+try:
+    import torch
+    from gymnasium import spaces
+
+    from breadbox.compat.run_replay import LAG_STEPS
+    from breadbox.compat.spaced_replay import Infos, SpacedReplay, action_size, batch_shape
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{__name__} needs the module {error.name!r}, which is not installed: "
+        + how_to_install("cleanrl"),
+        name=error.name,
+    ) from error
 
 __all__ = [
     "LAG_STEPS",

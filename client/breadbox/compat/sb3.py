@@ -32,19 +32,29 @@ What is different, and why:
 from typing import Any
 
 import numpy as np
-import torch
-from gymnasium import spaces
 from numpy.typing import NDArray
-from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
-from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
-from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
-from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from breadbox.compat.run_replay import LAG_STEPS
-from breadbox.compat.spaced_replay import SpacedReplay
 from breadbox.errors import InvalidRequestError
+from breadbox.extras import how_to_install
 from breadbox.fragment import Tree
 from breadbox.mirror import StepBatch
+
+try:
+    import torch
+    from gymnasium import spaces
+    from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
+    from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+    from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
+    from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+
+    from breadbox.compat.run_replay import LAG_STEPS
+    from breadbox.compat.spaced_replay import SpacedReplay
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{__name__} needs the module {error.name!r}, which is not installed: "
+        + how_to_install("sb3"),
+        name=error.name,
+    ) from error
 
 __all__ = [
     "LAG_STEPS",
