@@ -28,11 +28,13 @@ ANSWER_S_MAX = 0.1
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One for all: it is to outlive each of them."""
+    folder = tmp_path_factory.mktemp("server")
     with ServerProcess(
-        *("--store", f"file://{tmp_path / 'store'}", "--metrics-listen", "127.0.0.1:0"),
-        log=tmp_path / "server.log",
+        *("--store", f"file://{folder / 'store'}", "--metrics-listen", "127.0.0.1:0"),
+        log=folder / "server.log",
     ) as running:
         yield running
 

@@ -69,7 +69,7 @@ def crash() -> None:
     raise redis.ConnectionError("the process was killed here")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     with RedisServer() as started:
         yield started

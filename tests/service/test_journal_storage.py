@@ -89,8 +89,21 @@ def sqlite_place(stack: ExitStack, directory: Path, *, sync: bool) -> Place:
     )
 
 
-def redis_place(stack: ExitStack) -> Place:
-    server = stack.enter_context(RedisServer())
+@pytest.fixture(scope="module")
+def running_redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_server(running_redis: RedisServer) -> RedisServer:
+    """With nothing in it; shared by all who neither kill it nor have it write to the disk."""
+    with running_redis.client() as client:
+        client.flushall()
+    return running_redis
+
+
+def redis_place(stack: ExitStack, server: RedisServer) -> Place:
     client = stack.enter_context(server.client())
     archive = RedisArchive(server.url)
     stack.callback(archive.close)
@@ -139,7 +152,7 @@ def simulated_place() -> Place:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     with ExitStack() as stack:
         if request.param == "redis":
-            yield redis_place(stack)
+            yield redis_place(stack, request.getfixturevalue("redis_server"))
         elif request.param == "simulated":
             yield simulated_place()
         else:
@@ -291,10 +304,10 @@ async def test_turns_survive_a_killed_redis_that_syncs() -> None:
         archive.close()
 
 
-async def test_an_emptied_redis_is_noticed_at_the_next_turn() -> None:
-    with RedisServer() as server, server.client() as client:
-        archive = RedisArchive(server.url)
-        writer = RedisWriter(server.url, claim_of(archive))
+async def test_an_emptied_redis_is_noticed_at_the_next_turn(redis_server: RedisServer) -> None:
+    with redis_server.client() as client:
+        archive = RedisArchive(redis_server.url)
+        writer = RedisWriter(redis_server.url, claim_of(archive))
         archive.begin(b"nothing")
         await write(writer, FIRST)
         client.flushall()
@@ -307,10 +320,10 @@ async def test_an_emptied_redis_is_noticed_at_the_next_turn() -> None:
         archive.close()
 
 
-async def test_a_redis_that_lost_its_newest_turns_is_noticed() -> None:
-    with RedisServer() as server, server.client() as client:
-        archive = RedisArchive(server.url)
-        writer = RedisWriter(server.url, claim_of(archive))
+async def test_a_redis_that_lost_its_newest_turns_is_noticed(redis_server: RedisServer) -> None:
+    with redis_server.client() as client:
+        archive = RedisArchive(redis_server.url)
+        writer = RedisWriter(redis_server.url, claim_of(archive))
         archive.begin(b"nothing")
         await write(writer, FIRST, FIRST + 1)
         client.xdel(TURNS, f"{FIRST + 1}-0")
@@ -320,33 +333,36 @@ async def test_a_redis_that_lost_its_newest_turns_is_noticed() -> None:
         archive.close()
 
 
-async def test_the_server_that_wrote_before_is_refused_when_another_takes_over() -> None:
-    with RedisServer() as server:
-        archive = RedisArchive(server.url)
-        old = RedisWriter(server.url, claim_of(archive))
-        archive.begin(b"nothing")
-        await write(old, FIRST)
-        new = RedisWriter(server.url, claim_of(archive, displaced=old.claim.holder.token))
-        with pytest.raises(JournalTakenError):
-            await write(old, FIRST + 1)
-        with pytest.raises(JournalTakenError):
-            await old.begin_again(FIRST, b"state", NOTES)
-        await write(new, FIRST + 1)
-        await old.close()
-        await new.close()
-        archive.close()
+async def test_the_server_that_wrote_before_is_refused_when_another_takes_over(
+    redis_server: RedisServer,
+) -> None:
+    archive = RedisArchive(redis_server.url)
+    old = RedisWriter(redis_server.url, claim_of(archive))
+    archive.begin(b"nothing")
+    await write(old, FIRST)
+    new = RedisWriter(redis_server.url, claim_of(archive, displaced=old.claim.holder.token))
+    with pytest.raises(JournalTakenError):
+        await write(old, FIRST + 1)
+    with pytest.raises(JournalTakenError):
+        await old.begin_again(FIRST, b"state", NOTES)
+    await write(new, FIRST + 1)
+    await old.close()
+    await new.close()
+    archive.close()
 
 
-async def test_of_two_servers_behind_a_redis_that_came_back_the_later_goes_on() -> None:
+async def test_of_two_servers_behind_a_redis_that_came_back_the_later_goes_on(
+    redis_server: RedisServer,
+) -> None:
     """As it was before that claim: the earlier one, if it wakes first, cannot keep it out."""
-    with RedisServer() as server, server.client() as client:
-        archive = RedisArchive(server.url)
-        old = RedisWriter(server.url, claim_of(archive))
+    with redis_server.client() as client:
+        archive = RedisArchive(redis_server.url)
+        old = RedisWriter(redis_server.url, claim_of(archive))
         archive.begin(b"nothing")
         await write(old, FIRST)
         owner = client.get(OWNER)
         await write(old, FIRST + 1)
-        new = RedisWriter(server.url, claim_of(archive, displaced=old.claim.holder.token))
+        new = RedisWriter(redis_server.url, claim_of(archive, displaced=old.claim.holder.token))
         await write(new, FIRST + 2)
         client.xdel(TURNS, f"{FIRST + 1}-0", f"{FIRST + 2}-0")
         client.set(OWNER, owner)
@@ -386,16 +402,16 @@ class KilledError(Exception):
 
 @pytest.mark.parametrize("begins_again", [False, True])
 async def test_what_a_killed_writer_left_of_a_snapshot_goes_with_the_next(
-    begins_again: bool, monkeypatch: pytest.MonkeyPatch
+    begins_again: bool, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a large buffer it may be hundreds of megabytes, and nothing else ever deletes it."""
     large = b"x" * (3 * PIECE_SIZE_BYTES)
-    with RedisServer() as server, server.client() as client:
-        archive = RedisArchive(server.url)
-        writer = RedisWriter(server.url, claim_of(archive))
+    with redis_server.client() as client:
+        archive = RedisArchive(redis_server.url)
+        writer = RedisWriter(redis_server.url, claim_of(archive))
         archive.begin(b"nothing")
         await write(writer, FIRST, FIRST + 1, FIRST + 2)
-        killed = RedisArchive(server.url)
+        killed = RedisArchive(redis_server.url)
         evaluate = redis.Redis.eval
         for sequence in (FIRST, FIRST + 2):
             left_commands = iter(range(3))
@@ -641,29 +657,30 @@ async def test_a_journal_that_lost_its_newest_turns_is_noticed_by_who_writes_not
     await writer.close()
 
 
-async def test_a_server_that_lost_its_claim_neither_writes_snapshots_nor_trims() -> None:
-    with RedisServer() as server:
-        old = RedisArchive(server.url)
-        claim = claim_of(old)
-        old.begin(b"nothing")
-        writer = RedisWriter(server.url, claim)
-        await write(writer, *range(FIRST, FIRST + 400))
-        old.read_snapshot()
-        new = RedisArchive(server.url)
-        claim_of(new, displaced=claim.holder.token)
-        for act in (
-            lambda: old.begin(b"empty"),
-            lambda: old.write_snapshot(FIRST + 300, b"state"),
-            lambda: old.write_note("name", "text"),
-        ):
-            with pytest.raises(JournalTakenError):
-                act()
-        assert not await writer.trim(FIRST + 300)
-        assert (BEGINNING, b"nothing") == new.read_snapshot()
-        assert expected(*range(FIRST, FIRST + 400)) == list(new.read_turns(BEGINNING))
-        await writer.close()
-        old.close()
-        new.close()
+async def test_a_server_that_lost_its_claim_neither_writes_snapshots_nor_trims(
+    redis_server: RedisServer,
+) -> None:
+    old = RedisArchive(redis_server.url)
+    claim = claim_of(old)
+    old.begin(b"nothing")
+    writer = RedisWriter(redis_server.url, claim)
+    await write(writer, *range(FIRST, FIRST + 400))
+    old.read_snapshot()
+    new = RedisArchive(redis_server.url)
+    claim_of(new, displaced=claim.holder.token)
+    for act in (
+        lambda: old.begin(b"empty"),
+        lambda: old.write_snapshot(FIRST + 300, b"state"),
+        lambda: old.write_note("name", "text"),
+    ):
+        with pytest.raises(JournalTakenError):
+            act()
+    assert not await writer.trim(FIRST + 300)
+    assert (BEGINNING, b"nothing") == new.read_snapshot()
+    assert expected(*range(FIRST, FIRST + 400)) == list(new.read_turns(BEGINNING))
+    await writer.close()
+    old.close()
+    new.close()
 
 
 SAY_HOLDER = """
