@@ -13,6 +13,7 @@ from bench import report
 from bench.gateway_rows import gateway_rows
 from bench.learner import learner_rows
 from bench.measure import Figure
+from bench.mirror_rows import mirror_rows
 from bench.offline import HOW_TO_COMPARE, offline_rows
 from bench.payload_rows import payload_rows
 from bench.recovery import recovery_rows
@@ -21,7 +22,7 @@ from bench.scale import scale_rows
 from bench.service_rows import service_rows
 
 _HERE = Path(__file__).parent
-_SECTIONS = ("payload", "service", "gateway", "rollout", "learner", "core")
+_SECTIONS = ("payload", "service", "gateway", "rollout", "learner", "mirror", "core")
 _SECTIONS_BY_NAME = ("recovery", "offline", "scale")
 """Measured only where they are asked for: together they take longer than all the others."""
 
@@ -85,6 +86,10 @@ def _figures(
         yield from rollout_rows(rounds=12 if quick else 40)
     if "learner" in sections:
         yield from learner_rows(batches=20 if quick else 40)
+    if "mirror" in sections:
+        yield from mirror_rows(
+            rounds=15 if quick else 50, frame_steps=10_000, lag_count=200 if quick else 1_000
+        )
     if "offline" in sections:
         yield from offline_rows(
             rounds=5 if quick else 15, row_count=10_000, rllib_python=rllib_python

@@ -55,6 +55,15 @@ ELSEWHERE = {
     "tests/peers/test_torchrl.py": {
         "client/breadbox/compat/torchrl/buffer.py#1": "test_the_lines_of_buffer_py_run",
     },
+    "tests/mirror/test_docs.py": {
+        "docs/mirror.md#sample": "test_steps_are_sampled",
+        "docs/mirror.md#loop": "test_the_loop_ends",
+        "docs/mirror.md#priority": "test_priorities_are_updated",
+        "docs/mirror.md#sequences": "test_sequences_have_their_shape",
+        "docs/mirror.md#goals": "test_goals_are_relabelled",
+        "docs/mirror.md#frames": "test_frames_are_stored",
+        "docs/mirror.md#memory": "test_a_memory_needs_no_server",
+    },
     "tests/offline/test_docs.py": {
         "docs/offline.md#clone": "test_the_worked_example_clones_an_expert",
     },

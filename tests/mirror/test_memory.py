@@ -1,6 +1,7 @@
 """Steps in memory against a naive list of them."""
 
 import itertools
+import threading
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from breadbox.errors import InvalidRequestError, TreeMismatchError, WaitElapsedError
+from breadbox.fragment import Fragment
 from breadbox.mirror import Prioritised, StepMemory
 from mirror.worlds import NaiveStep, NaiveWorker
 from support.fragments import vector_fragment
@@ -416,3 +418,63 @@ def test_handles_are_listed_oldest_first_and_an_extension_says_its_own() -> None
     assert [(10 + index) * CHUNK for index in range(3)] == given
     every = [handle + step for handle in given for step in range(count)]
     assert every[-memory.step_count :] == memory.handles().tolist()
+
+
+@pytest.mark.parametrize("frame_stack", [None, {"obs": 0}])
+def test_readers_beside_the_writer_never_see_half_a_step_or_change_another(
+    frame_stack: dict[str, int] | None,
+) -> None:
+    """Steps come and go all the time; what belongs to a step says its number everywhere."""
+    memory = StepMemory(256, seed=1, frame_stack=frame_stack)
+    depth, step_count, fragment_count = 4, 16, 600
+    is_over = threading.Event()
+    failures: list[str] = []
+
+    def steps_of(index: int) -> Fragment:
+        numbers = np.arange(index * step_count, (index + 1) * step_count + 1)
+        stacks = numbers[:, None] + np.arange(-depth + 1, 1)
+        obs = np.broadcast_to(stacks[:, :, None], (*stacks.shape, 300)).astype(np.int32)
+        return replace(
+            vector_fragment(index, step_count=step_count),
+            obs=obs[:-1] if frame_stack else obs[:-1, -1, :4],
+            next_obs=obs[-1] if frame_stack else obs[-1, -1, :4],
+            action=numbers[:-1],
+        )
+
+    def told(handles: Any) -> Any:
+        return 1.0 / (1 + handles % 97)
+
+    def read() -> None:
+        while not is_over.is_set():
+            batch = memory.sample(32, n_step=2, prioritised=True)
+            shown = batch.obs.reshape(32, -1)[:, -1]
+            later = batch.next_obs.reshape(32, -1)[:, -1]
+            count = np.where(batch.discount < 0.985, 2, 1)
+            number = (batch.handle >> 24) * step_count + (batch.handle & 0xFFFFFF)
+            if not (
+                (shown == batch.action).all()
+                and (later == shown + count).all()
+                and (number == shown).all()
+                and (
+                    np.ptp(batch.obs.reshape(32, -1, 4 if not frame_stack else 300), -1) == 0
+                ).all()
+            ):
+                failures.append(f"{shown} {batch.action} {later} {number}")
+            memory.update_priorities(batch.handle, told(batch.handle))
+            kept = memory.priorities(batch.handle)
+            wrong = ~np.isnan(kept) & (kept != told(batch.handle))
+            if wrong.any():
+                failures.append(f"{batch.handle[wrong]} {kept[wrong]}")
+
+    memory.extend(steps_of(0), 0)
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for index in range(1, fragment_count):
+        memory.extend(steps_of(index), index)
+    is_over.set()
+    for reader in readers:
+        reader.join()
+    assert [] == failures
+    assert 256 == memory.step_count
+    assert memory.late_update_count > 0

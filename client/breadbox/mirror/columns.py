@@ -15,7 +15,7 @@ from breadbox.fragment import Fragment, Tree
 from breadbox.mirror.frames import FrameLayout, FramePlan, FrameRing, Piece
 from breadbox.mirror.memory_map import lazy_array
 from breadbox.mirror.tensors import itself
-from breadbox.payload.dtypes import as_leaf, stored_array
+from breadbox.payload.dtypes import BFLOAT16, as_leaf, stored_array
 from breadbox.trees import (
     Structure,
     flatten,
@@ -146,6 +146,8 @@ class Columns:
         arrays: dict[str, NDArray[Any]] = {}
         for name in _TREES:
             tree = getattr(fragment, name)
+            if not self._leaves[name] and not tree:  # None, or nothing in it: most have no extras.
+                continue
             if type(tree) is np.ndarray and type(self._structures[name]) is int:
                 found = [tree]
             else:
@@ -239,6 +241,8 @@ class Columns:
     def array(self, rows: Rows, name: str) -> NDArray[Any]:
         """One array of gathered rows, as a view."""
         column, memory = self._columns[name], rows.memory
+        if not memory.size:
+            return np.empty((*memory.shape[:-1], *column.shape), column.dtype)
         return np.ndarray(
             (*memory.shape[:-1], *column.shape),
             column.dtype,
@@ -320,7 +324,8 @@ def _laid_out(
 
 
 def _checked(leaf: Leaf, got: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    array, type_name = stored_array(leaf.path, got)
+    is_plain = type(got) is np.ndarray and leaf.type_name != BFLOAT16
+    array, type_name = (got, leaf.type_name) if is_plain else stored_array(leaf.path, got)
     if array.dtype == leaf.dtype and array.shape[1:] == shape and type_name == leaf.type_name:
         return array
     raise _mismatch(leaf, array, array.shape[1:], where)
