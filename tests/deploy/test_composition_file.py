@@ -141,8 +141,9 @@ def test_no_secret_stands_in_a_command_line() -> None:
 def test_an_image_has_a_pinned_base_and_does_not_run_as_root(path: Path) -> None:
     lines = path.read_text().splitlines()
 
-    base = "FROM python:3.11-slim-bookworm"
+    base = "FROM ${PYTHON_IMAGE}"
     assert [f"{base} AS build", base] == [one for one in lines if one.startswith("FROM")]
+    assert f"ARG PYTHON_IMAGE={example_settings()['BREADBOX_PYTHON_IMAGE']}" in lines
     assert "USER breadbox" in lines
     assert "HEALTHCHECK" in path.read_text()
 
@@ -163,6 +164,26 @@ def test_all_that_an_image_installs_but_torch_has_a_hash(path: Path) -> None:
 
     assert 2 == len(commands) - len(unlocked)
     assert {"-q --no-deps ./*.whl"} == {one for one in unlocked if "torch" not in one}
+
+
+def test_every_image_of_others_and_every_base_can_be_pinned_by_its_digest() -> None:
+    """Where nobody looks for updates, or must know what runs: one line each of .env."""
+    images = {name: service["image"] for name, service in services().items()}
+    foreign = {name: each for name, each in images.items() if not each.startswith("breadbox/")}
+    pinned = {
+        name: re.fullmatch(r"\$\{BREADBOX_(\w+)_IMAGE:-\S+:\S+\}", each)
+        for name, each in foreign.items()
+    }
+    assert {name: name.upper() for name in foreign} == {
+        name: match and match[1] for name, match in pinned.items()
+    }
+    bases = [
+        service["build"]["args"]["PYTHON_IMAGE"]
+        for service in services().values()
+        if "build" in service
+    ]
+    assert len(bases) == len(images) - len(foreign)
+    assert {"${BREADBOX_PYTHON_IMAGE:-python:3.11-slim-bookworm}"} == set(bases)
 
 
 def test_there_is_one_image_per_deployable() -> None:

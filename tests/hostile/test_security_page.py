@@ -131,6 +131,9 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "service/test_tokens.py::test_a_line_says_what_bounds_the_token",
         "service/test_tenancy.py::test_a_star_stands_for_any_run_of_characters_and_nothing_else_for_another",
     ),
+    "Reports of episodes may come as often": (
+        "hostile/test_quotas.py::test_reports_of_one_token_are_slowed_down_to_its_rate_and_others_are_not",
+    ),
     "--file tokens` writes such a line": (
         "service/test_tokens.py::test_the_command_adds_lines_to_a_file_that_a_server_reads",
     ),
@@ -166,6 +169,9 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "integration/test_gateway.py::test_a_producer_reads_weights_and_what_it_has_not_announced_and_nothing_else",
         "integration/test_gateway.py::test_a_learner_reads_payloads_of_its_own_buffers_only",
         "integration/test_gateway.py::test_nobody_discards_what_others_wrote_or_a_buffer_refers_to",
+    ),
+    "**Images** of others, and the base of ours": (
+        "deploy/test_composition_file.py::test_every_image_of_others_and_every_base_can_be_pinned_by_its_digest",
     ),
     "the server warns of a password among its arguments": (
         "client/test_secrets.py::test_a_server_told_a_password_as_an_argument_warns_and_does_not_repeat_it",
