@@ -193,6 +193,8 @@ class StepWriter:
         self._oldest_at = math.inf
         """When the oldest step that waits was added."""
         self._added = self._sent = self._dropped = 0
+        self._is_unanswered = False
+        """Whether there may be news of fragments that were sent."""
         self._refused_count = 0
         self._stale_count = 0
         self._changed = threading.Condition()
@@ -289,25 +291,29 @@ class StepWriter:
             ("extras", extras),
         ):
             _require_rows(tree, count, name)
-        map_tree(_require_same_kind, obs, next_obs)
+        if type(obs) is np.ndarray:
+            _require_same_kind(obs, next_obs)
+        else:
+            map_tree(_require_same_kind, obs, next_obs)
         with self._changed:
             if self._closing:
                 raise ClosedError("the writer was closed")
             self._look_at_session()
             acting = acting & ~self._resets
             ended = acting & (terminations | truncations)
-            if self._next_obs is not None:
+            indices = np.flatnonzero(acting).tolist()
+            if self._next_obs is not None and not _is_same(self._next_obs, obs):
                 same = _same_rows(self._next_obs, obs, count)
                 for index in np.flatnonzero(acting & ~self._first & ~same).tolist():
                     self._end_episode(index, self._after(index))
             try:
-                for index in np.flatnonzero(acting).tolist():
+                for index in indices:
                     self._push(index, obs, action, extras, log_probs, values)
             except Exception:
-                for index in np.flatnonzero(acting).tolist():
+                for index in indices:
                     self._end_episode(index, self._after(index))
                 raise
-            for index in np.flatnonzero(acting).tolist():
+            for index in indices:
                 has_ended = bool(ended[index])
                 self._fragmenters[index].answer(
                     float(rewards[index]),
@@ -317,7 +323,7 @@ class StepWriter:
                 )
                 self._first[index] = has_ended
                 self._episode_ids[index] += has_ended
-            self._added += int(acting.sum())
+            self._added += len(indices)
             self._resets[:] = ended if self._skips_reset else False
             self._remember(next_obs, acting)
             if self._oldest_at == math.inf:
@@ -439,6 +445,7 @@ class StepWriter:
             except BaseException:
                 self._dropped += fragment.step_count
                 raise
+            self._is_unanswered = True
             self._sent += fragment.step_count
         if self._waiting() == 0:
             self._oldest_at = math.inf
@@ -495,7 +502,10 @@ class StepWriter:
 
     def _look_at_session(self) -> None:
         """Notice that the session ended, by what became of fragments; the lock is held."""
+        if not self._is_unanswered:
+            return
         counts = self._appender.counts
+        self._is_unanswered = counts.pending > 0
         refused = counts.by_outcome.get(AdmissionOutcome.WRONG_SESSION, 0)
         stale = counts.by_outcome.get(AdmissionOutcome.STALE, 0)
         if stale > self._stale_count:
@@ -584,6 +594,8 @@ def _row(given: ArrayLike, dtype: type[np.generic], count: int, name: str) -> ND
 
 
 def _require_rows(tree: Tree, count: int, name: str) -> None:
+    if type(tree) is np.ndarray and tree.shape[:1] == (count,):  # First, because most are.
+        return
     for path, leaf in leaves(tree, name):
         shape = np.shape(leaf)
         if not shape or shape[0] != count:
@@ -597,6 +609,11 @@ def _require_same_kind(obs: Any, next_obs: Any) -> None:
     if one.dtype != other.dtype or one.shape != other.shape:
         wanted, got = f"{one.dtype}{list(one.shape)}", f"{other.dtype}{list(other.shape)}"
         raise TreeMismatchError("next_obs", f"{wanted}, as obs", got)
+
+
+def _is_same(one: Tree, other: Tree) -> bool:
+    """Whether two observations are one array each, and equal throughout: what is so mostly."""
+    return type(one) is np.ndarray and type(other) is np.ndarray and np.array_equal(one, other)
 
 
 def _same_rows(one: Tree, other: Tree, count: int) -> NDArray[np.bool_]:
