@@ -115,8 +115,9 @@ class Settings(LogSettings):
     """Deliveries of a chunk, then it leaves."""
     full_policy: FullPolicy = _DEFAULTS.full_policy
     """When there is no room: evict chunks, or let producers wait."""
-    remover: str = setting(_DEFAULTS.remover, choices=tuple(SAMPLERS))
-    """Which chunks are evicted when there is no room; a new one may be among them."""
+    remover: str = setting(_DEFAULTS.remover, choices=tuple(SAMPLERS), metavar="NAME")
+    """Which chunks are evicted when there is no room, by a name as of --sampler; a new one may be
+    among them."""
     schema: SchemaPolicy = _DEFAULTS.schema
     """Fragments of a session must have the same arrays and as many steps, or the same arrays alone
     (ragged), or neither (any)."""
@@ -132,8 +133,9 @@ class Settings(LogSettings):
     """Leases alive at a time; then fetches wait."""
     workers_max: int = _DEFAULTS.workers_max
     """Workers (environments) remembered in a session; one more is refused."""
-    sampler: str = setting(_DEFAULTS.sampler, choices=tuple(SAMPLERS))
-    """Which chunks a fetch gets."""
+    sampler: str = setting(_DEFAULTS.sampler, choices=tuple(SAMPLERS), metavar="NAME")
+    """Which chunks a fetch gets: uniform, oldest_first, newest_first, freshest_first, prioritised,
+    highest_priority or lowest_priority."""
     priority_exponent: float = _DEFAULTS.priority_exponent
     """Power, from 0 to 8, to which prioritised raises priorities; 0: all that are over 0 alike."""
     with_replacement: bool = _DEFAULTS.with_replacement

@@ -32,6 +32,7 @@ from breadbox.stores import open_store
 from breadbox.v1 import buffer_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.wire import buffer_from_wire
+from breadbox_server.core.samplers import SAMPLERS
 from support.fake_service import FakeService, refuse, serving
 from support.hidden_modules import hiding
 
@@ -116,6 +117,11 @@ def test_helps_fit_a_terminal_of_80_columns() -> None:
         assert 0 == done.exit_code
         wide[" ".join(names)] = [line for line in done.output.splitlines() if len(line) > 80]
     assert {} == {name: lines for name, lines in wide.items() if lines}
+
+
+def test_the_help_of_serve_names_every_sampler() -> None:
+    told = run("serve", "--help").output
+    assert [] == [name for name in SAMPLERS if name not in told]
 
 
 @pytest.mark.parametrize("name", ["rollout", "generate", "learn", "demo"])
