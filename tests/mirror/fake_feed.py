@@ -66,6 +66,7 @@ class FakeFeed:
                     return
                 if self.errors:
                     continue
+                after = self._known(after)
                 found = [chunk for chunk in self.chunks if chunk[0] > after][:64]
                 cursor = found[-1][0] if found else self.next_chunk_id - 1
                 read = LoadedRead(
@@ -105,9 +106,13 @@ class FakeFeed:
     def release_lease(self, lease_id: str, *, buffer: str | None = None) -> None:
         self.leases.remove(lease_id)
 
+    def _known(self, after: int) -> int:
+        """After a chunk that there has not been yet, all is read."""
+        return after if after < self.next_chunk_id else -1
+
     def _is_news(self, after: int, known: str | None) -> bool:
         is_another = known is not None and known != self.session_id
-        return bool(self.errors) or self.next_chunk_id - 1 > after or is_another
+        return bool(self.errors) or self.next_chunk_id - 1 > self._known(after) or is_another
 
 
 def _reference(chunk_id: int, fragment: Fragment) -> FragmentReference:

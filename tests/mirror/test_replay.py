@@ -114,6 +114,23 @@ def test_it_goes_on_after_an_outage(feed: FakeFeed, mirror: ReplayMirror) -> Non
     assert [0, 1, 2, 3] == shown(mirror)[::4]
 
 
+def test_a_server_that_counts_chunks_anew_in_its_next_session_uses_no_handle_again(
+    feed: FakeFeed, mirror: ReplayMirror
+) -> None:
+    feed.append(*(vector_fragment(index) for index in range(5)))
+    mirror.wait_until(20, timeout_s=10)
+    old = mirror.at(range(20)).handle
+    feed.start_session("next")
+    eventually_sync(lambda: mirror.step_count == 0, "the old steps are gone")
+    feed.next_chunk_id = 0
+    feed.append(*(vector_fragment(index, session_id="next") for index in range(3)))
+    mirror.wait_until(12, timeout_s=10)
+    new = mirror.at(range(12)).handle
+    assert new.min() > old.max()
+    assert not mirror.holds(old).any()
+    assert [0, 1, 2] == shown(mirror)[::4]
+
+
 @pytest.mark.parametrize(
     "error", [PermissionDeniedError("no"), UnavailableError("there never was an answer")]
 )

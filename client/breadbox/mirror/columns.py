@@ -118,21 +118,26 @@ class Columns:
             )
         self._columns, self.row_bytes = _laid_out(small)
         self._rows = lazy_array((capacity, self.row_bytes), np.dtype(np.uint8))
-        self._views = {
-            name: np.ndarray(
-                (capacity, *column.shape),
-                column.dtype,
-                self._rows.data,
-                column.offset,
-                (self.row_bytes, *column.strides),
-            )
-            for name, column in self._columns.items()
-        }
+        self._views = self._views_of(self._rows)
+        self._scratch = np.zeros((1, self.row_bytes), np.uint8)
+        self._scratch_views = self._views_of(self._scratch)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all rows, and of the frames that were written to."""
         return self._rows.nbytes + sum(ring.size_bytes for ring in self.rings.values())
+
+    def _views_of(self, rows: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        return {
+            name: np.ndarray(
+                (len(rows), *column.shape),
+                column.dtype,
+                rows,
+                column.offset,
+                (self.row_bytes, *column.strides),
+            )
+            for name, column in self._columns.items()
+        }
 
     # Writing -----------------------------------------------------------------------------------
 
@@ -174,29 +179,30 @@ class Columns:
             found.append(_like(leaf, array if index is None else array[index, ...], where))
         return found
 
-    def write(self, positions: Sequence[slice], name: str, values: Any) -> None:
-        """Put values [T, ...] of a column, or one for all, to their places."""
-        view = self._views[name]
-        if len(positions) == 1:
-            view[positions[0]] = values
-            return
-        older = positions[0].stop - positions[0].start
-        is_one = not np.ndim(values)
-        view[positions[0]] = values if is_one else values[:older]
-        view[positions[1]] = values if is_one else values[older:]
+    def write(self, positions: Sequence[slice], values: Mapping[str, Any]) -> None:
+        """Put values [T, ...] of all columns, or one for all steps, to their places.
 
-    def write_trees(
-        self,
-        positions: Sequence[slice],
-        arrays: Mapping[str, NDArray[Any]],
-        following: Mapping[str, NDArray[Any]],
-    ) -> None:
-        """Write a fragment's small arrays, and what each step led to."""
-        for path, array in arrays.items():
-            if path not in self.rings:
-                self.write(positions, path, array)
-        for path, array in following.items():
-            self.write(positions, "next_" + path, array)
+        Rows are made beside the ring first, of which there is one copy then: columns are strided
+        views, and those of as many steps as the last fragment had are there already.
+        """
+        count = sum(each.stop - each.start for each in positions)
+        if count != len(self._scratch):
+            self._scratch = np.zeros((count, self.row_bytes), np.uint8)
+            self._scratch_views = self._views_of(self._scratch)
+        for name, value in values.items():
+            self._scratch_views[name][...] = value
+        done = 0
+        for each in positions:
+            length = each.stop - each.start
+            self._rows[each] = self._scratch[done : done + length]
+            done += length
+
+    def small(
+        self, arrays: Mapping[str, NDArray[Any]], following: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]]:
+        """A fragment's small arrays, and what each step led to, by column."""
+        named = {"next_" + path: array for path, array in following.items()}
+        return named | {path: each for path, each in arrays.items() if path not in self.rings}
 
     def small_observations(self) -> list[str]:
         """Paths of the observations that are in rows."""
@@ -215,13 +221,10 @@ class Columns:
             for path, ring in self.rings.items()
         }
 
-    def write_frames(
-        self, positions: Sequence[slice], path: str, plan: FramePlan, start: int
-    ) -> None:
-        """Write a fragment's frames, and where each step finds its own."""
+    def write_frames(self, path: str, plan: FramePlan, start: int) -> dict[str, Any]:
+        """Write a fragment's frames; returns where each step finds its own, by column."""
         plan.write(self.rings[path], start)
-        self.write(positions, _at(path), plan.at + start)
-        self.write(positions, _next_at(path), plan.next_at + start)
+        return {_at(path): plan.at + start, _next_at(path): plan.next_at + start}
 
     # Reading -----------------------------------------------------------------------------------
 

@@ -100,9 +100,12 @@ class StepMemory:
         self._inserted_count = 0
         self._sampled_count = 0
         self._next_handle = 0
+        self._chunk_offset = 0
+        """What is added to ids of chunks in handles."""
         self._forget()
 
     def _forget(self) -> None:
+        self._is_fresh = True
         self._streams: dict[tuple[str, str], _Stream] = {}
         self._fragments = Table(
             start=np.int64, count=np.int64, handle=np.int64, next=np.int64, episode=np.int64
@@ -221,12 +224,13 @@ class StepMemory:
             places = self._make_room(columns, plans, count, number)
         start = self._high
         positions = _slices(start % self.capacity_steps, count, self.capacity_steps)
+        unusable = [step for step in ends if not ends[step].is_usable]
         usable = np.ones(count, dtype=np.bool_)
-        usable[[step for step in ends if not ends[step].is_usable]] = False
+        usable[unusable] = False
         stream = self._stream_of(fragment, number)
         episodes, ordinals, ended = self._episodes_of(fragment, usable, stream, number, start)
         versions = fragment.model_version
-        own = {
+        values: dict[str, Any] = {
             "reward": fragment.reward,
             "terminated": fragment.terminated,
             "truncated": fragment.truncated,
@@ -239,15 +243,16 @@ class StepMemory:
             "episode": episodes,
             "ordinal": ordinals,
         }
-        for name, values in own.items():
-            columns.write(positions, name, values)
-        columns.write_trees(positions, arrays, following)
+        values |= columns.small(arrays, following)
         for path, plan in plans.items():
-            columns.write_frames(positions, path, plan, places[path])
+            values |= columns.write_frames(path, plan, places[path])
+        columns.write(positions, values)
         state = map_tree(copied, fragment.in_state)
         with self._changed:
-            self._publish(number, start, count, handle, stream, state, fragment)
-            self._unusable.extend((np.flatnonzero(~usable) + start).tolist())
+            known = episodes[episodes != NONE] if ends or stream.episode != NONE else episodes[:0]
+            lowest = int(known.min()) if len(known) else NONE
+            self._publish(number, start, count, handle, stream, state, fragment, lowest)
+            self._unusable.extend(step + start for step in unusable)
             for episode, length in ended:
                 self._episodes.set("count", episode, length)
                 self._whole.append(episode)
@@ -259,8 +264,14 @@ class StepMemory:
     def _handle_for(self, chunk_id: int | None, count: int) -> int:
         """The handle of a fragment's first step."""
         following = self._next_handle
+        unused = -(-following >> CHUNK_STEP_BITS)
         if chunk_id is None:
-            chunk_id = -(-following >> CHUNK_STEP_BITS)
+            chunk_id = unused
+        else:
+            if self._is_fresh and chunk_id + self._chunk_offset < unused:
+                # A server that lost its journal counts from 0 in its next session; handles do not.
+                self._chunk_offset = unused - chunk_id
+            chunk_id += self._chunk_offset
         if not 0 <= chunk_id < 1 << (63 - CHUNK_STEP_BITS):
             raise InvalidRequestError("chunk_id", f"{chunk_id} is out of range")
         handle = max(following, chunk_id << CHUNK_STEP_BITS)
@@ -379,7 +390,7 @@ class StepMemory:
         begins[1:] |= ended[:-1]
         # Before the records below are in use, so that none of this fragment's own is dropped.
         floor = self._episodes.end
-        cuts = [*sorted({0, *np.flatnonzero(begins).tolist()}), count]
+        cuts = [*sorted({0, *begins.nonzero()[0].tolist()}), count]
         for begin, stop in itertools.pairwise(cuts):
             if begins[begin]:
                 stream.episode = self._new_episode(number, begin, start + begin, floor)
@@ -420,9 +431,9 @@ class StepMemory:
         stream: _Stream,
         state: Any,
         fragment: Fragment,
+        episode: int,
     ) -> None:
-        """Let readers see a fragment that is written."""
-        assert self._columns is not None
+        """Let readers see a fragment that is written; *episode* is its lowest, or NONE."""
         owner = (fragment.session_id, fragment.worker_id)
         before = self._streams.get(owner)
         follows = (
@@ -432,21 +443,13 @@ class StepMemory:
         )
         if before is not None and follows:
             self._fragments.set("next", before.fragment, number)
-        rows = np.arange(start, start + count) % self.capacity_steps
-        episodes = self._columns.column("episode")[rows]
-        known = episodes[episodes != NONE]
-        self._fragments.append(
-            start=start,
-            count=count,
-            handle=handle,
-            next=NONE,
-            episode=known.min() if len(known) else NONE,
-        )
+        self._fragments.append(start=start, count=count, handle=handle, next=NONE, episode=episode)
         self._owners[number] = owner
         if state is not None:
             self._states[number] = state
         self._streams[owner] = stream
         self._next_handle = handle + count
+        self._is_fresh = False
         self._high = start + count
         self._inserted_count += count
 
@@ -1050,7 +1053,7 @@ def _ends_of(fragment: Fragment) -> dict[int, _End]:
         rows = {int(step): row for row, step in enumerate(fragment.final_obs_step)}
     return {
         step: _End(rows.get(step), step in rows or bool(fragment.terminated[step]))
-        for step in np.flatnonzero(fragment.ended).tolist()
+        for step in fragment.ended.nonzero()[0].tolist()
     }
 
 
