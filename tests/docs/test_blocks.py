@@ -53,6 +53,7 @@ ELSEWHERE = {
         "client/breadbox/compat/cleanrl.py#1": "test_the_lines_of_page_and_docstring_make_a_buffer",
     },
     "tests/peers/test_torchrl.py": {
+        "docs/adapters.md#torchrl": "test_the_lines_of_adapters_md_learn",
         "client/breadbox/compat/torchrl/buffer.py#1": "test_the_lines_of_buffer_py_run",
     },
     "tests/mirror/test_docs.py": {
@@ -283,6 +284,7 @@ HERE: dict[str, Callable[[], None]] = {
     "client/breadbox/step_writer.py#1": run_step_writer,
     "client/breadbox/mirror/__init__.py#1": run_mirror,
     "client/breadbox/client.py#1": lambda: with_fragments("client/breadbox/client.py#1"),
+    "docs/adapters.md#reverb": lambda: with_fragments("docs/adapters.md#reverb"),
     "client/breadbox/compat/reverb/__init__.py#1": lambda: with_fragments(
         "client/breadbox/compat/reverb/__init__.py#1"
     ),

@@ -245,6 +245,21 @@ def test_torchrls_collector_and_loss_learn_from_it(client: breadbox.Client, env_
     assert float(upright["chosen_action_value"]) > 3
 
 
+def test_the_lines_of_adapters_md_learn(client: breadbox.Client) -> None:
+    env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
+    actor = q_network(env)
+    loss = DQNLoss(actor, action_space="one-hot", delay_value=True)
+    loss.make_value_estimator(gamma=0.99)
+    collector = Collector(env, actor, frames_per_batch=100, total_frames=200)
+    block = PYTHON["docs/adapters.md#torchrl"]
+    names: dict[str, Any] = {"collector": collector, "loss": loss}
+    exec(block.code.replace("localhost:50051", client.address), names)  # It is ours.
+    with names["buffer"] as buffer:
+        assert 200 == len(buffer)
+        assert (64,) == tuple(names["sample"].batch_size)
+    collector.shutdown()
+
+
 def test_a_collector_fills_it_by_itself(client: breadbox.Client) -> None:
     env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
     with BreadboxReplayBuffer(client, batch_size=16) as buffer:
