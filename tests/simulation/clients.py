@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 from breadbox.errors import PayloadMissingError, StoreUnavailableError
@@ -21,7 +22,13 @@ from breadbox_server.core.errors import (
     WaitersFullError,
 )
 from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import ModelVersion, RequestId, SessionId, SubscriptionName
+from breadbox_server.core.ids import (
+    ChunkId,
+    ModelVersion,
+    RequestId,
+    SessionId,
+    SubscriptionName,
+)
 from breadbox_server.core.inputs import (
     Acknowledge,
     AdmissionOutcome,
@@ -31,6 +38,7 @@ from breadbox_server.core.inputs import (
     ReleaseMode,
     RenewLease,
     Subscribe,
+    UpdatePriorities,
 )
 from breadbox_server.core.reading import ChunksRead, Cursor
 from breadbox_server.driver import Driver
@@ -97,6 +105,10 @@ class Ledger:
     grant_count: int = 0
     lineage: int = 0
     """Goes up when a server is started on a journal that is younger than what it had told."""
+    priorities: dict[str, set[float]] = field(default_factory=dict)
+    """By payload: those that were ever given to its fragment, or set for its chunk."""
+    seen_chunks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """By id: the payloads of chunks that were granted."""
     admitted_lost_count: int = 0
     """Fragments that were acknowledged, and that journal and server lost in that way."""
     chunks: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -163,6 +175,7 @@ class Ledger:
             lost_at = store.lost.get(payload_id, now)
             noticed_at = max(lost_at, heard_since) + NOTICED_S
             assert now <= noticed_at, f"still granted, and lost for long: {payload_id}"
+        self.check_priorities(grant)
         if grant.lease_id in self.leases:
             return
         self.grant_count += 1
@@ -195,6 +208,21 @@ class Ledger:
             assert known == tuple(payload_ids), f"two chunks have the id {chunk_id}"
         self.read_count += len(ids)
         return ids
+
+    def check_priorities(self, grant: FetchGranted) -> None:
+        """Check that each chunk has one of the priorities that were meant for it."""
+        chunks: dict[int, dict[str, None]] = {}
+        for granted in grant.fragments:
+            chunk = chunks.setdefault(granted.chunk_id, {})
+            chunk[granted.fragment.payload.payload_id] = None
+        for granted in grant.fragments:
+            assert 0.0 < granted.probability <= 1.0, "a probability that is none"
+            meant = [self.priorities[payload_id] for payload_id in chunks[granted.chunk_id]]
+            assert granted.priority in set().union(*meant), "a priority meant for another chunk"
+        # A journal that came back gives ids again that it does not know to have given.
+        for chunk_id, payload_ids in () if self.lineage else chunks.items():
+            known = self.seen_chunks.setdefault(chunk_id, tuple(payload_ids))
+            assert known == tuple(payload_ids), "two chunks of one id"
 
     def check_books(self, buffers: BufferSet, now: float) -> None:
         """Check, right after a start, that the server knows everything it ever acknowledged."""
@@ -230,6 +258,7 @@ class Client:
         self.ledger = ledger
         self.rng = fates.rng(name)
         self.network = fates.rng(f"network of {name}")
+        self.selection = fates.rng(f"selection of {name}")
         self.is_partitioned = False
         self.is_stopping = False
         self._background: set[asyncio.Task[None]] = set()
@@ -462,9 +491,16 @@ class Worker(Client):
 
     async def _append(self, session: str, version: int, index: int) -> None:
         payload = await self.write()
+        priority = self.selection.choice([0.0, 1.0, self.selection.random()])
         while True:
+            self.ledger.priorities[payload.payload_id] = {priority}
             fragment = make_fragment(
-                self.name, index, session_id=session, version=version, payload=payload
+                self.name,
+                index,
+                session_id=session,
+                version=version,
+                payload=payload,
+                priority=priority,
             )
             try:
                 [answer] = await self.insist(
@@ -725,3 +761,23 @@ class Reader(Client):
         if lineage == self.ledger.lineage and name in self.ledger.subscriptions:
             known = self.ledger.subscriptions[name]
             self.ledger.subscriptions[name] = max(known, cursor)
+
+
+class Critic(Client):
+    """Sets priorities of chunks that somebody was granted, and deletes some, however late."""
+
+    async def run(self) -> None:
+        while not self.is_stopping:
+            await self.pause(0.3)
+            known = list(self.ledger.seen_chunks)
+            if not known:
+                continue
+            some = self.selection.sample(known, min(len(known), 4))
+            updates = [(ChunkId(chunk_id), self.selection.random()) for chunk_id in some]
+            deleted = [each for each in some if self.selection.random() < 0.05]
+            for chunk_id, priority in updates:
+                for payload_id in self.ledger.seen_chunks[chunk_id]:
+                    self.ledger.priorities[payload_id].add(priority)
+            update = UpdatePriorities(DEFAULT_BUFFER, tuple(updates), tuple(map(ChunkId, deleted)))
+            done = await self.insist(methodcaller("apply", update))
+            assert len(updates) + len(deleted) == sum(done), "an id that is not counted"

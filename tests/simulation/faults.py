@@ -46,6 +46,9 @@ class World(StrEnum):
     SILENCE = "silence"
     """Journal and store take requests and do not answer, for seconds to a minute. Calls end by
     their deadlines, and once there are answers everything goes on."""
+    SELECTION = "selection"
+    """Chunks are drawn, and leave, by any order; somebody sets priorities and deletes chunks, late
+    and twice. No chunk ever has a priority that was meant for another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,10 @@ from breadbox.errors import StoreError
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig, FullPolicy, LeaseExpiryPolicy
 from breadbox_server.core.inputs import ReleaseLease, ReleaseMode
+from breadbox_server.core.samplers import SAMPLERS
 from breadbox_server.driver import Driver
 from breadbox_server.reconciliation import Reconciler
-from simulation.clients import Client, Learner, Ledger, Reader, Trainer, Worker
+from simulation.clients import Client, Critic, Learner, Ledger, Reader, Trainer, Worker
 from simulation.faults import Fates, FaultPlan, World
 from simulation.loop import SimulatedClock, run_simulated
 from simulation.server import METRICS, Deployment, SimulatedServer, Variant, is_replacement
@@ -106,6 +107,14 @@ class Simulation:
         if world is World.DISK:
             # As a server does at its start: half of the disk is more than buffers may promise.
             config = replace(config, capacity_bytes=min(config.capacity_bytes, FITTED_BYTES))
+        if world is World.SELECTION:
+            config = replace(
+                config,
+                sampler=self._world_rng.choice(list(SAMPLERS)),
+                remover=self._world_rng.choice(list(SAMPLERS)),
+                with_replacement=self._world_rng.random() < 0.3,
+                priority_exponent=self._world_rng.choice([0.5, 1.0]),
+            )
         self.ledger = Ledger(config)
         self.deployment = Deployment(config, self.fates, variant)
         self.deployment.on_claim = self._note_claim
@@ -121,6 +130,7 @@ class Simulation:
             Reader(f"reader-{i}", *shared, subscribes=rng.random() < 0.5)
             for i in range(rng.choice([0, 1, 2]))
         ]
+        self.critics = [Critic("critic", *shared)] if world is World.SELECTION else []
         self.kills = 0
         self.ended_at = 0.0
         self._replaced_at: dict[str, float] = {}
@@ -136,7 +146,7 @@ class Simulation:
 
     @property
     def clients(self) -> list[Client]:
-        return [self.trainer, *self.workers, *self.learners]
+        return [self.trainer, *self.workers, *self.learners, *self.critics]
 
     @property
     def _now(self) -> float:

@@ -2,14 +2,15 @@
 cancel, a second server or a copy that comes back brings out."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from breadbox.stores.base import Custody
 from breadbox.types import PayloadReference
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.chunks import Chunk
-from breadbox_server.core.ids import BufferName
-from breadbox_server.core.inputs import Payload, ReleaseLease
+from breadbox_server.core.ids import BufferName, ChunkId
+from breadbox_server.core.inputs import Input, Payload, ReleaseLease, UpdatePriorities
 from breadbox_server.core.reading import ChunksRead, Cursor
 from breadbox_server.driver import Driver
 from breadbox_server.journal.claims import Claim
@@ -194,6 +195,24 @@ class RetainsNothing(Variant):
         return Driver(buffers, **parts)
 
 
+class _MistakenDriver(Driver):
+    async def apply(self, command: Input[Any]) -> Any:
+        if isinstance(command, UpdatePriorities):
+            others = [(ChunkId(number + 1), priority) for number, priority in command.priorities]
+            return await super().apply(replace(command, priorities=tuple(others)))
+        return await super().apply(command)
+
+
+class MeetsAnotherChunk(Variant):
+    """A priority is set for the chunk that came next."""
+
+    name = "meets-another-chunk"
+    world = World.SELECTION
+
+    def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
+        return _MistakenDriver(buffers, **parts)
+
+
 VARIANTS: dict[str, type[Variant]] = {
     kind.name: kind
     for kind in (
@@ -209,5 +228,6 @@ VARIANTS: dict[str, type[Variant]] = {
         TellsReadersEarly,
         IgnoresReaders,
         RetainsNothing,
+        MeetsAnotherChunk,
     )
 }
