@@ -16,13 +16,14 @@ from bench.measure import Figure
 from bench.mirror_rows import mirror_rows
 from bench.offline import HOW_TO_COMPARE, offline_rows
 from bench.payload_rows import payload_rows
+from bench.reading_rows import reading_rows
 from bench.recovery import recovery_rows
 from bench.rollout import rollout_rows
 from bench.scale import scale_rows
 from bench.service_rows import service_rows
 
 _HERE = Path(__file__).parent
-_SECTIONS = ("payload", "service", "gateway", "rollout", "learner", "mirror", "core")
+_SECTIONS = ("payload", "service", "reading", "gateway", "rollout", "learner", "mirror", "core")
 _SECTIONS_BY_NAME = ("recovery", "offline", "scale")
 """Measured only where they are asked for: together they take longer than all the others."""
 
@@ -76,6 +77,8 @@ def _figures(
             chunk_count=20_000 if quick else 100_000,
             wake_count=100 if quick else 500,
         )
+    if "reading" in sections:
+        yield from reading_rows(rounds=3 if quick else 9)
     if "gateway" in sections:
         yield from gateway_rows(rounds=5 if quick else 25)
     if "recovery" in sections:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,13 @@ HERE: dict[str, Callable[[], None]] = {
     "docs/rollout.md#generator": run_generator,
     "docs/rollout.md#dict": run_dict_observations,
     "docs/which-read.md#priorities": lambda: with_fragments("docs/which-read.md#priorities"),
+    **{
+        place: partial(with_fragments, place)
+        for place in (
+            *("docs/reading.md#tail", "docs/reading.md#step"),
+            *("docs/reading.md#subscription", "docs/reading.md#acknowledge"),
+        )
+    },
     "docs/minestudio.md#switch": lambda: with_fragments("docs/minestudio.md#switch"),
     "docs/minestudio.md#loading": lambda: with_fragments("docs/minestudio.md#loading"),
     "client/breadbox/__init__.py#1": lambda: with_fragments("client/breadbox/__init__.py#1"),
