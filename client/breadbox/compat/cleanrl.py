@@ -23,8 +23,8 @@ them, and a script that was killed finds them again under the same `run`.
 
 What is different, and why:
 
-- A sample may lag behind: up to `LAG_STEPS` of the newest steps may be on their way to the service
-  and back. The first draw waits for all.
+- A sample may lag behind: the newest `LAG_STEPS` of an environment may be on their way to the
+  service and back. The first draw waits for all.
 - `indices` of prioritised batches are never used again, so that a late update changes no other
   step; what is no longer kept is counted and ignored.
 - Windows of n steps end where an episode was cut off, too, which the scripts' own windows go
@@ -137,7 +137,7 @@ class ReplayBuffer(SpacedReplay):
     def sample(self, batch_size: int) -> ReplayBufferSamples:
         """Draw steps uniformly, with replacement.
 
-        Where nothing is here yet, or more than `LAG_STEPS` own steps are on their way, it waits for
+        Where nothing is here yet, or too many own steps are on their way, it waits for
         them for at most about `arrival_wait_s`.
 
         Args:

@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 STEPS_PER_FRAGMENT = 32
 FLUSH_S = 0.5
 """Others see a step this late at most; whoever wrote it waits for it where it has to."""
-LAG_STEPS = 256
-"""Own steps that may be on their way while a sample is drawn."""
+LAG_STEPS = 64
+"""Own steps of an environment that may be on their way while a sample is drawn."""
 ARRIVAL_WAIT_S = 60.0
 CLOSE_WAIT_S = 10.0
 CHUNKS_MAX = 2**31 - 1
@@ -230,7 +230,7 @@ class RunReplay:
             WaitElapsedError: Nothing came within `arrival_wait_s`.
             ReplayBufferError: As `catch_up`.
         """
-        lag_max = max(LAG_STEPS, 2 * STEPS_PER_FRAGMENT * self._env_count)
+        lag_max = LAG_STEPS * self._env_count
         is_empty = not len(self.mirror)
         if is_empty or self._seen == 0 or self._added - self._seen > lag_max:
             self.catch_up()

@@ -19,8 +19,8 @@ that was killed finds them again under the same `run`.
 
 What is different, and why:
 
-- A sample may lag behind: up to `LAG_STEPS` of the newest steps may be on their way to the service
-  and back. The first draw waits for all.
+- A sample may lag behind: the newest `LAG_STEPS` of an environment may be on their way to the
+  service and back. The first draw waits for all.
 - `optimize_memory_usage` is refused: an observation is kept once anyway.
 - Hindsight takes no `copy_info_dict`: infos are objects of any kind, and stay where they are made.
   What `compute_reward` needs belongs into the observation.
@@ -138,7 +138,7 @@ class BreadboxReplayBuffer(SpacedReplay, ReplayBuffer):
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draw steps uniformly, with replacement.
 
-        Where nothing is here yet, or more than `LAG_STEPS` own steps are on their way, it waits for
+        Where nothing is here yet, or too many own steps are on their way, it waits for
         them for at most about `arrival_wait_s`.
 
         Args:
