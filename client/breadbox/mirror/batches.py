@@ -20,8 +20,8 @@ class Prioritised:
     """
 
     alpha: float = 0.6
-    """Exponent of priorities, 0 (uniform) to 10. A draw with another one than the last pass over
-    all steps costs about as much as ten draws for each hundred thousand steps."""
+    """Exponent of priorities, 0 (uniform) to 10. The first draw with another one looks at all
+    steps."""
     beta: float = 0.4
     """Exponent of the importance weights, 0 (all 1) to 10; 1 corrects the draw in full."""
 
