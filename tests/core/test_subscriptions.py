@@ -234,6 +234,18 @@ def test_where_producers_block_they_wait_for_the_slowest(
     world.check()
 
 
+def test_only_who_retains_and_has_not_passed_a_chunk_misses_it() -> None:
+    world = Followed(capacity_chunks=2)
+    third = SubscriptionName("third")
+    for name in (READER, OTHER, third):
+        world.subscribe(name, retaining=name != third)
+    world.fill(2)
+    world.acknowledge(1, OTHER)
+    world.append(index=2)
+    missed = [world.shown(name).missed_count for name in (READER, OTHER, third)]
+    assert ([1, 0, 0], 1) == (missed, world.count("chunks_missed"))
+
+
 def test_a_lost_payload_is_missed_once_and_frees_its_chunk() -> None:
     world = Followed(fragments_per_chunk=2)
     world.subscribe()
