@@ -207,11 +207,11 @@ def test_many_crashes_with_snapshots_between_them_lose_nothing(tmp_path: Path) -
         world.start_session()
         appended = 0
         for _ in range(6):
+            made = world.log.read_text().count("snapshot at turn")
             for _ in range(3):
                 outcomes = world.append(world.fragments(60, first=appended))
                 assert [(ADMITTED, 0)] * 60 == outcomes
                 appended += 60
-            made = world.log.read_text().count("snapshot at turn")
             eventually_sync(lambda: world.log.read_text().count("snapshot at turn") > made)  # noqa: B023
             before = world.durable_buffer()
             world.crash()
