@@ -97,7 +97,15 @@ class Tail:
         name, cursor = self._request.subscription, self._unacknowledged
         if name is not None and cursor is not None:
             call = calls.acknowledge_chunks(self._buffer, name, cursor)
-            yield from operations.invoke(self._context, call)
+            try:
+                yield from operations.invoke(self._context, call)
+            except errors.InvalidRequestError as error:
+                if error.field != "chunk_id":
+                    raise
+                # The buffer does not know the chunk: its books were set back. Where it stands says
+                # what is to be read now.
+                _log.warning("subscription %s was set back: %s", name, error)
+                self._request = replace(self._request, after_chunk_id=None)
         self._unacknowledged = None
 
     def _loaded(self, read: FragmentRead) -> Operation[LoadedRead]:

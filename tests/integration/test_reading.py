@@ -281,3 +281,24 @@ def test_what_a_reader_died_over_is_read_again_also_after_kill_of_the_server(
             eventually_sync(
                 lambda: not [key for each in payload_ids for key in store.keys(f"*{each}*")]
             )
+
+
+def test_a_tail_by_a_subscription_goes_on_in_a_buffer_that_was_set_back(tmp_path: Path) -> None:
+    """As when Redis comes back older than what was read: ids of chunks are given once more."""
+    with (
+        ServerProcess("--store", f"file://{tmp_path}/store", log=tmp_path / "log") as server,
+        breadbox.connect(server.address) as client,
+    ):
+        client.start_session("s")
+        client.create_subscription("archive", retaining=True)
+        client.append_many(fragments(0, 1, 2))
+        reads = client.tail(subscription="archive")
+        assert 3 == len(next(reads).fragments)
+        client.delete_buffer("default")
+        client.create_buffer("default")
+        client.start_session("s")
+        client.create_subscription("archive", retaining=True)
+        client.append(vector_fragment(0))
+        while not (read := next(reads)).fragments:
+            pass
+    assert ([0], 0) == ([each.fragment_index for each in read.fragments], read.cursor)
