@@ -1,7 +1,9 @@
-"""A sum tree: draws numbers in proportion to their weights, many at once."""
+"""Priorities of steps, and a sum tree that draws in proportion to them, many at once."""
 
 import numpy as np
 from numpy.typing import NDArray
+
+from breadbox.mirror.batches import Prioritised
 
 _FAN_OUT = 16
 _BITS = 4
@@ -68,3 +70,76 @@ class SumTree:
             rest = rest - before
             nodes = nodes * _FAN_OUT + children
         return nodes
+
+
+class StepPriorities:
+    """The priorities of rows; kept from the first time on that somebody asks. Not thread-safe."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._alpha = Prioritised().alpha
+        self._tree: SumTree | None = None
+        self._values: NDArray[np.float64] | None = None
+        self._max = 1.0
+
+    @property
+    def alpha(self) -> float:
+        """Exponent of the latest draw."""
+        return self._alpha
+
+    def tree(self, alpha: float) -> SumTree | None:
+        """Priorities to the power of *alpha* as weights; None: `weigh` makes such a tree."""
+        return self._tree if alpha == self._alpha else None
+
+    def weigh(self, alpha: float, rows: NDArray[np.int64], usable: NDArray[np.bool_]) -> SumTree:
+        """Make the tree of an exponent.
+
+        Args:
+            alpha: The exponent.
+            rows: Of all steps that are kept.
+            usable: Whether each of these may be drawn.
+        """
+        self._alpha = alpha
+        self._tree = tree = SumTree(self._size)
+        if self._values is None:
+            self._values = np.zeros(self._size)
+            self._values[rows] = usable
+        tree.set(rows, self._weights(self._values[rows]))
+        return tree
+
+    def of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Priorities of some rows; there has to be a tree."""
+        assert self._values is not None
+        found: NDArray[np.float64] = self._values[rows]
+        return found
+
+    def update(self, rows: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Give some rows, one at least, other priorities; there has to be a tree."""
+        assert self._tree is not None
+        assert self._values is not None
+        self._values[rows] = values
+        self._tree.set(rows, self._weights(values))
+        self._max = max(self._max, float(values.max()))
+
+    def add(self, places: list[slice], usable: NDArray[np.bool_]) -> None:
+        """Give the rows of new steps the highest priority there was."""
+        if self._tree is None:
+            return
+        assert self._values is not None
+        for each in places:
+            self._values[each] = self._max
+            self._tree.fill(each.start, each.stop, self._max**self._alpha)
+        if not usable.all():
+            rows = np.concatenate([np.arange(each.start, each.stop) for each in places])[~usable]
+            self._values[rows] = 0.0
+            self._tree.set(rows, np.zeros(len(rows)))
+
+    def drop(self, places: list[slice]) -> None:
+        """Have the rows of steps that go not be drawn."""
+        if self._tree is None:
+            return
+        for each in places:
+            self._tree.fill(each.start, each.stop, 0.0)
+
+    def _weights(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.where(values > 0, values**self._alpha, 0.0)

@@ -1,0 +1,161 @@
+"""Draws of steps, fragments and episodes from what a memory holds."""
+
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.errors import InvalidRequestError
+from breadbox.mirror.batches import Prioritised, StepBatch
+from breadbox.mirror.copying import step_batch
+from breadbox.mirror.holdings import Holdings
+from breadbox.mirror.index import NONE, Numbers
+from breadbox.types import Device
+
+_DRAWS_MAX: Final = 1000
+"""Draws of fragments without a state before there are taken to be none."""
+
+RewardMap = Callable[[NDArray[np.float32]], NDArray[Any]]
+"""From rewards to as many others."""
+
+
+class Draws:
+    """Chooses steps, under the lock of what holds them.
+
+    Args:
+        held: The steps.
+        rng: Of all draws.
+    """
+
+    def __init__(self, held: Holdings, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self._held = held
+
+    def steps(self, count: int) -> Numbers:
+        """Draw steps uniformly, with replacement."""
+        index = self._held.index
+        low, high = index.low, index.high
+        drawn = self.rng.integers(low, high, count)
+        if not index.unusable:
+            return drawn
+        usable = self._held.columns.column("is_usable")
+        while len(wrong := np.flatnonzero(~usable[self._held.rows(drawn)])):
+            drawn[wrong] = self.rng.integers(low, high, len(wrong))
+        return drawn
+
+    def by_priority(
+        self, count: int, prioritised: Prioritised
+    ) -> tuple[Numbers, NDArray[np.float32]]:
+        """Draw steps in proportion to their priorities, with replacement."""
+        tree = self._held.tree(prioritised.alpha)
+        total = tree.total
+        if total <= 0.0:
+            raise InvalidRequestError("prioritised", "finds all priorities 0: there is no draw")
+        positions = tree.draw(self.rng.random(count))
+        share = tree.weights(positions) / total * self._held.index.usable_count
+        weight = share**-prioritised.beta
+        low = self._held.index.low
+        numbers = low + self._held.rows(positions - low)
+        return numbers, (weight / weight.max()).astype(np.float32)
+
+    def fragments(
+        self, count: int, prioritised: Prioritised | Literal[False]
+    ) -> tuple[Numbers, NDArray[np.float32]]:
+        """Draw fragments whose first step is kept, and whose recurrent state is known."""
+        index = self._held.index
+        fragments = index.fragments
+        drawn = np.full(count, NONE, dtype=np.int64)
+        left = np.arange(count)
+        for _ in range(_DRAWS_MAX):
+            if prioritised:
+                steps, _ = self.by_priority(len(left), prioritised)
+                found = self._held.columns.column("fragment")[self._held.rows(steps)]
+            else:
+                found = self.rng.integers(fragments.first, fragments.end, len(left))
+            fits = fragments.get("start", found) >= index.low
+            fits &= np.fromiter((number in index.states for number in found.tolist()), np.bool_)
+            drawn[left[fits]] = found[fits]
+            left = left[~fits]
+            if not len(left):
+                return drawn, self._weights_of(drawn, prioritised)
+        raise InvalidRequestError("batch_size", "finds no fragment with its recurrent state")
+
+    def _weights_of(
+        self, drawn: Numbers, prioritised: Prioritised | Literal[False]
+    ) -> NDArray[np.float32]:
+        """Importance weights of fragments that were drawn by the sums of their steps."""
+        if not prioritised:
+            return np.ones(len(drawn), np.float32)
+        index, tree = self._held.index, self._held.tree(prioritised.alpha)
+        sums = np.empty(len(drawn))
+        for place, number in enumerate(drawn.tolist()):
+            steps = np.arange(index.fragments.get("start", number), index.end_of(number))
+            sums[place] = tree.weights(self._held.rows(steps)).sum()
+        weight = (sums / tree.total * len(index.states)) ** -prioritised.beta
+        normalised: NDArray[np.float32] = (weight / weight.max()).astype(np.float32)
+        return normalised
+
+    def whole_episodes(self, count: int) -> tuple[Numbers, Numbers]:
+        """Draw whole episodes, uniformly: numbers of their first steps, and of steps of each."""
+        whole, episodes = self._whole(), self._held.index.episodes
+        drawn = whole[self.rng.integers(len(whole), size=count)]
+        return episodes.get("start", drawn), episodes.get("count", drawn)
+
+    def steps_of_whole_episodes(self, count: int) -> Numbers:
+        """Draw steps of whole episodes, uniformly."""
+        whole, episodes = self._whole(), self._held.index.episodes
+        ends = np.cumsum(episodes.get("count", whole))
+        points = self.rng.integers(ends[-1], size=count)
+        found = np.searchsorted(ends, points, side="right")
+        starts = episodes.get("start", whole[found])
+        offsets = points - (ends[found] - episodes.get("count", whole[found]))
+        drawn, _ = self.onwards(starts, offsets[:, None])
+        return drawn[:, 0]
+
+    def _whole(self) -> Numbers:
+        """Numbers of the whole episodes; one at least, or it is an error."""
+        whole = self._held.index.whole_episodes()
+        if not len(whole):
+            raise InvalidRequestError("count", "finds no whole episode")
+        return whole
+
+    # From a step on ----------------------------------------------------------------------------
+
+    def window(self, starts: Numbers, length: int) -> tuple[Numbers, NDArray[np.bool_]]:
+        """Numbers [B, length] of the steps from each start on; see `StepIndex.onwards`."""
+        return self.onwards(starts, np.broadcast_to(np.arange(length), (len(starts), length)))
+
+    def onwards(self, starts: Numbers, offsets: Numbers) -> tuple[Numbers, NDArray[np.bool_]]:
+        """Numbers [B, L] of the steps so many behind each start; see `StepIndex.onwards`."""
+        owners = self._held.columns.column("fragment")[self._held.rows(starts)]
+        return self._held.index.onwards(starts, owners, offsets)
+
+    def windows_at(
+        self,
+        starts: Numbers,
+        n_step: int,
+        gamma: float,
+        weight: NDArray[np.float32],
+        device: Device | None = None,
+        reward_map: RewardMap | None = None,
+    ) -> Callable[[], StepBatch]:
+        """Look up the windows that begin at some steps; what copies them."""
+        columns, count = self._held.columns, len(starts)
+        rows = self._held.rows(starts)
+        if n_step == 1 and reward_map is None:
+            discount = np.full(count, gamma, np.float32)
+            return lambda: step_batch(columns, rows, rows, None, discount, weight, device)
+        numbers, mask = self.window(starts, n_step)
+        window = self._held.rows(numbers)
+        ended = columns.column("terminated")[window] | columns.column("truncated")[window]
+        mask[:, 1:] &= columns.column("is_usable")[window[:, 1:]] & ~ended[:, :-1]
+        mask = np.logical_and.accumulate(mask, axis=1)
+        lengths = mask.sum(axis=1)
+        last = window[np.arange(count), lengths - 1]
+        powers = np.power(gamma, np.arange(n_step + 1), dtype=np.float64)
+        rewards = columns.column("reward")[window]
+        rewards = np.where(mask, rewards if reward_map is None else reward_map(rewards), 0.0)
+        returns = (rewards * powers[:-1]).sum(axis=1).astype(np.float32)
+        discount = powers[lengths].astype(np.float32)
+        return lambda: step_batch(columns, rows, last, returns, discount, weight, device)

@@ -1,0 +1,264 @@
+"""Where steps stand: in fragments, in the streams of workers, in episodes."""
+
+import itertools
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.fragment import Fragment
+from breadbox.mirror.tables import Table
+
+NONE: Final = -1
+"""No fragment, no episode, no step."""
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Stream:
+    """Where one worker's steps stand."""
+
+    fragment: int
+    """Number of its latest fragment."""
+    next_index: int
+    episode: int
+    """Number of the episode that goes on, or NONE: its beginning was not seen, or it ended."""
+    ordinal: int
+    """Steps of that episode so far."""
+
+
+@dataclass(slots=True)
+class Arrival:
+    """Where the steps of a fragment are going to stand."""
+
+    number: int
+    """Of the fragment."""
+    start: int
+    """Number of its first step."""
+    owner: tuple[str, str]
+    """Session and worker."""
+    stream: Stream
+    """At the fragment's end."""
+    before: int
+    """Number of the fragment that it goes on from, or NONE."""
+    episodes: Numbers
+    """Of each step, the number of its episode, or NONE."""
+    ordinals: Numbers
+    """Which of that episode's steps each is."""
+    lowest: int
+    """Number of its first episode, or NONE."""
+    ended: list[tuple[int, int]]
+    """Whole episodes that end here, and their numbers of steps."""
+
+
+class StepIndex:
+    """Which steps are kept, by number, and which of them belong together.
+
+    Steps, fragments and episodes are numbered in the order in which they came. One thread makes
+    arrivals; whoever reads or changes anything holds the lock.
+
+    Args:
+        lock: Taken by what does not need to be called under it.
+        start: Number of the first step.
+    """
+
+    def __init__(self, lock: threading.Condition, start: int) -> None:
+        self.low = start
+        """Number of the oldest step kept."""
+        self.high = start
+        """Number of the next step."""
+        self.unusable: deque[int] = deque()
+        """Steps kept of which nobody knows what they led to: never drawn by themselves."""
+        self.fragments = Table(
+            start=np.int64, count=np.int64, handle=np.int64, next=np.int64, episode=np.int64
+        )
+        self.states: dict[int, Any] = {}
+        """Recurrent states at the beginning of fragments."""
+        self.episodes = Table(fragment=np.int64, offset=np.int64, start=np.int64, count=np.int64)
+        self._lock = lock
+        self._streams: dict[tuple[str, str], Stream] = {}
+        self._owners: dict[int, tuple[str, str]] = {}
+        self._whole: list[int] = []
+
+    @property
+    def usable_count(self) -> int:
+        """Steps that can be drawn."""
+        return self.high - self.low - len(self.unusable)
+
+    # Coming and going --------------------------------------------------------------------------
+
+    def arrival(self, fragment: Fragment, usable: NDArray[np.bool_]) -> Arrival:
+        """Find where a fragment's steps go, behind all others; called without the lock.
+
+        Args:
+            fragment: What arrives.
+            usable: Whether each of its steps can be learned from.
+        """
+        owner = (fragment.session_id, fragment.worker_id)
+        number, index = self.fragments.end, fragment.fragment_index
+        known = self._streams.get(owner)
+        if known is None or known.next_index != index or fragment.discontinuity:
+            before, stream = NONE, Stream(number, index + 1, NONE, 0)
+        else:
+            before = known.fragment
+            stream = Stream(number, index + 1, known.episode, known.ordinal)
+        count = fragment.step_count
+        arrival = Arrival(
+            number=number,
+            start=self.high,
+            owner=owner,
+            stream=stream,
+            before=before,
+            episodes=np.full(count, NONE, dtype=np.int64),
+            ordinals=np.zeros(count, dtype=np.int64),
+            lowest=NONE,
+            ended=[],
+        )
+        self._number_episodes(arrival, fragment, usable)
+        return arrival
+
+    def _number_episodes(
+        self, arrival: Arrival, fragment: Fragment, usable: NDArray[np.bool_]
+    ) -> None:
+        """Number the steps of episodes whose beginning is known."""
+        stream, ended = arrival.stream, fragment.ended
+        begins = fragment.first.copy()
+        begins[1:] |= ended[:-1]
+        # Before the records below are in use, so that none of this fragment's own is dropped.
+        floor = self.episodes.end
+        cuts = [*sorted({0, *begins.nonzero()[0].tolist()}), fragment.step_count]
+        for begin, stop in itertools.pairwise(cuts):
+            if begins[begin]:
+                stream.episode = self._new_episode(arrival, begin, floor)
+                stream.ordinal = 0
+            if arrival.lowest == NONE:
+                arrival.lowest = stream.episode
+            arrival.episodes[begin:stop] = stream.episode
+            arrival.ordinals[begin:stop] = np.arange(stream.ordinal, stream.ordinal + stop - begin)
+            stream.ordinal += stop - begin
+            if ended[stop - 1]:
+                # An episode of which nobody knows what its last step led to is not whole.
+                if stream.episode != NONE and usable[stop - 1]:
+                    arrival.ended.append((stream.episode, stream.ordinal))
+                stream.episode, stream.ordinal = NONE, 0
+
+    def _new_episode(self, arrival: Arrival, offset: int, floor: int) -> int:
+        """Number an episode; *floor* is the lowest number of those that begin in its fragment."""
+        episodes = self.episodes
+        with self._lock:
+            if episodes.is_at_size:
+                lowest = self.fragments.kept("episode")
+                open_ = [each.episode for each in self._streams.values()]
+                needed = [*open_, *lowest.tolist()]
+                episodes.drop_before(min([floor, *(each for each in needed if each != NONE)]))
+                self._whole = [each for each in self._whole if self._is_held_whole(each)]
+            return episodes.append(
+                fragment=arrival.number, offset=offset, start=arrival.start + offset, count=0
+            )
+
+    def add(
+        self, arrival: Arrival, *, count: int, handle: int, state: Any, unusable: list[int]
+    ) -> None:
+        """Let readers see a fragment that is written.
+
+        Args:
+            arrival: Where it goes.
+            count: Its steps.
+            handle: Of the first.
+            state: Its recurrent state; None: it has none.
+            unusable: Which of its steps cannot be learned from.
+        """
+        number = arrival.number
+        if arrival.before != NONE:
+            self.fragments.set("next", arrival.before, number)
+        self.fragments.append(
+            start=arrival.start, count=count, handle=handle, next=NONE, episode=arrival.lowest
+        )
+        self._owners[number] = arrival.owner
+        if state is not None:
+            self.states[number] = state
+        self._streams[arrival.owner] = arrival.stream
+        self.high = arrival.start + count
+        self.unusable.extend(step + arrival.start for step in unusable)
+        for episode, length in arrival.ended:
+            self.episodes.set("count", episode, length)
+            self._whole.append(episode)
+
+    def drop_before(self, low: int) -> None:
+        """Forget the steps that are older than *low*."""
+        self.low = low
+        while self.unusable and self.unusable[0] < low:
+            self.unusable.popleft()
+        fragments = self.fragments
+        while len(fragments):
+            oldest = fragments.first
+            if self.end_of(oldest) > low:
+                break
+            owner = self._owners.pop(oldest)
+            if self._streams[owner].fragment == oldest:
+                del self._streams[owner]
+            self.states.pop(oldest, None)
+            fragments.drop_before(oldest + 1)
+
+    # Looking up --------------------------------------------------------------------------------
+
+    def end_of(self, fragment: int) -> int:
+        """Number of the step behind a fragment's last."""
+        return int(self.fragments.get("start", fragment) + self.fragments.get("count", fragment))
+
+    def numbers_of(self, handles: Numbers) -> Numbers:
+        """Numbers of the steps with these handles; NONE of those that are not kept."""
+        fragments = self.fragments
+        found = fragments.last_at_most("handle", handles)
+        inside = found >= fragments.first
+        found = np.where(inside, found, fragments.first)
+        if not len(fragments):
+            return np.full(len(handles), NONE, dtype=np.int64)
+        offsets = handles - fragments.get("handle", found)
+        inside &= offsets < fragments.get("count", found)
+        numbers = fragments.get("start", found) + offsets
+        return np.where(inside & (numbers >= self.low), numbers, NONE)
+
+    def onwards(
+        self, starts: Numbers, owners: Numbers, offsets: Numbers
+    ) -> tuple[Numbers, NDArray[np.bool_]]:
+        """Numbers [B, L] of the steps so many behind each start, of the same worker.
+
+        Args:
+            starts: Numbers [B] of steps that are kept.
+            owners: Numbers [B] of their fragments.
+            offsets: [B, L], each at least 0.
+
+        Returns:
+            The numbers; where there are none, the start's, and False in the mask.
+        """
+        fragments = self.fragments
+        owner = np.broadcast_to(owners[:, None], offsets.shape).copy()
+        offset = starts[:, None] - fragments.get("start", owner) + offsets
+        mask = np.ones(owner.shape, dtype=np.bool_)
+        while True:
+            counts = fragments.get("count", owner)
+            beyond = mask & (offset >= counts)
+            if not beyond.any():
+                break
+            following = fragments.get("next", owner)
+            mask &= ~(beyond & (following == NONE))
+            beyond &= mask
+            offset[beyond] -= counts[beyond]
+            owner[beyond] = following[beyond]
+        numbers = fragments.get("start", owner) + offset
+        return np.where(mask, numbers, starts[:, None]), mask
+
+    def whole_episodes(self) -> Numbers:
+        """Numbers of the episodes that are kept from their first step to their end."""
+        self._whole = [each for each in self._whole if self._is_held_whole(each)]
+        return np.array(self._whole, dtype=np.int64)
+
+    def _is_held_whole(self, episode: int) -> bool:
+        return episode >= self.episodes.first and bool(
+            self.episodes.get("start", episode) >= self.low
+        )
