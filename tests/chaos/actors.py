@@ -12,10 +12,11 @@ import random
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,15 +33,20 @@ from breadbox.errors import (
     WaitElapsedError,
 )
 from breadbox.fragment import Fragment
+from breadbox.mirror import Prioritised, ReplayMirror, StepBatch
 from breadbox.types import ReleaseMode
 from chaos.ledger import Ledger
 
 STEPS = 4
 SESSION = "chaos"
 FRAGMENTS_PER_CHUNK = 2
-KINDS = ("producer", "learner", "rank", "reader", "subscriber", "publisher")
+KINDS = ("producer", "learner", "rank", "reader", "subscriber", "mirror", "publisher")
 DEADLINE_S = 8.0
 """Of one call: longer than most silences of a run, and shorter than some."""
+CATCH_UP_S = 30.0
+BATCH_SIZE = 32
+LATE_BATCHES = 256
+"""Draws whose priorities come after so many others, at most."""
 
 
 class Stop:
@@ -83,12 +89,16 @@ def make_fragment(worker_id: str, fragment_index: int, version: int, width: int)
         model_version_max=version,
         obs=contents(worker_id, fragment_index, width),
         action=np.zeros(STEPS, np.int64),
-        reward=np.ones(STEPS, np.float32),
+        reward=np.arange(STEPS, dtype=np.float32),
         terminated=flags,
         truncated=flags,
         first=flags,
         episode_id=np.zeros(STEPS, np.int64),
-        next_obs=np.zeros(width, np.float32),
+        next_obs=contents(worker_id, fragment_index + 1, width)[0],
+        extras={
+            "worker": np.full(STEPS, worker_id, "U24"),
+            "index": np.full(STEPS, fragment_index, np.int64),
+        },
     )
 
 
@@ -109,6 +119,7 @@ def produce(
         version = model.model_version if model is not None and model.model_version else 0
         count = rng.randint(1, 6)
         fragments = [make_fragment(name, index + k, version, width) for k in range(count)]
+        ledger.note("appending", worker=name, index=index, count=count)
         try:
             results = patiently(ledger, partial(client.append_many, fragments))
         except InvalidRequestError as error:
@@ -276,6 +287,101 @@ def note_read(
     )
 
 
+def learn_from_mirror(
+    client: breadbox.Client, ledger: Ledger, rng: random.Random, capacity: int
+) -> None:
+    """Sample by priority, and give priorities, many of them to steps that are long gone.
+
+    What a step's priority is follows from its observation, so that one that was given to another
+    step can be told.
+    """
+    stop = Stop()
+    with ReplayMirror(client, capacity_steps=capacity, seed=rng.getrandbits(32)) as mirror:
+        noted = -1
+        late: deque[StepBatch] = deque(maxlen=LATE_BATCHES)
+        while not stop.is_set:
+            ledger.asking()
+            noted = note_mirrored(ledger, mirror, noted)
+            try:
+                mirror.wait_until(1, timeout_s=1.0)
+            except WaitElapsedError:
+                continue
+            batch = mirror.sample(BATCH_SIZE, prioritised=Prioritised())
+            found = mirror.priorities(batch.handle)
+            if not is_right(batch):
+                ledger.note("wrong", handles=batch.handle.tolist())
+            is_given = np.isnan(found) | (found == 1.0) | (found == priorities_of(batch))
+            if not is_given.all():
+                ledger.note("wrong", handles=batch.handle[~is_given].tolist(), priorities="others'")
+            late.append(batch)
+            old = rng.choice(late)
+            mirror.update_priorities(old.handle, priorities_of(old))
+            kept = mirror.holds(old.handle)
+            try:
+                again = mirror.steps(old.handle[kept])
+            except InvalidRequestError:
+                continue  # The oldest have gone since.
+            if not np.array_equal(old.obs[kept], again.obs):
+                ledger.note("wrong", handles=old.handle[kept].tolist(), steps="others")
+            time.sleep(rng.uniform(0.0, 0.02))
+        # Producers are done: what comes now is what there is.
+        patiently(ledger, partial(mirror.catch_up, CATCH_UP_S))
+        noted = note_mirrored(ledger, mirror, noted)
+        ledger.note("held", **content_of(mirror.at(range(mirror.step_count))))
+
+
+def priorities_of(steps: StepBatch) -> np.ndarray:
+    """What their learner gives them: below 1, which a step has that was given none."""
+    given: np.ndarray = 0.1 + 0.8 * steps.obs[:, 0].astype(np.float64)
+    return given
+
+
+def is_right(steps: StepBatch) -> bool:
+    """Whether each step is what its writer wrote, and leads to what followed."""
+    width = steps.obs.shape[-1]
+    rows = zip(
+        *(steps.extras["worker"].tolist(), steps.extras["index"].tolist(), steps.reward.tolist()),
+        *(steps.obs, steps.next_obs),
+        strict=True,
+    )
+    for worker, index, step, obs, next_obs in rows:
+        here = contents(worker, index, width)
+        there = here if step + 1 < STEPS else contents(worker, index + 1, width)
+        is_same = np.array_equal(here[int(step)], obs)
+        if not (is_same and np.array_equal(there[(int(step) + 1) % STEPS], next_obs)):
+            return False
+    return True
+
+
+def content_of(steps: StepBatch) -> dict[str, Any]:
+    """The fragments that steps are of: handle of the first step, worker and index."""
+    firsts = (steps.handle - steps.reward.astype(np.int64)).tolist()
+    workers, indices = steps.extras["worker"].tolist(), steps.extras["index"].tolist()
+    fragments = sorted(set(zip(firsts, workers, indices, strict=True)))
+    return {"fragments": [list(each) for each in fragments], "step_count": len(steps)}
+
+
+def note_mirrored(ledger: Ledger, mirror: ReplayMirror, noted: int) -> int:
+    """Note the steps after the one that was noted last; gives the last one's handle."""
+    handles = mirror.handles()
+    has_let_go = mirror.inserted_step_count > len(handles)
+    fresh = handles[handles > noted]
+    if not len(fresh):
+        return noted
+    try:
+        steps = mirror.steps(fresh)
+    except InvalidRequestError:
+        return noted  # The oldest have gone since.
+    ledger.note(
+        "mirrored",
+        skipped=mirror.skipped_chunk_count,
+        has_gap=has_let_go and bool(handles[0] > noted),
+        late=mirror.late_update_count,
+        **content_of(steps),
+    )
+    return int(fresh[-1])
+
+
 def publish(client: breadbox.Client, ledger: Ledger, name: str, rng: random.Random) -> None:
     """Keep the session going, and publish versions, some with weights."""
     stop = Stop()
@@ -308,6 +414,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--capacity", type=int, default=0, help="steps that a mirror keeps")
     parser.add_argument("--width", type=int, default=64, help="numbers in an observation")
     parser.add_argument("--rolls-back", action="store_true")
     options = parser.parse_args()
@@ -329,6 +436,8 @@ def main() -> int:
                 case "reader" | "subscriber":
                     subscribes = options.kind == "subscriber"
                     follow(client, ledger, options.name, rng, subscribes=subscribes)
+                case "mirror":
+                    learn_from_mirror(client, ledger, rng, options.capacity)
                 case "publisher":
                     publish(client, ledger, options.name, rng)
         except ReplayBufferError as error:

@@ -11,13 +11,15 @@ from typing import Any
 
 import breadbox
 from breadbox.errors import WaitElapsedError
+from breadbox.mirror import ReplayMirror
+from breadbox.mirror.holdings import CHUNK_STEP_BITS
 from breadbox.types import (
     AdmissionOutcome,
     FragmentMetadata,
     PayloadReference,
     ReleaseMode,
 )
-from chaos.actors import FRAGMENTS_PER_CHUNK, SESSION, STEPS
+from chaos.actors import FRAGMENTS_PER_CHUNK, SESSION, STEPS, content_of
 from chaos.ledger import read_ledgers
 from chaos.tally import Tally
 from chaos.worlds import World
@@ -40,6 +42,7 @@ class Audit:
         client: To the server.
         tally: Knows what is excused.
         empties_redis: Whether payloads may be missing at any time.
+        keeps_all: Whether nothing left the buffer, and mirrors have to hold all of it.
     """
 
     def __init__(
@@ -50,11 +53,14 @@ class Audit:
         tally: Tally,
         *,
         empties_redis: bool,
+        keeps_all: bool,
     ) -> None:
         self._world = world
         self._client = client
         self._tally = tally
         self._empties_redis = empties_redis
+        self._keeps_all = keeps_all
+        self._per_chunk = 1 if keeps_all else FRAGMENTS_PER_CHUNK
         self._lines = list(read_ledgers(folder))
         self._appended = {
             (line["worker"], line["index"]): line
@@ -68,6 +74,9 @@ class Audit:
         self._check_ledgers()
         self._check_grants()
         self._check_reads()
+        self._check_mirrors()
+        if self._keeps_all:
+            self._check_that_mirrors_hold_all()
         self._check_counters()
         self._check_acknowledged()
         self._check_store()
@@ -166,12 +175,12 @@ class Audit:
             # Whoever goes on by a subscription may read once more, and leaves nothing out.
             has_gap = end is not None and (began > end if line["subscription"] else began != end)
             if has_gap and not line["begins"]:
-                self._blame(f"{reader} read up to {end}, and then after {began}")
+                self._blame("lost", f"{reader} read up to {end}, and then after {began}")
             ends[reader] = line["cursor"]
             for chunk_id in ids:
                 content = [each for each in line["fragments"] if each[0] == chunk_id]
                 if chunks.setdefault(chunk_id, content) != content:
-                    self._blame(f"chunk {chunk_id} is {content} and {chunks[chunk_id]}")
+                    self._blame("lost", f"chunk {chunk_id} is {content} and {chunks[chunk_id]}")
                     chunks[chunk_id] = content
 
     def _rest_of_subscription(self) -> list[dict[str, Any]]:
@@ -199,12 +208,86 @@ class Audit:
                 self._tally.lost.append(f"{each.name} is behind after it has read all: {each}")
         return rest
 
-    def _blame(self, problem: str) -> None:
+    def _check_mirrors(self) -> None:
+        """A mirror takes a fragment in once, and the same step has the same handle in all."""
+        lines = list(self._of("mirrored"))
+        written = self._written()
+        owners: dict[int, Identity] = {}
+        handles: dict[tuple[str, Identity], int] = {}
+        for line in lines:
+            self._tally.mirrored += len(line["fragments"])
+            for handle, worker, index in line["fragments"]:
+                fragment, mirror = (worker, index), line["ledger"]
+                if index >= written[worker]:
+                    self._tally.wrong.append(f"{mirror} has {fragment}, which nobody wrote")
+                if handles.setdefault((mirror, fragment), handle) != handle:
+                    self._blame("double", f"{mirror} took {fragment} in twice")
+                if owners.setdefault(handle, fragment) != fragment:
+                    other = owners[handle]
+                    self._blame("wrong", f"handle {handle} is of {fragment} and of {other}")
+        self._tally.late = sum({line["ledger"]: line["late"] for line in lines}.values())
+        self._check_what_mirrors_skipped()
+
+    def _written(self) -> Counter[str]:
+        """Fragments of each worker that it wrote, whether or not it was answered."""
+        written: Counter[str] = Counter()
+        for line in self._of("appending"):
+            written[line["worker"]] = line["index"] + line["count"]
+        return written
+
+    def _check_what_mirrors_skipped(self) -> None:
+        """A chunk that a mirror did not take in is one that it said it skipped."""
+        chunks: dict[str, set[int]] = defaultdict(set)
+        before: Counter[str] = Counter()
+        for line in self._of("mirrored"):
+            mirror = line["ledger"]
+            if line["has_gap"]:  # Steps came and went between two looks.
+                chunks.pop(mirror, None)
+            new = {handle >> CHUNK_STEP_BITS for handle, _, _ in line["fragments"]}
+            if not chunks[mirror]:
+                before[mirror] = line["skipped"] if line["has_gap"] else 0
+            chunks[mirror] |= new
+            missing = max(chunks[mirror]) - min(chunks[mirror]) + 1 - len(chunks[mirror])
+            if missing > line["skipped"] - before[mirror]:
+                self._blame("lost", f"{mirror} lacks {missing} chunks, and skipped fewer: {line}")
+                chunks[mirror] = new
+
+    def _check_that_mirrors_hold_all(self) -> None:
+        """All that was acknowledged, once and in order; and a mirror of now has the same."""
+        with ReplayMirror(self._client) as mirror:
+            mirror.catch_up(SETTLE_S)
+            now = content_of(mirror.at(range(mirror.step_count)))
+        whole = [line for line in self._of("held") if line["ledger"].startswith("mirror")]
+        if not whole:
+            self._tally.lost.append("the mirror ended without saying what it held")
+        for line in whole:
+            held = {name: line[name] for name in now}
+            if held != now:
+                self._tally.lost.append(f"{line['ledger']} held {held}, and a mirror now {now}")
+        if now["step_count"] != STEPS * len(now["fragments"]):
+            self._tally.double.append(f"{now['step_count']} steps: {now['fragments']}")
+        found: dict[str, list[int]] = defaultdict(list)
+        for _, worker, index in now["fragments"]:
+            found[worker].append(index)
+        acknowledged: Counter[str] = Counter(worker for worker, _ in self._appended)
+        answered: Counter[str] = Counter(line["worker"] for line in self._of("appended"))
+        for worker, written in self._written().items():
+            # A worker that was killed while it asked does not know what became of that.
+            may_be = acknowledged[worker] + written - answered[worker]
+            least, most = acknowledged[worker], may_be
+            if found[worker] != list(range(len(found[worker]))):
+                self._tally.double.append(f"{worker}'s fragments are mirrored as {found[worker]}")
+            if not least <= len(found[worker]) <= most:
+                self._tally.lost.append(
+                    f"{len(found[worker])} fragments of {worker} are mirrored, {least} to {most} in"
+                )
+
+    def _blame(self, column: str, problem: str) -> None:
         """A problem, unless the books were set back: then ids of chunks were given once more."""
         if any(each.rolls_back for each in self._tally.olders):
             self._tally.younger += 1
         else:
-            self._tally.lost.append(problem)
+            getattr(self._tally, column).append(problem)
 
     def _check_counters(self) -> None:
         """Whatever came in is held, or left for a reason that a counter names."""
@@ -218,7 +301,7 @@ class Audit:
             self._tally.lost.append(
                 f"{counters['chunks_closed']} chunks closed, {state.chunk_count} held, {left} left"
             )
-        in_chunks = FRAGMENTS_PER_CHUNK * counters["chunks_closed"]
+        in_chunks = self._per_chunk * counters["chunks_closed"]
         if counters["fragments_admitted"] != in_chunks + discarded:
             self._tally.lost.append(
                 f"{counters['fragments_admitted']} fragments admitted, {in_chunks} in chunks, "

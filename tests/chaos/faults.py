@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,12 @@ from support.proxy import Proxy
 from support.server_process import ServerProcess
 
 if TYPE_CHECKING:
-    from chaos.run import Chaos
+    from chaos.run import Actor, Chaos
 
 WEIGHTS: Mapping[str, int] = {
     "kill-server": 30,
     "kill-actor": 20,
+    "kill-mirror": 8,
     "kill-redis": 8,
     "stop-server": 6,
     "stop-actor": 6,
@@ -56,7 +57,8 @@ class Faults:
         self._rng = chaos.rng
         self._actions: dict[str, Callable[[], None]] = {
             "kill-server": self._kill_server,
-            "kill-actor": self._kill_actor,
+            "kill-actor": partial(self._kill_actor, chaos.actors),
+            "kill-mirror": partial(self._kill_actor, chaos.mirrors),
             "stop-server": self._stop_server,
             "stop-actor": self._stop_actor,
             "cut-server": partial(self._cut, "clients", chaos.front),
@@ -99,6 +101,11 @@ class Faults:
         self._chaos.say(name)
         self._actions[name]()
 
+    @property
+    def has_new(self) -> bool:
+        """Whether one of them has not happened yet."""
+        return bool(self._first)
+
     def is_lasting(self, victim: str) -> bool:
         """Whether somebody is asleep, or cut off."""
         return victim in self._lasting
@@ -132,8 +139,8 @@ class Faults:
         self._chaos.server.start()
         self._chaos.lead_to_server()
 
-    def _kill_actor(self) -> None:
-        actor = self._rng.choice(self._chaos.actors)
+    def _kill_actor(self, actors: Sequence["Actor"]) -> None:
+        actor = self._rng.choice(actors)
         self._lasting.pop(actor.name, None)
         actor.kill()
         actor.start()

@@ -38,12 +38,20 @@ LEASE_S = 3.0
 UNANNOUNCED_S = 6.0
 HUNG_S = 60.0
 """Without a sign of life: longer than any call may take when everything is there again."""
-SERVER_OPTIONS = (
+LIMITS = (
     *("--fragments-per-chunk", str(FRAGMENTS_PER_CHUNK), "--capacity-chunks", "300"),
     *("--staleness-max", str(STALENESS_MAX), "--uses-max", str(USES_MAX)),
+)
+LIMITS_OF_ALL = ("--preset", "off-policy", "--fragments-per-chunk", "1")
+"""Of a buffer that keeps everything for as long as a run takes."""
+SERVER_OPTIONS = (
     *("--lease-s", str(LEASE_S), "--unannounced-s", str(UNANNOUNCED_S), "--open-chunk-s", "3"),
     *("--snapshot-entries", "400", "--drain-grace-s", "1"),
 )
+CAPACITY_STEPS = 10_000
+CAPACITY_STEPS_OF_ALL = 250_000
+CAPACITY_STEPS_OF_FEW = 40
+"""Of a mirror most of whose steps are gone when they get priorities."""
 DISK_SHARE = 0.25
 """Of a run over both stores, the time of the one on a small disk."""
 
@@ -57,6 +65,10 @@ class Options:
     faults: frozenset[str] = frozenset(WEIGHTS) - {"empty-redis"}
     kills_min: int = 0
     """Of the server, at least."""
+    has_each: bool = False
+    """Whether it goes on until each fault has happened."""
+    keeps_all: bool = False
+    """Whether nothing leaves the buffer, and a mirror holds all of it: nobody fetches."""
     is_told: bool = False
     """Whether each fault is written down as it happens."""
 
@@ -167,16 +179,28 @@ class Chaos:
         self._server_count = 0
         self.server = self.new_server()
         self.publisher = Actor(self, "publisher", "publisher")
+        capacity = CAPACITY_STEPS_OF_ALL if options.keeps_all else CAPACITY_STEPS
+        self.mirrors = [
+            Actor(self, "mirror", "mirror", capacity=capacity),
+            Actor(self, "mirror", "small-mirror", capacity=CAPACITY_STEPS_OF_FEW),
+        ]
         self.actors = [
             *(Actor(self, "producer", f"producer-{number}") for number in range(3)),
-            *(Actor(self, "learner", f"learner-{number}") for number in range(2)),
-            *(Actor(self, "rank", f"rank-{number}", rank=number) for number in range(2)),
-            Actor(self, "reader", "reader"),
-            Actor(self, "subscriber", "subscriber"),
+            *([] if options.keeps_all else self._users()),
+            *self.mirrors,
             self.publisher,
         ]
         self._faults = Faults(self, set(options.faults))
         self._began_at = time.monotonic()
+
+    def _users(self) -> list[Actor]:
+        """Whoever uses chunks up, or misses none of them."""
+        return [
+            *(Actor(self, "learner", f"learner-{number}") for number in range(2)),
+            *(Actor(self, "rank", f"rank-{number}", rank=number) for number in range(2)),
+            Actor(self, "reader", "reader"),
+            Actor(self, "subscriber", "subscriber"),
+        ]
 
     @property
     def rolls_back(self) -> bool:
@@ -186,8 +210,9 @@ class Chaos:
     def new_server(self, *arguments: str) -> ServerProcess:
         """A server on this store that does not run yet."""
         self._server_count += 1
+        limits = LIMITS_OF_ALL if self.options.keeps_all else LIMITS
         return ServerProcess(
-            *(*self.world.server_arguments, *SERVER_OPTIONS, *arguments),
+            *(*self.world.server_arguments, *limits, *SERVER_OPTIONS, *arguments),
             log=self.folder / f"server-{self._server_count}.log",
         )
 
@@ -225,7 +250,11 @@ class Chaos:
         eventually_sync(at_work, "everybody being at work", within_s=120)
         until = time.monotonic() + self.options.seconds
         give_up_at = time.monotonic() + 3 * self.options.seconds + 120
-        while time.monotonic() < until or self.tally.faults["kill-server"] < self.options.kills_min:
+        while (
+            time.monotonic() < until
+            or self.tally.faults["kill-server"] < self.options.kills_min
+            or (self.options.has_each and self._faults.has_new)
+        ):
             assert time.monotonic() < give_up_at, f"too slow for {self.options.kills_min} kills"
             time.sleep(self.rng.uniform(0.1, 1.5))
             self._faults.happen()
@@ -257,9 +286,26 @@ class Chaos:
 
     def finish(self) -> None:
         """Let everybody stop, and balance the books."""
-        for actor in self.actors:
+        # Mirrors last: they end with all that there is, and those of a moment ago have yet to come.
+        self._stop([each for each in self.actors if each not in self.mirrors])
+        eventually_sync(
+            lambda: all(each.is_at_work() or each.has_ended() for each in self.mirrors),
+            "every mirror being at work",
+            within_s=120,
+        )
+        self._stop(self.mirrors)
+        with breadbox.connect(self.server.address, reconnect_s=SETTLE_S) as client:
+            Audit(
+                *(self.folder, self.world, client, self.tally),
+                empties_redis="empty-redis" in self._faults.names,
+                keeps_all=self.options.keeps_all,
+            ).run()
+
+    def _stop(self, actors: list[Actor]) -> None:
+        """Let these end after what they are doing."""
+        for actor in actors:
             actor.ask_to_stop()
-        for actor in self.actors:
+        for actor in actors:
             try:
                 status = actor.wait()
             except subprocess.TimeoutExpired:
@@ -270,9 +316,6 @@ class Chaos:
             is_new_born = status == -signal.SIGTERM and not actor.ledger.stat().st_size
             if status != 0 and not is_new_born:
                 self.tally.wrong.append(f"{actor.name} ended with {status}: {self._why(actor)}")
-        with breadbox.connect(self.server.address, reconnect_s=SETTLE_S) as client:
-            empties = "empty-redis" in self._faults.names
-            Audit(self.folder, self.world, client, self.tally, empties_redis=empties).run()
 
     def end(self) -> None:
         """Kill whatever is left."""

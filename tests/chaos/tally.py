@@ -29,6 +29,10 @@ class Tally:
     granted: int = 0
     read: int = 0
     """Chunks that readers by a cursor were given."""
+    mirrored: int = 0
+    """Fragments that mirrors took in."""
+    late: int = 0
+    """Priorities that came for steps that a mirror did not hold any more."""
     younger: int = 0
     """What was lost with a Redis that came back from a copy, and excused for that alone."""
     olders: list[Older] = field(default_factory=list)
@@ -54,7 +58,8 @@ class Tally:
         faults = " ".join(f"{name}={count}" for name, count in sorted(self.faults.items()))
         return (
             f"faults {sum(self.faults.values())} ({faults}), appended {self.appended}, "
-            f"granted {self.granted}, read {self.read}, younger {self.younger}, "
+            f"granted {self.granted}, read {self.read}, mirrored {self.mirrored}, "
+            f"late {self.late}, younger {self.younger}, "
             f"lost {len(self.lost)}, stale {len(self.stale)}, double {len(self.double)}, "
             f"leaked {len(self.leaked)}, wrong {len(self.wrong)}, hung {len(self.hung)}"
         )

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.integration, pytest.mark.timeout(40
 
 SEVERAL = frozenset({"second-server", "take-over", "replace-stopped", "older-redis"})
 EMPTIED = frozenset({"empty-redis", "kill-server", "kill-actor"})
+KILLED = frozenset({"kill-server", "kill-redis", "kill-mirror"})
 RUNS = {
     "killed, stopped and cut off": ("redis", frozenset(WEIGHTS) - SEVERAL - {"empty-redis"}, 12.0),
     "replaced and set back": ("redis", SEVERAL | {"kill-server"}, 6.0),
@@ -35,3 +36,15 @@ def test_nothing_acknowledged_is_lost_whatever_happens(tmp_path: Path, name: str
     assert tally.appended > 0, summary
     assert tally.granted > 0, summary
     assert tally.read > 0, summary
+    assert tally.mirrored > 0, summary
+
+
+def test_a_mirror_holds_what_was_acknowledged_when_all_are_killed_in_turn(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    options = Options(8.0, seed, tmp_path, faults=KILLED, has_each=True, keeps_all=True)
+    tally = run_chaos(options)
+    summary = f"seed {seed}: {tally.summary()}"
+    assert [] == tally.problems, summary
+    assert set(tally.faults) == KILLED, summary
+    assert tally.mirrored >= tally.appended > 0, summary
+    assert tally.late > 0, summary

@@ -131,6 +131,19 @@ def test_a_server_that_counts_chunks_anew_in_its_next_session_uses_no_handle_aga
     assert [0, 1, 2] == shown(mirror)[::4]
 
 
+def test_a_buffer_that_is_set_back_is_read_anew(feed: FakeFeed, mirror: ReplayMirror) -> None:
+    """As when Redis comes back from a copy: ids of chunks are given once more in a session."""
+    feed.append(*(vector_fragment(index) for index in range(5)))
+    mirror.wait_until(20, timeout_s=10)
+    old = mirror.at(range(20)).handle
+    del feed.chunks[2:]
+    feed.next_chunk_id = 2
+    feed.append(vector_fragment(7))
+    eventually_sync(lambda: mirror.step_count == 12, "what the buffer holds is here")
+    assert [0, 1, 7] == shown(mirror)[::4]
+    assert not mirror.holds(old).any()
+
+
 @pytest.mark.parametrize(
     "error", [PermissionDeniedError("no"), UnavailableError("there never was an answer")]
 )

@@ -69,7 +69,8 @@ class ReplayMirror(StepMemory):
     """The latest steps of a buffer, kept up to date by a thread; sampled as one's own memory is.
 
     What it holds follows from the buffer alone: a learner that is killed and started again has the
-    same steps, but for those that left the buffer meanwhile. A new session empties it. While server
+    same steps, but for those that left the buffer meanwhile. A new session empties it, and so does
+    a buffer that comes back older than what was read: then it fills itself anew. While server
     or store are away it goes on with what it has. An error that does not pass by itself, such as
     credentials that are refused, ends the thread, and the next call that draws or waits raises it.
 
@@ -230,7 +231,11 @@ class ReplayMirror(StepMemory):
                 self._arrived.popleft()
 
     def _take_in(self, read: LoadedRead) -> None:
-        if read.session_id != self.session_id:
+        # Books of a Redis that came back from a copy: all that is held is read again.
+        is_set_back = self._cursor is not None and any(
+            each.chunk_id <= self._cursor for each in read.references[:1]
+        )
+        if read.session_id != self.session_id or is_set_back:
             self.clear()
             self.session_id = read.session_id
         self.skipped_chunk_count += read.skipped_chunk_count
