@@ -40,8 +40,7 @@ def make_network() -> nn.Module:
 def act(address: str, seed: int) -> None:
     """Play for as long as there is a learner, with its newest weights."""
     torch.set_num_threads(1)
-    rng = np.random.default_rng(seed)
-    env, network = gymnasium.make(ENVIRONMENT), make_network()
+    env, network, rng = gymnasium.make(ENVIRONMENT), make_network(), np.random.default_rng(seed)
     with (
         breadbox.connect(address) as client,
         breadbox.StepWriter(client, steps_per_fragment=32, session_wait_s=60) as writer,
@@ -56,6 +55,7 @@ def act(address: str, seed: int) -> None:
                 if known.weights is not None:
                     weights = client.load_weights(known.weights)
                     network.load_state_dict({name: torch.tensor(w) for name, w in weights.items()})
+                    writer.model_version = known.model_version or 0
             with torch.no_grad():
                 greedy = int(network(torch.from_numpy(obs)).argmax())
             action = int(rng.integers(2)) if rng.random() < epsilon else greedy

@@ -70,6 +70,7 @@ def actor(address: str, seed: int, explores: float) -> None:
                 known = state
                 weights = client.load_weights(state.weights)
                 network.load_state_dict({k: torch.as_tensor(v) for k, v in weights.items()})
+                writer.model_version = state.model_version or 0
             # Paced, so that what is learned does not depend on how fast this machine simulates.
             time.sleep(max(0.0, begun_at + 0.1 - time.monotonic()))
 

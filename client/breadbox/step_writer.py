@@ -44,6 +44,7 @@ ANOTHER_SESSION = "another session"
 """Why a fragment was dropped before it was sent."""
 RESERVED = ("episode_return", "episode_length")
 """Names in `extras` that the writer fills in itself."""
+_VERSION_MAX = 2**63 - 1
 
 Autoreset = Literal["same_step", "next_step"]
 """How the environments begin the next episode.
@@ -175,10 +176,7 @@ class StepWriter:
         if session_id is not None and state.session_id != session_id:
             raise SessionEndedError(session_id, state.session_id)
         self._session_id = state.session_id
-        self.model_version = state.model_version or 0
-        """Version of the policy that acts, which the next steps are labelled with. At first the
-        session's. Who takes over newer weights sets it; a buffer with `staleness_max` refuses
-        steps of versions that are too old."""
+        self._model_version = state.model_version or 0
         self._fragmenters = [
             Fragmenter(worker_id=f"{self.worker_id}-{index}", step_count=steps_per_fragment)
             for index in range(env_count)
@@ -216,6 +214,28 @@ class StepWriter:
     def session_id(self) -> str:
         """The session that steps are written for."""
         return self._session_id
+
+    @property
+    def model_version(self) -> int:
+        """Version of the policy that acts: the next steps are labelled with it.
+
+        At first, and where another session begins, the session's. Whoever takes over newer weights
+        sets it to their version; a buffer with a `staleness_max` refuses steps of versions that are
+        too old. Setting it blocks no longer than an `add` under way.
+
+        Raises:
+            InvalidRequestError: It was set to what is no whole number from 0 to 2**63 - 1.
+        """
+        return self._model_version
+
+    @model_version.setter
+    def model_version(self, version: int) -> None:
+        if not isinstance(version, int | np.integer) or not 0 <= version <= _VERSION_MAX:
+            raise InvalidRequestError(
+                "model_version", f"must be a whole number from 0 to 2**63 - 1, got {version!r}"
+            )
+        with self._changed:
+            self._model_version = int(version)
 
     @property
     def counts(self) -> StepCounts:
@@ -400,7 +420,7 @@ class StepWriter:
         self._fragmenters[index].push(
             Step(
                 session_id=self._session_id,
-                model_version=self.model_version,
+                model_version=self._model_version,
                 obs=tree_row(obs, index),
                 action=tree_row(action, index),
                 first=bool(self._first[index]),
@@ -513,7 +533,7 @@ class StepWriter:
                 _log.warning(
                     "steps of model version %d were refused as stale: set `model_version` of the "
                     "writer to the version that acts, or raise the buffer's staleness_max",
-                    self.model_version,
+                    self._model_version,
                 )
             self._stale_count = stale
         if refused == self._refused_count:
@@ -532,7 +552,7 @@ class StepWriter:
         _log.info("session %r ended; steps go to %r from here", ended, state.session_id)
         self._forget_session()
         self._session_id = state.session_id
-        self.model_version = state.model_version or 0
+        self._model_version = state.model_version or 0
 
     def _forget_session(self) -> None:
         self._dropped += sum([each.drop_open() for each in self._fragmenters])

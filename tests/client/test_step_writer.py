@@ -1,5 +1,6 @@
 """Steps in, fragments out: episodes, time, sessions, and nothing dropped unseen."""
 
+import inspect
 import logging
 import math
 import threading
@@ -245,6 +246,25 @@ def test_model_versions_are_those_of_the_steps(client: FakeClient) -> None:
         walk.step()
     (fragment,) = client.fragments
     assert (3, 4) == (fragment.model_version_min, fragment.model_version_max)
+
+
+@pytest.mark.parametrize("version", [-1, 2**63, 1.0, None, "4", np.float32(2)])
+def test_a_model_version_that_is_none_is_refused_where_it_is_set(
+    client: FakeClient, version: Any
+) -> None:
+    with make(client, steps_per_fragment=2) as writer:
+        with pytest.raises(errors.InvalidRequestError, match="model_version must be a whole"):
+            writer.model_version = version
+        assert 3 == writer.model_version
+        number: Any = np.int64(5)
+        writer.model_version = number
+        assert (5, int) == (writer.model_version, type(writer.model_version))
+
+
+def test_help_tells_what_the_model_version_of_a_writer_is() -> None:
+    told = inspect.getdoc(StepWriter.model_version)
+    assert told is not None
+    assert "the next steps are labelled with it" in told
 
 
 # Autoreset --------------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ ELSEWHERE = {
     },
     "tests/mirror/test_docs.py": {
         "docs/mirror.md#sample": "test_steps_are_sampled",
+        "docs/mirror.md#publish": "test_actors_play_with_published_weights_and_say_so",
+        "docs/mirror.md#actor": "test_actors_play_with_published_weights_and_say_so",
         "docs/mirror.md#loop": "test_the_loop_ends",
         "docs/mirror.md#priority": "test_priorities_are_updated",
         "docs/mirror.md#sequences": "test_sequences_have_their_shape",

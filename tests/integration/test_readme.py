@@ -170,6 +170,19 @@ def test_every_link_to_a_file_or_heading_leads_somewhere(page: Path) -> None:
     assert [] == dead
 
 
+def test_the_readme_leads_to_every_page_and_to_the_one_that_chooses_first() -> None:
+    text = README.read_text()
+    pages = sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
+    assert [] == [page for page in pages if f"({page})" not in text]
+    read_on = text[text.index("## Read on") :]
+    assert "docs/which-read.md" == re.findall(r"\]\(([^)]+)\)", read_on)[0]
+
+
+def test_the_readme_has_every_command() -> None:
+    (table,) = re.findall(r"\| command \|.*?\n\n", README.read_text(), flags=re.DOTALL)
+    assert [] == [name for name in COMMANDS if not re.search(rf"`(?:breadbox )?{name}`", table)]
+
+
 def documented_commands() -> list[tuple[str, str, str]]:
     """Page, command and the word behind it of each `breadbox ...` in the documents."""
     pages = [README, *sorted((ROOT / "docs").glob("*.md"))]

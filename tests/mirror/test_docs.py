@@ -47,6 +47,50 @@ def test_steps_are_sampled(mirror: ReplayMirror) -> None:
     assert 256 == len(mirror)
 
 
+class Walk:
+    """An environment of an episode of 30 steps, whose observations count them, and a policy."""
+
+    def __init__(self) -> None:
+        self.loaded: list[dict[str, Any]] = []
+        self.time = 0
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        self.time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        return np.full(2, self.time, np.float32), 1.0, self.time == 30, False, {}
+
+    def load(self, weights: dict[str, Any]) -> None:
+        self.loaded.append(weights)
+
+    def act(self, obs: Any) -> int:
+        return 1
+
+
+def test_actors_play_with_published_weights_and_say_so() -> None:
+    with breadbox.local_server(schema="ragged", uses_max=100, staleness_max=100) as server:
+        for version in (1, 2):  # As after a crash: the version goes on.
+            published = run("publish", server, weights={"w": np.full(3, version)})
+            with published["learner"]:
+                assert ("cart-1", version) == (
+                    published["session"].session_id,
+                    published["version"],
+                )
+        walk = Walk()
+        actor = run("actor", server, env=walk, policy=walk)
+        (loaded,) = walk.loaded
+        assert [2, 2, 2] == loaded["w"].tolist()
+        assert (2, 10_000) == (actor["writer"].model_version, actor["writer"].counts.sent)
+        with ReplayMirror(server, capacity_steps=20_000) as mirror:
+            mirror.wait_until(10_000, timeout_s=60)
+            steps = mirror.at(range(10_000))
+        assert {2} == set(steps.model_version.tolist())
+        ended = steps.next_obs[steps.terminated]
+        assert (333, {30.0}) == (len(ended), set(ended[:, 0].tolist()))
+
+
 def test_the_loop_ends(client: breadbox.Client, mirror: ReplayMirror) -> None:
     appended = [vector_fragment(16 + index, step_count=16) for index in range(4)]
     # The bound counts from the first batch on: these arrive while it waits.
