@@ -484,6 +484,7 @@ class Client:
         lease_s: float | None = None,
         known_session_id: str | None = None,
         subscription: str | None = None,
+        is_acknowledging: bool = True,
         columns: Sequence[str] | None = None,
         is_mapped: bool = False,
         buffer: str | None = None,
@@ -508,6 +509,8 @@ class Client:
             known_session_id: The `session_id` of that earlier read; None: none is known.
             subscription: Go on where it stands. A read is acknowledged when the next one is asked
                 for, so that whoever dies over it meets it again. None: no cursor is kept.
+            is_acknowledging: False: nothing is acknowledged but by `acknowledge_chunks`, as where
+                reads are asked for before the ones before them are done with.
             columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
             is_mapped: As of `load_fragments`.
             buffer: None: the client's.
@@ -526,6 +529,7 @@ class Client:
                 known_session_id=known_session_id,
                 subscription=subscription,
             ),
+            is_acknowledging=is_acknowledging,
             max_wait_s=max_wait_s,
             columns=columns,
             is_mapped=is_mapped,

@@ -46,6 +46,7 @@ class Tail:
         context: The client's.
         buffer: Which.
         start: Where it begins, and how much it reads at a time.
+        is_acknowledging: Whether what was given is acknowledged once more is asked for.
         max_wait_s: Seconds without news after which it ends; None: it does not end.
         columns: Arrays wanted; None: all.
         is_mapped: As of `Client.load_fragments`.
@@ -57,6 +58,7 @@ class Tail:
         buffer: str,
         start: calls.ReadRequest,
         *,
+        is_acknowledging: bool,
         max_wait_s: float | None,
         columns: Sequence[str] | None,
         is_mapped: bool,
@@ -64,6 +66,7 @@ class Tail:
         self._context = context
         self._buffer = buffer
         self._request = start
+        self._is_acknowledging = is_acknowledging
         self._max_wait_s = max_wait_s
         self._columns = columns
         self._is_mapped = is_mapped
@@ -95,7 +98,7 @@ class Tail:
     def _acknowledge(self) -> Operation[None]:
         """Say that what was given last is done with: its reader has come back for more."""
         name, cursor = self._request.subscription, self._unacknowledged
-        if name is not None and cursor is not None:
+        if self._is_acknowledging and name is not None and cursor is not None:
             call = calls.acknowledge_chunks(self._buffer, name, cursor)
             try:
                 yield from operations.invoke(self._context, call)

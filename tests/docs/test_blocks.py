@@ -66,6 +66,7 @@ ELSEWHERE = {
         "docs/mirror.md#sequences": "test_sequences_have_their_shape",
         "docs/mirror.md#goals": "test_goals_are_relabelled",
         "docs/mirror.md#frames": "test_frames_are_stored",
+        "docs/mirror.md#subscription": "test_a_subscription_is_read_by",
         "docs/mirror.md#memory": "test_a_memory_needs_no_server",
     },
     "tests/offline/test_docs.py": {

@@ -1,6 +1,7 @@
 """A mirror of a real buffer: what it holds is what producers were told was admitted."""
 
 import itertools
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import breadbox
 from breadbox.fragment import Fragment
 from breadbox.mirror import ReplayMirror
+from breadbox.reading import LoadedRead
 from breadbox.types import AdmissionOutcome, BufferConfig
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
@@ -70,6 +72,12 @@ def content(mirror: ReplayMirror) -> list[tuple[str, int]]:
         (f"w{worker}", int(index))
         for worker, index in zip(steps.action[::STEPS], steps.obs[::STEPS, 0], strict=True)
     ]
+
+
+def stands_at(client: breadbox.Client) -> tuple[int, int]:
+    """Up to which chunk the only subscription is acknowledged, and by how many it is behind."""
+    (shown,) = client.get_buffer().subscriptions
+    return shown.acknowledged_chunk_id, shown.lag_chunk_count
 
 
 def mirrored(client: breadbox.Client, **options: Any) -> ReplayMirror:
@@ -134,6 +142,95 @@ def test_evicted_chunks_stay_in_the_mirror_and_missed_ones_are_counted(
     with mirrored(client) as late:
         late.wait_until(64 * STEPS, timeout_s=WAIT_S)
         assert ledger.admitted[-64:] == content(late)
+
+
+def test_a_retaining_subscription_keeps_what_comes_while_the_learner_is_away(
+    client: breadbox.Client,
+) -> None:
+    client.create_subscription("learner", retaining=True)
+    ledger = Ledger(client)
+    ledger.append(*(fragment(index) for index in range(10)))
+    with mirrored(client, subscription="learner") as mirror:
+        mirror.wait_until(10 * STEPS, timeout_s=WAIT_S)
+        eventually_sync(lambda: stands_at(client) == (9, 0), "all of it is acknowledged")
+    ledger.append(*(fragment(index) for index in range(10, 20)))
+    # Another learner uses all of it up.
+    client.release_lease(client.fetch_fragments(20).lease_id)
+    assert (0, 10) == (
+        client.get_buffer().state.chunk_count,
+        client.get_buffer().state.retained_chunk_count,
+    )
+    with mirrored(client, subscription="learner") as again:
+        again.catch_up(timeout_s=WAIT_S)
+        assert ledger.admitted[10:] == content(again)
+        assert 0 == again.skipped_chunk_count
+        eventually_sync(lambda: stands_at(client) == (19, 0), "all of it is acknowledged")
+        ledger.append(*(fragment(index) for index in range(20, 23)))
+        again.wait_until(13 * STEPS, timeout_s=WAIT_S)
+        eventually_sync(lambda: stands_at(client) == (22, 0), "what came is acknowledged")
+    assert 0 == client.get_buffer().state.retained_chunk_count
+    # What it has passed, and is still there, is taken in as without a subscription.
+    with mirrored(client, subscription="learner") as late:
+        late.catch_up(timeout_s=WAIT_S)
+        assert ledger.admitted[20:] == content(late)
+        assert 0 == late.skipped_chunk_count
+
+
+def test_what_a_subscription_lost_beyond_capacity_is_counted(client: breadbox.Client) -> None:
+    client.create_subscription("learner", retaining=True)
+    ledger = Ledger(client)
+    ledger.append(*(fragment(index) for index in range(10)))
+    with mirrored(client, subscription="learner") as mirror:
+        mirror.wait_until(10 * STEPS, timeout_s=WAIT_S)
+        eventually_sync(lambda: stands_at(client) == (9, 0), "all of it is acknowledged")
+    ledger.append(*(fragment(index) for index in range(10, 80)))
+    with mirrored(client, subscription="learner") as again:
+        again.catch_up(timeout_s=WAIT_S)
+        assert ledger.admitted[-64:] == content(again)
+        (shown,) = client.get_buffer().subscriptions
+        assert 6 == shown.missed_chunk_count == again.skipped_chunk_count
+
+
+def test_nothing_is_acknowledged_before_it_is_taken_in(
+    client: breadbox.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_take_in = threading.Event()
+    loaded: list[int] = []
+    tail = client.tail
+
+    def watched_tail(*args: Any, **options: Any) -> Iterator[LoadedRead]:
+        for read in tail(*args, **options):
+            loaded.append(len(read.fragments))
+            yield read
+            if loaded == [1]:  # The next one is asked for.
+                client.append(fragment(1))
+
+    monkeypatch.setattr(client, "tail", watched_tail)
+
+    class Held(ReplayMirror):
+        def extend(self, fragment: Fragment, chunk_id: int | None = None) -> int:
+            may_take_in.wait(WAIT_S)
+            return super().extend(fragment, chunk_id)
+
+    client.create_subscription("learner")
+    client.append(fragment(0))
+    with Held(client, capacity_steps=1000, subscription="learner"):
+        try:
+            eventually_sync(
+                lambda: loaded == [1, 1], "the second is loaded while the first is taken in"
+            )
+            assert (-1, 2) == stands_at(client)
+        finally:
+            may_take_in.set()
+        eventually_sync(lambda: stands_at(client) == (1, 0), "both are acknowledged")
+
+
+def test_a_subscription_that_is_not_there_is_told(client: breadbox.Client) -> None:
+    with (
+        mirrored(client, subscription="none") as mirror,
+        pytest.raises(breadbox.errors.SubscriptionNotFoundError, match="subscriptions create"),
+    ):
+        mirror.wait_until(1, timeout_s=WAIT_S)
 
 
 def test_a_new_session_empties_it(client: breadbox.Client) -> None:

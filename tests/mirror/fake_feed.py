@@ -6,9 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from breadbox.errors import BufferNotFoundError, SubscriptionNotFoundError
 from breadbox.fragment import Fragment
 from breadbox.reading import LoadedRead
-from breadbox.types import FragmentMetadata, FragmentRead, FragmentReference, PayloadReference
+from breadbox.types import (
+    BufferDescription,
+    FragmentMetadata,
+    FragmentRead,
+    FragmentReference,
+    PayloadReference,
+)
 
 
 @dataclass
@@ -49,6 +56,8 @@ class FakeFeed:
         *,
         max_wait_s: float | None = None,
         known_session_id: str | None = None,
+        subscription: str | None = None,
+        is_acknowledging: bool = True,
         columns: Sequence[str] | None = None,
         is_mapped: bool = False,
         buffer: str | None = None,
@@ -85,6 +94,7 @@ class FakeFeed:
         after_chunk_id: int | None = None,
         *,
         chunk_count_max: int = 64,
+        subscription: str | None = None,
         buffer: str | None = None,
     ) -> FragmentRead:
         after = -1 if after_chunk_id is None else after_chunk_id
@@ -105,6 +115,14 @@ class FakeFeed:
 
     def release_lease(self, lease_id: str, *, buffer: str | None = None) -> None:
         self.leases.remove(lease_id)
+
+    def acknowledge_chunks(
+        self, subscription: str, chunk_id: int, *, buffer: str | None = None
+    ) -> None:
+        raise SubscriptionNotFoundError(subscription)
+
+    def get_buffer(self, name: str | None = None) -> BufferDescription:
+        raise BufferNotFoundError(name or "default")
 
     def _known(self, after: int) -> int:
         """After a chunk that there has not been yet, all is read."""

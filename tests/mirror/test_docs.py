@@ -137,6 +137,12 @@ def test_frames_are_stored(client: breadbox.Client, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.endswith(" MB\n")
 
 
+def test_a_subscription_is_read_by(client: breadbox.Client) -> None:
+    assert len(run("subscription", client)["kept"]) >= 200
+    (shown,) = client.get_buffer().subscriptions
+    assert ("dqn", True) == (shown.name, shown.retaining)
+
+
 def test_a_memory_needs_no_server(client: breadbox.Client) -> None:
     fragment = replace(vector_fragment(), reward=np.full(4, 2, np.float32))
     assert {2.0} == set(run("memory", client, fragment=fragment)["batch"].reward.tolist())

@@ -14,14 +14,17 @@ from breadbox.ahead import run_ahead
 from breadbox.client import Client, connect
 from breadbox.errors import (
     DeadlineExceededError,
+    InvalidRequestError,
     ReplayBufferError,
     StoreUnavailableError,
+    SubscriptionNotFoundError,
     UnavailableError,
 )
+from breadbox.mirror.index import NONE
 from breadbox.mirror.memory import StepMemory
 from breadbox.outages import OutageLog
 from breadbox.reading import LoadedRead
-from breadbox.types import FragmentRead
+from breadbox.types import BufferDescription, FragmentRead
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ class ReadClient(Protocol):
         *,
         max_wait_s: float | None = None,
         known_session_id: str | None = None,
+        subscription: str | None = None,
+        is_acknowledging: bool = True,
         columns: Sequence[str] | None = None,
         is_mapped: bool = False,
         buffer: str | None = None,
@@ -57,12 +62,21 @@ class ReadClient(Protocol):
         after_chunk_id: int | None = None,
         *,
         chunk_count_max: int = 64,
+        subscription: str | None = None,
         buffer: str | None = None,
     ) -> FragmentRead:
         """Read what comes after a chunk."""
 
     def release_lease(self, lease_id: str, *, buffer: str | None = None) -> None:
         """End a read's lease."""
+
+    def acknowledge_chunks(
+        self, subscription: str, chunk_id: int, *, buffer: str | None = None
+    ) -> None:
+        """Say that a subscription has passed a chunk."""
+
+    def get_buffer(self, name: str | None = None) -> BufferDescription:
+        """Describe a buffer with its subscriptions."""
 
 
 class ReplayMirror(StepMemory):
@@ -80,6 +94,9 @@ class ReplayMirror(StepMemory):
         client: Of a server, or its address, HOST:PORT, to which a client is made; one that is given
             stays open, and is used from the thread.
         buffer: None: the client's.
+        subscription: Name of a subscription of the buffer, of this mirror alone, by which it reads.
+            It acknowledges what has been taken in. What a retaining one keeps is taken in as well:
+            chunks that left while no mirror ran. None: it reads what the buffer holds.
         capacity_steps: As `seed` and `frame_stack`, of `StepMemory`.
         seed: Of all draws.
         frame_stack: Which observations are stacks of frames.
@@ -95,6 +112,7 @@ class ReplayMirror(StepMemory):
         client: ReadClient | str,
         *,
         buffer: str | None = None,
+        subscription: str | None = None,
         capacity_steps: int = 1_000_000,
         seed: int | None = None,
         frame_stack: Mapping[str, int] | None = None,
@@ -103,7 +121,8 @@ class ReplayMirror(StepMemory):
     ) -> None:
         super().__init__(capacity_steps, seed=seed, frame_stack=frame_stack)
         self.skipped_chunk_count = 0
-        """Chunks that left the buffer before they were loaded, or cannot be read."""
+        """Chunks that left the buffer before they were loaded, or cannot be read; with a
+        subscription, of those that it had not passed."""
         self.session_id = ""
         """Of the steps; empty before the first read, and where no session is current."""
         self._own: Client | None = None
@@ -111,6 +130,11 @@ class ReplayMirror(StepMemory):
             self._own = connect(client, buffer=buffer or "default", **connection)
         self._client: ReadClient = self._own or client  # type: ignore[assignment]
         self._buffer = buffer
+        self._subscription = subscription
+        self._passed = NONE
+        """The chunk that the subscription had passed before this mirror."""
+        self._acknowledged = NONE
+        """The chunk that this mirror acknowledged last."""
         self._kept_columns = columns
         self._closing = threading.Event()
         self._cursor: int | None = None
@@ -141,10 +165,13 @@ class ReplayMirror(StepMemory):
             WaitElapsedError: It took longer than `timeout_s`.
             ReplayBufferError: What ended the mirroring; or that the server cannot be asked.
         """
-        newest = self._cursor
+        newest = self._after
         for _ in range(CATCH_UP_READS):  # Where producers are as fast as this it would not end.
             read = self._client.read_fragments(
-                newest, chunk_count_max=CATCH_UP_CHUNKS, buffer=self._buffer
+                newest,
+                chunk_count_max=CATCH_UP_CHUNKS,
+                subscription=self._subscription,
+                buffer=self._buffer,
             )
             if read.lease_id is None:
                 break
@@ -153,7 +180,7 @@ class ReplayMirror(StepMemory):
                 self._client.release_lease(read.lease_id, buffer=self._buffer)
 
         def is_here() -> bool:
-            return newest is None or (self._cursor is not None and self._cursor >= newest)
+            return newest in (None, NONE) or (self._cursor is not None and self._cursor >= newest)
 
         self._wait_for(is_here, "all steps", timeout_s)
 
@@ -202,11 +229,17 @@ class ReplayMirror(StepMemory):
 
     def _follow(self, outages: OutageLog) -> None:
         """Take in what comes, until nothing does for a while; one read is loaded ahead."""
+        if self._subscription is not None and self._cursor is None:
+            self._passed = self._where_it_stands(self._subscription)
+        self._arrived.clear()  # What an outage kept from being taken in is read again.
+        self._acknowledge()
         tail = self._client.tail(
-            self._cursor,
+            self._after,
             # The first says what there is, even if that is nothing.
             max_wait_s=0.0 if self._is_first else POLL_S,
             known_session_id=self.session_id or None,
+            subscription=self._subscription,
+            is_acknowledging=False,
             columns=self._kept_columns,
             is_mapped=True,
             buffer=self._buffer,
@@ -229,6 +262,48 @@ class ReplayMirror(StepMemory):
                     return
                 self._take_in(read)
                 self._arrived.popleft()
+                self._acknowledge()
+
+    @property
+    def _after(self) -> int | None:
+        """The chunk after which it reads on."""
+        if self._cursor is None and self._subscription is not None:
+            return NONE  # Not where the subscription stands: what it passed may be there still.
+        return self._cursor
+
+    def _where_it_stands(self, name: str) -> int:
+        """The chunk up to which a subscription is acknowledged.
+
+        Raises:
+            SubscriptionNotFoundError: There is none of the name.
+        """
+        for each in self._client.get_buffer(self._buffer).subscriptions:
+            if each.name == name:
+                return each.acknowledged_chunk_id
+        raise SubscriptionNotFoundError(name)
+
+    def _acknowledge(self) -> None:
+        """Let the subscription pass what is taken in."""
+        name, cursor = self._subscription, self._cursor
+        if name is None or cursor is None or cursor == self._acknowledged:
+            return
+        try:
+            self._client.acknowledge_chunks(name, cursor, buffer=self._buffer)
+        except InvalidRequestError as error:
+            if error.field != "chunk_id":
+                raise
+            # The buffer does not know the chunk: its books were set back. Reads find out.
+            _log.warning("subscription %s was set back: %s", name, error)
+        self._acknowledged = cursor
+
+    def _skipped_count(self, read: LoadedRead) -> int:
+        """Chunks that a read did not give, but for those that the subscription had passed."""
+        after = NONE if self._cursor is None else self._cursor
+        passed_to = min(self._passed, read.cursor)
+        if passed_to <= after:
+            return read.skipped_chunk_count
+        given = {each.chunk_id for each in read.references if each.chunk_id <= passed_to}
+        return max(0, read.skipped_chunk_count - (passed_to - after - len(given)))
 
     def _take_in(self, read: LoadedRead) -> None:
         # Books of a Redis that came back from a copy: all that is held is read again.
@@ -238,7 +313,7 @@ class ReplayMirror(StepMemory):
         if read.session_id != self.session_id or is_set_back:
             self.clear()
             self.session_id = read.session_id
-        self.skipped_chunk_count += read.skipped_chunk_count
+        self.skipped_chunk_count += self._skipped_count(read)
         for fragment, reference in zip(read.fragments, read.references, strict=True):
             # Between two reads a session may end, and the tail of the old one is still told.
             if fragment.session_id == self.session_id:
