@@ -511,7 +511,14 @@ class StepWriter:
             WaitElapsedError: There was none all the time.
         """
         began_at = self._clock()
-        state = self._client.watch_model(None, max_wait_s=max_wait_s, buffer=self._buffer)
+        state = self._client.watch_model(None, buffer=self._buffer)
+        if max_wait_s > 0 and (state is None or not state.session_id):
+            _log.warning(
+                "no session is current; for up to %g s one is waited for, which a learner starts, "
+                "as by client.start_session()",
+                max_wait_s,
+            )
+            state = self._client.watch_model(None, max_wait_s=max_wait_s, buffer=self._buffer)
         if state is None or not state.session_id:
             raise WaitElapsedError(
                 self._clock() - began_at,

@@ -621,6 +621,27 @@ def test_a_subscription_is_created_and_deleted(address: str, fake: FakeService) 
     assert 0 != unknown.exit_code
 
 
+def test_a_subscription_is_moved_on_by_hand(address: str, fake: FakeService) -> None:
+    fake.will("AcknowledgeChunks", pb.AcknowledgeChunksResponse())
+    fake.will("GetBuffer", READ)
+    arguments = ("subscriptions", "acknowledge", "archive", "41", "--buffer", "b")
+    assert "acknowledged up to chunk 41" in run(*arguments, server=address).stdout
+    (request,) = fake.requests("AcknowledgeChunks")
+    assert ("b", "archive", 41) == (request.buffer, request.subscription, request.chunk_id)
+
+
+def test_without_a_terminal_what_would_be_asked_names_the_option(
+    address: str, fake: FakeService
+) -> None:
+    fake.will("GetBuffer", READ, GOT)
+    subscription = run("subscriptions", "delete", "archive", "--buffer", "b", server=address)
+    buffer = run("buffers", "delete", "b", server=address)
+    for result, verb in ((subscription, "DeleteSubscription"), (buffer, "DeleteBuffer")):
+        assert (2, "") == (result.exit_code, result.stdout)
+        assert "this is no terminal: use --yes" in result.stderr.splitlines()[-1]
+        assert [] == fake.requests(verb)
+
+
 def test_a_session_is_ended_by_hand_only_when_confirmed(address: str, fake: FakeService) -> None:
     unused = pb.GetBufferResponse(buffer=buffer_pb2.Buffer(name="b"))
     fake.will("GetBuffer", GOT, GOT, unused)

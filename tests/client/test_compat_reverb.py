@@ -4,26 +4,33 @@ Tests with a number hold one of the behaviours of Reverb that docs/reverb.md lis
 """
 
 import copy
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 
 import breadbox.compat.reverb as reverb
 from breadbox.client import connect
+from breadbox.compat.reverb.items import fragment_of
+from breadbox.compat.reverb.sampling import Draws
 from breadbox.compat.reverb.sending import ItemSender
 from breadbox.compat.reverb.structures import flatten, restored, stored
-from breadbox.errors import UnavailableError
+from breadbox.errors import BackpressureError, UnavailableError, WaitElapsedError
 from breadbox.fragment import Fragment
 from breadbox.presets import UNLIMITED
 from breadbox.types import (
     AdmissionOutcome,
     AppendResult,
+    BufferConfig,
+    BufferDescription,
+    BufferState,
     FullPolicy,
     MinimumChunks,
+    ModelState,
     SampleToInsertRatio,
     SchemaPolicy,
 )
@@ -446,6 +453,67 @@ def test_a_signature_without_open_lengths_makes_a_table_of_one_schema() -> None:
     assert SchemaPolicy.ONE is a_table(signature=closed).config().schema
     spec = SimpleNamespace(shape=(None, 2), dtype=np.float32)
     assert SchemaPolicy.ANY is a_table(signature=[np.zeros(3), spec]).config().schema
+
+
+class FullTable:
+    """Tables of a client that have room only at certain calls; a call takes seconds."""
+
+    def __init__(self, rooms: list[bool], call_s: float) -> None:
+        self.buffer = "queue"
+        self.now = 0.0
+        self._rooms, self._call_s = iter(rooms), call_s
+
+    def watch_model(self, **_: Any) -> ModelState:
+        return ModelState("reverb", 0, None)
+
+    def append_many(self, fragments: Sequence[Fragment], **_: Any) -> list[AppendResult]:
+        self.now += self._call_s
+        if next(self._rooms):
+            return [AppendResult(AdmissionOutcome.ADMITTED)] * len(fragments)
+        error = BackpressureError("buffer full at 10 of 10 chunks", 0.1)
+        error.results = (AppendResult(AdmissionOutcome.BUFFER_FULL),) * len(fragments)
+        raise error
+
+
+def test_an_insert_that_waits_for_room_says_so_twice_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # A call each 2 s: at 2 s it waits, at 32 and 62 s this is said; it begins anew after room.
+    table = FullTable([*[False] * 40, True, *[False] * 14, True], call_s=2.0)
+    sender = ItemSender(cast(Any, table), clock=lambda: table.now)
+    for index, said_count in ((0, 2), (1, 2)):
+        sender.insert(fragment_of([np.zeros(1)], 1.0, worker_id="w", index=index), "queue")
+        said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        line = "inserting into table 'queue' waits: buffer full at 10 of 10 chunks"
+        assert [line] * said_count == said
+
+
+class Starved:
+    """A table without items: a fetch waits for nothing, and says so."""
+
+    def __init__(self) -> None:
+        self.waits_s: list[float] = []
+
+    def watch_model(self, **_: Any) -> ModelState:
+        return ModelState("reverb", 0, None)
+
+    def get_buffer(self, _: str) -> BufferDescription:
+        return BufferDescription("t", BufferConfig(uses_max=1), "reverb", 0, BufferState())
+
+    def fetch(self, count: int, max_wait_s: float, **_: Any) -> Any:
+        self.waits_s.append(max_wait_s)
+        if len(self.waits_s) > 2:
+            raise UnavailableError("enough")
+        raise WaitElapsedError(max_wait_s, "0 of 1 chunks are there")
+
+
+def test_a_sample_that_waits_says_so_twice_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    table = Starved()
+    with pytest.raises(UnavailableError):
+        next(Draws(cast(Any, table), "t", at_once=1, wait_s=math.inf)(1))
+    assert [30.0, 30.0, 30.0] == table.waits_s
+    said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert ["sampling table 't' waits: 0 of 1 chunks are there"] * 2 == said
 
 
 def test_structures_come_back_as_they_were_stored() -> None:

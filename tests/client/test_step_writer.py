@@ -40,6 +40,7 @@ class FakeClient:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self._config = BufferConfig(schema=schema)
+        self.begins_when_awaited = ""
 
     def append_many(self, fragments: Sequence[Fragment], **_: Any) -> list[AppendResult]:
         assert self.may_answer.wait(10)
@@ -53,8 +54,10 @@ class FakeClient:
                 self.fragments.append(fragment)
         return answers
 
-    def watch_model(self, known: ModelState | None = None, **_: Any) -> ModelState | None:
+    def watch_model(self, known: ModelState | None = None, **options: Any) -> ModelState | None:
         assert known is None
+        if options.get("max_wait_s"):
+            self.session_id = self.session_id or self.begins_when_awaited
         return ModelState(self.session_id, self.version, None) if self.session_id else None
 
     def get_buffer(self, name: str | None = None) -> BufferDescription:
@@ -373,6 +376,23 @@ def test_without_a_session_the_remedy_is_named(client: FakeClient) -> None:
     client.session_id = ""
     with pytest.raises(errors.WaitElapsedError, match=r"a session: .*start_session"):
         make(client, session_wait_s=0.0)
+
+
+def test_that_the_next_session_is_waited_for_is_said_once(
+    client: FakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make(client, steps_per_fragment=1, session_wait_s=60.0) as writer:
+        assert "" == caplog.text
+        walk = Walk(writer)
+        client.session_id = ""
+        walk.step()
+        writer.flush()
+        client.begins_when_awaited = "t"
+        for _ in range(3):
+            walk.step()
+        assert "t" == writer.session_id
+    said = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert ["no session is current; for up to 60 s one"] == [each[:41] for each in said]
 
 
 # Errors -----------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """`breadbox buffers`: list, create, change and delete buffers, end their sessions."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
@@ -8,7 +9,7 @@ import click
 from breadbox.cli import frame
 from breadbox.cli.command import command
 from breadbox.cli.connection import Target
-from breadbox.cli.group import Group
+from breadbox.cli.group import Group, Unusable
 from breadbox.cli.settings import Bytes, of_one_call, setting
 from breadbox.cli.stats import describe, outage_text, schema_table, staleness_text
 from breadbox.errors import InvalidRequestError
@@ -223,7 +224,23 @@ class EndingSettings(Target):
         """Ask whether it may go with what the buffer holds, unless told not to."""
         if not self.yes:
             held = frame.counted(description.state.fragment_count, "fragment")
-            click.confirm(f"{what} with its {held}?", abort=True)
+            self.ask(f"{what} with its {held}?")
+
+    def ask(self, question: str) -> None:
+        """Ask, and end where the answer is no.
+
+        Raises:
+            Unusable: Nobody can answer.
+        """
+        try:
+            is_agreed = click.confirm(question, err=True)
+        except click.Abort as error:
+            if sys.stdin.isatty():
+                raise
+            click.echo(err=True)
+            raise Unusable("nobody answers, since this is no terminal: use --yes") from error
+        if not is_agreed:
+            raise click.Abort
 
     def tell(self, verb: str, what: str) -> None:
         """Say what is gone."""

@@ -16,7 +16,7 @@ from breadbox.types import Subscription
 
 @click.group(cls=Group)
 def subscriptions() -> None:
-    """List, create, show and delete subscriptions: named cursors of those who read a buffer."""
+    """List, create, show, move and delete subscriptions: named cursors of those who read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +122,27 @@ def _show(settings: Target, shown: Subscription) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AcknowledgeSettings(OfBuffer):
+    """Up to where a subscription is done."""
+
+    name: str = of_one_call(positional=True)
+    chunk_id: int = of_one_call(positional=True)
+
+
+@subscriptions.add
+@command(AcknowledgeSettings, short_help="Move a subscription on, as its reader does.")
+def acknowledge(settings: AcknowledgeSettings) -> None:
+    """Move a subscription on: chunks up to CHUNK_ID are done with, and not kept for it any more.
+
+    It never moves back.
+    """
+    with settings.connect(buffer=settings.buffer) as client:
+        client.acknowledge_chunks(settings.name, settings.chunk_id)
+        found = client.get_buffer(settings.buffer).subscriptions
+    _show(settings, _named(found, settings.name))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeleteSettings(EndingSettings):
     """A subscription that goes."""
 
@@ -138,6 +159,6 @@ def delete(settings: DeleteSettings) -> None:
         shown = _named(client.get_buffer(settings.buffer).subscriptions, name)
         if not settings.yes:
             behind = frame.counted(shown.lag_chunk_count, "chunk")
-            click.confirm(f"Delete subscription {name!r}, {behind} behind?", abort=True)
+            settings.ask(f"Delete subscription {name!r}, {behind} behind?")
         client.delete_subscription(name)
     settings.tell("deleted", name)

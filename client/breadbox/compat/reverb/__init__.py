@@ -22,7 +22,8 @@ What is different, and why:
   the same name and fields), also where a table has no signature. Keys of dicts are texts.
 - Datasets are plain iterables of numpy arrays, with `batch`, `take`, `map` and
   `as_numpy_iterator`, and no part of a TensorFlow graph.
-- `client.sample` takes `timeout_ms`. A wait says in the log, twice a minute, what it waits for.
+- `client.sample` takes `timeout_ms`. A wait, of an insert as well, says twice a minute as a
+  warning in the log what it waits for.
 - An insert that waits for room is confirmed within two seconds of finding some.
 - Priorities above 1e30 are refused, as those that are negative or not a number, before anything is
   changed; exponents above 8, too.

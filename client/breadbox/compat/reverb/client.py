@@ -12,7 +12,7 @@ import breadbox.client
 from breadbox.compat.reverb.errors import DeadlineExceededError
 from breadbox.compat.reverb.items import ReplaySample, check_priority, fragment_of
 from breadbox.compat.reverb.sampling import Draws, as_timesteps
-from breadbox.compat.reverb.sending import ROOM_S, ItemSender, not_found
+from breadbox.compat.reverb.sending import ROOM_S, ItemSender, not_found, tables_of
 from breadbox.compat.reverb.structures import flatten, map_leaves
 from breadbox.compat.reverb.tables import TableInfo, info_of_table
 from breadbox.compat.reverb.writers import TrajectoryWriter, Writer
@@ -201,6 +201,8 @@ class Client:
     def server_info(self, timeout: int | None = None) -> dict[str, TableInfo]:
         """What tables there are, and what is in them.
 
+        The buffer "default", which every server has, is one of them once somebody has used it.
+
         Args:
             timeout: Seconds to wait for a server that is away; None: as the client was told.
 
@@ -208,12 +210,12 @@ class Client:
             DeadlineExceededError: There was no answer within the timeout.
         """
         if timeout is None:
-            described = self._client.list_buffers()
+            described = tables_of(self._client)
         else:
             own = {**self._options, "deadline_s": float(timeout), "reconnect_s": float(timeout)}
             try:
                 with connected(self._address, own) as client:
-                    described = client.list_buffers()
+                    described = tables_of(client)
             except UnavailableError as error:
                 raise DeadlineExceededError(
                     f"the server at {self._address} did not answer within {timeout} s: {error}"

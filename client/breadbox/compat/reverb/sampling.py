@@ -12,14 +12,11 @@ import numpy as np
 from breadbox.client import Client
 from breadbox.compat.reverb.errors import DeadlineExceededError
 from breadbox.compat.reverb.items import ReplaySample, SampleInfo, info_of, tree_of
-from breadbox.compat.reverb.sending import current_state, not_found
+from breadbox.compat.reverb.sending import TOLD_S, current_state, not_found
 from breadbox.compat.reverb.structures import flatten, row_of, unflatten_as
 from breadbox.errors import BufferNotFoundError, InvalidRequestError, WaitElapsedError
 
 _log = logging.getLogger(__name__)
-
-_SLICE_S = 30.0
-"""A wait without an end is told why it waits so often."""
 
 
 class Draws:
@@ -77,14 +74,14 @@ class Draws:
         while True:
             left_s = max(0.0, ends_at - time.monotonic())
             try:
-                return self._fetch(1, min(left_s, _SLICE_S))
+                return self._fetch(1, min(left_s, TOLD_S))
             except WaitElapsedError as error:
-                if left_s <= _SLICE_S:
+                if left_s <= TOLD_S:
                     raise DeadlineExceededError(
                         f"no item of table {self._table!r} could be sampled within "
                         f"{self._wait_s:g} s: {error.reason}"
                     ) from error
-                _log.info("sampling table %r waits: %s", self._table, error.reason)
+                _log.warning("sampling table %r waits: %s", self._table, error.reason)
 
     def _fetch(self, count: int, max_wait_s: float) -> list[tuple[SampleInfo, Any]]:
         try:

@@ -1,20 +1,28 @@
 """Items on their way into tables."""
 
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from breadbox.client import Client
 from breadbox.compat.reverb.errors import TableNotFoundError
 from breadbox.errors import BackpressureError, BufferNotFoundError, SessionEndedError
 from breadbox.fragment import Fragment
-from breadbox.types import AdmissionOutcome, AppendResult, ModelState
+from breadbox.types import AdmissionOutcome, AppendResult, BufferDescription, ModelState
 
+_log = logging.getLogger(__name__)
+
+DEFAULT = "default"
+"""Buffer that every server has."""
 SESSION = "reverb"
 """Of a table that never was in a session: one name, so that two who find it so start the same."""
 _SESSIONS_MAX = 16
 """Changes of a table's session while one item is being sent; then somebody resets it in a loop."""
 ROOM_S = 2.0
 """Seconds to wait for room until items that found some are confirmed, and the rest tried again."""
+TOLD_S = 30.0
+"""Seconds of waiting after which it is said, and between two lines about it."""
 _FULL = AppendResult(AdmissionOutcome.BUFFER_FULL)
 _OF_ANOTHER = (AdmissionOutcome.WRONG_SESSION, AdmissionOutcome.STALE)
 
@@ -26,10 +34,13 @@ class ItemSender:
     new one, so a writer outlives resets, as it does in Reverb. Thread-safe.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
+        self._clock = clock
         self._lock = threading.Lock()
         self._states: dict[str, ModelState] = {}
+        self._told_at: dict[str, float] = {}
+        """By table that has no room: when that was said, or when it began."""
 
     def append_many(
         self,
@@ -58,6 +69,7 @@ class ItemSender:
                 )
             except BackpressureError as error:
                 full, sent = error, error.results
+            self._tell_of_room(table, full)
             for place, result in zip(left, sent, strict=True):
                 results[place] = result
             if full is not None:
@@ -79,6 +91,18 @@ class ItemSender:
             except BackpressureError:
                 continue
             return
+
+    def _tell_of_room(self, table: str, full: BackpressureError | None) -> None:
+        """Say now and then that items wait for room: in a queue that nobody samples for ever."""
+        with self._lock:
+            if full is None:
+                self._told_at.pop(table, None)
+                return
+            now = self._clock()
+            if now - self._told_at.setdefault(table, now) < TOLD_S:
+                return
+            self._told_at[table] = now
+        _log.warning("inserting into table %r waits: %s", table, full.what)
 
     def _state_of(self, table: str, known: ModelState | None = None) -> ModelState:
         """What is current in a table, asked for once and when the `known` one was wrong."""
@@ -116,4 +140,12 @@ def current_state(client: Client, table: str) -> ModelState:
 
 def not_found(client: Client, table: str) -> TableNotFoundError:
     """Say that there is no such table, and which there are."""
-    return TableNotFoundError(table, [each.name for each in client.list_buffers()])
+    return TableNotFoundError(table, [each.name for each in tables_of(client)])
+
+
+def tables_of(client: Client) -> list[BufferDescription]:
+    """The buffers of a server that are tables.
+
+    All are, but the one that a server always has, where nobody has used it.
+    """
+    return [each for each in client.list_buffers() if each.name != DEFAULT or each.session_id]
