@@ -6,6 +6,8 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from breadbox.errors import ClosedError
+
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -32,6 +34,9 @@ def run_ahead(
         A generator, which raises what a job raised in place of its result and is over then. Its
         `close()`, which leaving a `for` loop calls, cancels jobs that have not begun and waits for
         those that have.
+
+    Raises:
+        ClosedError: The process is ending, and lets no thread begin another job.
     """
     if depth == 0:
         yield from map(run, jobs)
@@ -42,7 +47,7 @@ def run_ahead(
 
     def top_up() -> None:
         for job in itertools.islice(remaining, depth - len(pending)):
-            pending.append(executor.submit(run, job))
+            pending.append(_submit(executor, run, job))
 
     try:
         top_up()
@@ -56,6 +61,17 @@ def run_ahead(
             yield ready.pop().result()
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _submit(executor: ThreadPoolExecutor, run: Callable[[Job], Result], job: Job) -> Future[Result]:
+    try:
+        return executor.submit(run, job)
+    except RuntimeError as error:
+        # The executor is closed by nobody but its owner, and by the interpreter as it ends, before
+        # it calls anything that could have ended the iterating thread.
+        if "shutdown" not in str(error):
+            raise
+        raise ClosedError("the process is ending") from error
 
 
 def _move_completed_to_front(pending: deque[Future[Result]]) -> None:

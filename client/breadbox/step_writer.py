@@ -8,12 +8,14 @@ Invariants:
         fragments is counted by the appender.
 """
 
+import atexit
 import logging
 import math
 import os
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -40,6 +42,8 @@ from breadbox.types import AdmissionOutcome, BufferDescription, ModelState, Sche
 
 _log = logging.getLogger(__name__)
 
+EXIT_WAIT_S = 10.0
+"""Seconds that the process waits, when it ends, for steps of a writer that nobody closed."""
 ANOTHER_SESSION = "another session"
 """Why a fragment was dropped before it was sent."""
 RESERVED = ("episode_return", "episode_length")
@@ -98,7 +102,8 @@ class StepWriter:
 
     Sending goes on in the background. A server that is away for a while is waited for there, and
     nobody notices; an error that ends it is raised by the next call. A clean exit of the context
-    sends what waits.
+    sends what waits. So does the end of the process where the writer was not closed: for at most
+    about 10 s, and a warning says what may be lost.
 
     When the session ends, as it does where a learner starts its own or a server comes back without
     a journal, what was not sent of it is dropped and counted. A writer that was given no session
@@ -209,6 +214,7 @@ class StepWriter:
                 target=self._run, name="breadbox-step-writer", daemon=True
             )
             self._thread.start()
+        _unclosed.add(self)
 
     @property
     def session_id(self) -> str:
@@ -387,6 +393,7 @@ class StepWriter:
             if self._thread is not None:
                 self._thread.join(max_wait_s)
             self._appender.close(max_wait_s=max_wait_s)
+            _unclosed.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -569,6 +576,27 @@ class StepWriter:
 
     def _reason_to_drop(self, fragment: Fragment) -> str | None:
         return None if fragment.session_id == self._session_id else ANOTHER_SESSION
+
+
+_unclosed: weakref.WeakSet[StepWriter] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """Send what waits as the process ends, or say that it may be lost."""
+    for writer in list(_unclosed):
+        _close_at_exit(writer)
+
+
+def _close_at_exit(writer: StepWriter) -> None:
+    try:
+        writer.close(max_wait_s=EXIT_WAIT_S)
+    except (ReplayBufferError, TimeoutError) as error:
+        _log.warning("steps of %s may be lost, as the process ends: %s", writer.worker_id, error)
+
+
+atexit.register(_close_all)
+# The threads of a writer are not in a process that was forked from its own.
+os.register_at_fork(after_in_child=_unclosed.clear)
 
 
 def true_next_obs(next_obs: Tree, infos: Mapping[str, Any]) -> Tree:

@@ -1,6 +1,9 @@
 """Steps of real vector environments, through a real server, and back."""
 
 import math
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -137,3 +140,39 @@ def test_a_server_that_comes_back_without_a_session_is_told_of(server: ServerPro
         with pytest.raises(breadbox.errors.SessionEndedError, match="none is"):
             writer.add(obs, np.zeros(1), [1.0], obs, [False], [False])
         writer.close()
+
+
+LEFT_OPEN = """
+import sys
+import numpy as np
+import breadbox
+from breadbox.mirror import ReplayMirror
+
+client = breadbox.connect(sys.argv[1], buffer="left-open")
+writer = breadbox.StepWriter(client, flush_s=600)
+mirrors = [ReplayMirror(sys.argv[1], buffer="left-open") for _ in range(2)]
+one = np.zeros((1, 2), np.float32)
+for number in range(5):
+    writer.add(one + number, one, [0.0], one + number + 1, [False], [False])
+mirrors[0].catch_up()
+if len(sys.argv) > 2:
+    client.close()
+"""
+
+
+def test_a_process_that_closes_nothing_ends_quietly_and_sends_what_waits(
+    server: ServerProcess,
+) -> None:
+    with breadbox.connect(server.address, buffer="left-open") as client:
+        client.create_buffer("left-open", RAGGED)
+        client.start_session("left-open")
+        command = [sys.executable, "-c", LEFT_OPEN, server.address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (0, "") == (done.returncode, done.stderr)
+        assert 5 == sum(each.step_count for each in read_all(client))
+        # What cannot be sent any more is told.
+        done = subprocess.run(
+            [*command, "closed"], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert 0 == done.returncode
+        assert re.match(r"steps of \S+ may be lost, as the process ends: .*closed", done.stderr)

@@ -34,6 +34,7 @@ from stable_baselines3.common.buffers import (  # noqa: E402
 from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
 from stable_baselines3.common.envs import BitFlippingEnv  # noqa: E402
 from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
+from stable_baselines3.common.policies import BasePolicy  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer  # noqa: E402
 
@@ -460,7 +461,7 @@ def test_the_lines_of_actor_and_learner_train(server: ServerProcess) -> None:
     try:
         place = "docs/adapters.md#sb3-learner"
         names: dict[str, Any] = {}
-        code = shown(place, server, n1001="4", n100="5").replace("n_steps=5", "n_steps=100")
+        code = shown(place, server, n1000="3").replace("gradient_steps=100", "gradient_steps=5")
         exec(compile(code, place, "exec"), names)
         learner = names["learner"]
         assert 15 == learner._n_updates  # noqa: SLF001 - SB3 tells it nowhere
@@ -468,10 +469,70 @@ def test_the_lines_of_actor_and_learner_train(server: ServerProcess) -> None:
         mirror.wait_until(len(mirror) + 200, timeout_s=120)
         # It acts with the last weights that were published.
         eventually_sync(lambda: 3 in mirror.sample(400).model_version, within_s=60)
+        learner.replay_buffer.close()
+        # Started again, it goes on behind the last version.
+        exec(compile(code, place, "exec"), names)
+        learner = names["learner"]
+        assert 6 == learner.replay_buffer.replay.client.watch_model().model_version
     finally:
         actor.kill()
         actor.wait()
     learner.replay_buffer.close()
+
+
+def test_the_actor_of_the_page_asks_its_policy_and_never_trains(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    predict = BasePolicy.predict
+    monkeypatch.setattr(
+        BasePolicy, "predict", lambda *given, **named: asked.append(0) or predict(*given, **named)
+    )
+    code = shown("docs/adapters.md#sb3-actor", server).replace("while True", "for _ in range(3)")
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/adapters.md#sb3-actor", "exec"), names)
+    actor = names["actor"]
+    assert 1500 == actor.num_timesteps
+    # One step in twenty explores; never asked would be 0, and asked by chance 750.
+    assert len(asked) > 1300
+    assert 0 == actor._n_updates  # noqa: SLF001 - SB3 tells it nowhere
+    actor.replay_buffer.close()
+
+
+LEFT_OPEN = """
+import sys
+import numpy as np
+from gymnasium import spaces
+from breadbox.compat.sb3 import BreadboxReplayBuffer
+box = spaces.Box(-10, 10, (3,), np.float32)
+buffers = [
+    BreadboxReplayBuffer(1000, box, box, "cpu", server=sys.argv[1], run=run)
+    for run in sys.argv[2:]
+]
+for number in range(130):
+    obs = np.full((1, 3), number, np.float32)
+    for buffer in buffers:
+        buffer.add(obs, obs + 1, obs, np.array([number]), np.array([False]), [{}])
+        if number == 100:
+            buffer.sample(5)
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_process_that_closes_no_buffer_ends_quietly_and_loses_no_step(
+    server: ServerProcess, count: int
+) -> None:
+    """As with the lines of the page, in which nobody closes anything."""
+    runs = [f"open-{count}-{number}" for number in range(count)]
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN, server.address, *runs],
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert (0, "") == (done.returncode, done.stderr)
+    for run in runs:
+        again = BreadboxReplayBuffer(1000, BOX, BOX, "cpu", server=server.address, run=run)
+        assert 130 == again.size()
+        again.close()
 
 
 @pytest.mark.timeout(580)
@@ -580,7 +641,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from breadbox.compat.sb3 import BreadboxReplayBuffer
 env = make_vec_env("CartPole-v1", seed=int(sys.argv[3]))
 where = dict(server=sys.argv[1], run=sys.argv[2])
-model = DQN("MlpPolicy", env, device="cpu", learning_starts=10**9, exploration_fraction=0.01,
+model = DQN("MlpPolicy", env, device="cpu", learning_starts=0, gradient_steps=0,
+            exploration_initial_eps=0.1, exploration_final_eps=0.1,
             replay_buffer_class=BreadboxReplayBuffer, replay_buffer_kwargs=where)
 while True:
     version = model.replay_buffer.load_policy(model.policy)

@@ -167,20 +167,28 @@ class SpacedReplay:
 
     # Policies ----------------------------------------------------------------------------------
 
-    def publish_policy(self, policy: torch.nn.Module, version: int) -> None:
+    def publish_policy(self, policy: torch.nn.Module, version: int | None = None) -> int:
         """Hand a policy's weights to remote actors, as a model version of the run.
 
         Args:
             policy: Such as `model.policy`.
-            version: Higher than the last one.
+            version: Higher than the run's last one; None: the next one, also where a learner that
+                was killed published the last one.
+
+        Returns:
+            The version.
 
         Raises:
-            VersionRegressedError: It is lower.
+            VersionRegressedError: It is lower than the last one.
             SessionEndedError: The run was ended.
             ReplayBufferError: As `Client.publish`.
         """
+        if version is None:
+            state = self.replay.client.watch_model()
+            version = 1 + ((state.model_version or 0) if state else 0)
         self.replay.client.publish(self.run, version, policy.state_dict())
         self.replay.act_with(version)
+        return version
 
     def load_policy(self, policy: torch.nn.Module, max_wait_s: float = 0.0) -> int | None:
         """Give a policy the newest weights that were published, unless it was given these.
