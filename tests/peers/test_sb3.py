@@ -25,6 +25,7 @@ sb3 = pytest.importorskip(
     "stable_baselines3", reason='needs Stable-Baselines3: pip install "breadbox[sb3]"'
 )
 
+import torch  # noqa: E402
 from stable_baselines3 import DQN, SAC  # noqa: E402
 from stable_baselines3.common.buffers import (  # noqa: E402
     DictReplayBuffer,
@@ -365,6 +366,16 @@ def test_a_training_that_was_killed_finds_its_steps_again(server: ServerProcess)
     ours.close()
 
 
+def test_a_learner_that_is_started_again_publishes_behind_its_last_version(
+    server: ServerProcess,
+) -> None:
+    policy = torch.nn.Linear(2, 2)
+    for wanted in ([1, 2], [3, 4]):
+        ours = BreadboxReplayBuffer(50, BOX, BOX, "cpu", server=server.address, run="again")
+        assert wanted == [ours.publish_policy(policy) for _ in range(2)]
+        ours.close()
+
+
 def test_two_trainings_on_one_server_have_buffers_of_their_own(server: ServerProcess) -> None:
     one, two = (BreadboxReplayBuffer(50, BOX, BOX, "cpu", server=server.address) for _ in range(2))
     walk([one], BOX, BOX, steps=4, env_count=1)
@@ -485,9 +496,12 @@ def test_the_actor_of_the_page_asks_its_policy_and_never_trains(
 ) -> None:
     asked: list[Any] = []
     predict = BasePolicy.predict
-    monkeypatch.setattr(
-        BasePolicy, "predict", lambda *given, **named: asked.append(0) or predict(*given, **named)
-    )
+
+    def counted(*given: Any, **named: Any) -> Any:
+        asked.append(given)
+        return predict(*given, **named)
+
+    monkeypatch.setattr(BasePolicy, "predict", counted)
     code = shown("docs/adapters.md#sb3-actor", server).replace("while True", "for _ in range(3)")
     names: dict[str, Any] = {}
     exec(compile(code, "docs/adapters.md#sb3-actor", "exec"), names)
