@@ -135,6 +135,11 @@ class Client:
         return self._interpreter.closed
 
     @property
+    def outage(self) -> str:
+        """What fails now and is tried again, for how long it has, and why; empty: nothing does."""
+        return self._context.outages.words
+
+    @property
     def store(self) -> PayloadStore:
         """The payload store, opened on first use where the server says it is.
 

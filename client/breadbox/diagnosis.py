@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from breadbox.presets import OFF_POLICY_ADVICE
 from breadbox.types import BufferDescription, FullPolicy
 
 
@@ -256,6 +257,7 @@ def _stale(seen: _Seen) -> _Judgement | None:
             "Publish less often, or raise staleness_max.",
             "Make fragments shorter, so that they arrive before the version has moved on.",
             "Look whether workers adopt new weights: their model version should follow.",
+            OFF_POLICY_ADVICE,
         ],
     )
 

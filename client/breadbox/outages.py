@@ -33,11 +33,22 @@ class OutageLog:
         self._lock = Lock()
         self._began_at: float | None = None
         self._told_at = 0.0
+        self._error: Exception | None = None
+
+    @property
+    def words(self) -> str:
+        """What fails now, for how long it has, and why; empty: nothing does."""
+        with self._lock:
+            began_at, error = self._began_at, self._error
+        if began_at is None:
+            return ""
+        return f"{self._what} has failed for {self._now() - began_at:.0f} s: {error}"
 
     def failed(self, error: Exception) -> None:
         """Note an attempt that failed and will be made again."""
         now = self._now()
         with self._lock:
+            self._error = error
             began_at = self._began_at
             if began_at is None:
                 self._began_at = now
@@ -80,3 +91,8 @@ class Outages:
         """Note an attempt that succeeded, or was answered."""
         if what in self._logs:
             self._logs[what].succeeded()
+
+    @property
+    def words(self) -> str:
+        """What fails now and is tried again; empty: nothing does."""
+        return "; ".join(filter(None, [each.words for each in list(self._logs.values())]))

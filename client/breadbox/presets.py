@@ -5,6 +5,12 @@ from typing import Final
 
 UNLIMITED: Final = 2**40
 """The largest count that a limit may be."""
+OFF_POLICY_ADVICE: Final = (
+    "Learners that replay (DQN, SAC, a mirror) want limits under which versions and uses do not "
+    "count: `breadbox serve --preset off-policy`, or `breadbox buffers update NAME --preset "
+    "off-policy` while it runs."
+)
+"""What to do where a learner meets limits that are made for others."""
 
 _Limits = Mapping[str, int | float | str]
 _OFF_POLICY: Final[_Limits] = {

@@ -36,6 +36,7 @@ from breadbox.errors import (
 )
 from breadbox.fragment import Fragment, Tree
 from breadbox.fragmenter import Fragmenter, Step
+from breadbox.presets import OFF_POLICY_ADVICE
 from breadbox.trees import leaves, map_tree
 from breadbox.trees import row as tree_row
 from breadbox.types import AdmissionOutcome, BufferDescription, ModelState, SchemaPolicy
@@ -546,8 +547,9 @@ class StepWriter:
             if self._stale_count == 0:
                 _log.warning(
                     "steps of model version %d were refused as stale: set `model_version` of the "
-                    "writer to the version that acts, or raise the buffer's staleness_max",
+                    "writer to the version that acts, or raise the buffer's staleness_max. %s",
                     self._model_version,
+                    OFF_POLICY_ADVICE,
                 )
             self._stale_count = stale
         if refused == self._refused_count:

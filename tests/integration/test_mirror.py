@@ -302,3 +302,33 @@ def test_a_wrong_address_and_a_wrong_buffer_are_told(server: ServerProcess) -> N
         pytest.raises(breadbox.errors.BufferNotFoundError),
     ):
         mirror.wait_until(1, timeout_s=WAIT_S)
+
+
+def test_who_waits_for_a_server_that_is_not_there_is_told(server: ServerProcess) -> None:
+    with (
+        ReplayMirror("127.0.0.1:1") as mirror,
+        pytest.raises(
+            breadbox.errors.WaitElapsedError, match=r"calling GetBuffer has failed .*127\.0\.0\.1:1"
+        ),
+    ):
+        mirror.wait_until(1, timeout_s=2.0)
+
+
+def test_steps_that_are_refused_as_stale_are_told_of_until_the_limits_are_those_of_a_mirror(
+    server: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    with breadbox.connect(server.address, buffer=f"b{next(NUMBERS)}") as client:
+        client.create_buffer(client.buffer)
+        client.start_session("s")
+        for version in range(4):
+            client.publish_model("s", version)
+        with caplog.at_level("WARNING"), mirrored(client) as mirror:
+            eventually_sync(lambda: "more than 2 versions old" in caplog.text)
+            client.append(fragment(0))
+            with pytest.raises(
+                breadbox.errors.WaitElapsedError, match=r"staleness_max .*--preset off-policy"
+            ):
+                mirror.wait_until(1, timeout_s=5.0)
+            client.update_buffer(client.buffer, BufferConfig.preset("off-policy"))
+            client.append(fragment(1))
+            mirror.wait_until(STEPS, timeout_s=WAIT_S)

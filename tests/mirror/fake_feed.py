@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from breadbox.errors import BufferNotFoundError, SubscriptionNotFoundError
+from breadbox.errors import SubscriptionNotFoundError
 from breadbox.fragment import Fragment
 from breadbox.reading import LoadedRead
 from breadbox.types import (
+    BufferConfig,
     BufferDescription,
+    BufferState,
     FragmentMetadata,
     FragmentRead,
     FragmentReference,
@@ -30,6 +32,10 @@ class FakeFeed:
     lease_numbers: Iterator[int] = field(default_factory=itertools.count)
     may_read: threading.Event = field(default_factory=threading.Event)
     """Reads wait for it."""
+    config: BufferConfig = field(default_factory=lambda: BufferConfig.preset("off-policy"))
+    counters: dict[str, int] = field(default_factory=dict)
+    look_count: int = 0
+    outage: str = ""
     reader_count: int = 0
     """Reads that wait for it."""
 
@@ -122,7 +128,17 @@ class FakeFeed:
         raise SubscriptionNotFoundError(subscription)
 
     def get_buffer(self, name: str | None = None) -> BufferDescription:
-        raise BufferNotFoundError(name or "default")
+        if self.errors:
+            raise self.errors.pop(0)
+        described = BufferDescription(
+            name=name or "default",
+            config=self.config,
+            session_id=self.session_id,
+            model_version=0,
+            state=BufferState(chunk_count=len(self.chunks), counters=dict(self.counters)),
+        )
+        self.look_count += 1
+        return described
 
     def _known(self, after: int) -> int:
         """After a chunk that there has not been yet, all is read."""

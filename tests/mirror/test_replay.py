@@ -14,7 +14,9 @@ from breadbox.errors import (
     WaitElapsedError,
 )
 from breadbox.mirror import ReplayMirror
+from breadbox.mirror import memory as memory_module
 from breadbox.mirror import replay as replay_module
+from breadbox.types import BufferConfig
 from mirror.fake_feed import FakeFeed
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
@@ -164,6 +166,69 @@ def test_fragments_that_cannot_be_kept_are_an_error(feed: FakeFeed, mirror: Repl
     feed.append(other)
     with pytest.raises(TreeMismatchError):
         mirror.wait_until(8, timeout_s=10)
+
+
+@pytest.mark.parametrize(("staleness_max", "is_told"), [(2, True), (1 << 40, False)])
+def test_limits_for_on_policy_learners_are_told_of_once(
+    feed: FakeFeed, caplog: pytest.LogCaptureFixture, *, staleness_max: int, is_told: bool
+) -> None:
+    feed.config = BufferConfig(staleness_max=staleness_max)
+    with caplog.at_level("WARNING"), ReplayMirror(feed, capacity_steps=100) as mirror:
+        feed.append(vector_fragment(0))
+        mirror.wait_until(4, timeout_s=10)
+    told = [each for each in caplog.messages if "--preset off-policy" in each]
+    assert [True] * is_told == ["more than 2 versions old" in each for each in told]
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("no session", "No session is current in buffer 'default'.*start_session"),
+        ("nothing", "No fragment arrived in the .* holds 0 chunks.*rollout workers run"),
+        ("stale", r"staler than staleness_max \(2\).*--preset off-policy"),
+        ("outage", "calling ReadFragments has failed for 3 s"),
+        ("silence", "the server has not answered yet"),
+    ],
+)
+def test_who_waits_is_told_what_keeps_the_steps(
+    feed: FakeFeed, monkeypatch: pytest.MonkeyPatch, cause: str, words: str
+) -> None:
+    monkeypatch.setattr(replay_module, "POLL_S", 0.1)
+    if cause == "no session":
+        feed.session_id = ""
+    if cause == "silence":
+        feed.may_read.clear()
+    feed.config = BufferConfig(staleness_max=2)
+    with ReplayMirror(feed, capacity_steps=100) as mirror:
+        eventually_sync(lambda: feed.look_count == 1)
+        if cause == "stale":
+            feed.counters["fragments_stale"] = 7
+        if cause == "outage":
+            feed.outage = "calling ReadFragments has failed for 3 s: nobody answers"
+        with pytest.raises(WaitElapsedError, match=f"1 steps to sample wanted, 0 there; .*{words}"):
+            mirror.wait_until(1, timeout_s=1.0)
+        feed.may_read.set()
+
+
+def test_a_wait_that_goes_on_is_told_of_again_and_again(
+    feed: FakeFeed,
+    mirror: ReplayMirror,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(memory_module, "WAIT_PERIOD_S", 0.1)
+    feed.append(vector_fragment(0))
+    mirror.wait_until(4, timeout_s=10)
+    batches = mirror.batches(8, samples_per_insert=2.0)
+    thread = threading.Thread(target=lambda: next(batches))
+    words = "4 new steps, by samples_per_insert, wanted, 0 there; No fragment arrived"
+    with caplog.at_level("WARNING"):
+        thread.start()
+        eventually_sync(lambda: 2 <= sum(words in each for each in caplog.messages), within_s=30)
+    feed.append(vector_fragment(1))
+    thread.join(10)
+    assert not thread.is_alive()
+    batches.close()
 
 
 def test_batches_are_those_of_samples(feed: FakeFeed, mirror: ReplayMirror) -> None:

@@ -134,6 +134,11 @@ class Client:
         """Whether `close` was called."""
         return self._interpreter.closed
 
+    @property
+    def outage(self) -> str:
+        """What fails now and is tried again, for how long it has, and why; empty: nothing does."""
+        return self._context.outages.words
+
     async def open_store(self) -> PayloadStore:
         """The payload store, opened on first use where the server says it is.
 

@@ -1,10 +1,12 @@
 """Steps in memory, to be sampled one by one, in sequences or as whole episodes."""
 
 import itertools
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +22,11 @@ from breadbox.mirror.holdings import Holdings
 from breadbox.mirror.index import NONE, Numbers
 from breadbox.trees import map_tree
 from breadbox.types import Device
+
+_log = logging.getLogger(__name__)
+
+WAIT_PERIOD_S: Final = 30.0
+"""Seconds between two lines about a wait that goes on."""
 
 Result = TypeVar("Result")
 
@@ -63,6 +70,8 @@ class StepMemory:
         self._failure: BaseException | None = None
         """What ended whoever fills it: raised by the next call that draws or waits."""
         self._sampled_count = 0
+        self._waiting_count = 0
+        """Threads that wait for steps."""
 
     # What it holds -----------------------------------------------------------------------------
 
@@ -91,7 +100,7 @@ class StepMemory:
         return self._held.size_bytes
 
     def wait_until(self, steps: int, timeout_s: float | None = None) -> None:
-        """Wait until so many steps can be sampled.
+        """Wait until so many steps can be sampled. Logs what is awaited every 30 s.
 
         Raises:
             WaitElapsedError: They could not within `timeout_s`.
@@ -103,16 +112,52 @@ class StepMemory:
             )
         self._wait_for(lambda: len(self) >= steps, f"{steps} steps to sample", timeout_s)
 
-    def _wait_for(self, is_there: Callable[[], bool], what: str, timeout_s: float | None) -> None:
+    def _wait_for(
+        self,
+        is_there: Callable[[], bool],
+        what: str,
+        timeout_s: float | None,
+        count: Callable[[], int] | None = None,
+    ) -> None:
+        """Wait for steps, and log every `WAIT_PERIOD_S` which, and why they are not there.
+
+        Args:
+            is_there: Whether it is over.
+            what: What is awaited.
+            timeout_s: None: without end.
+            count: How many of these are there; None: as can be sampled.
+
+        Raises:
+            WaitElapsedError: They were not there within `timeout_s`.
+        """
+        count = count or self.__len__
         begun_at = time.monotonic()
-        with self._changed:
-            is_over = self._changed.wait_for(
-                lambda: self._failure is not None or is_there(), timeout_s
-            )
-            self._raise_failure()
-            if not is_over:
-                waited_s = time.monotonic() - begun_at
-                raise WaitElapsedError(waited_s, f"{what} wanted, {len(self)} there")
+        waited_s = 0.0
+        while True:
+            left_s = WAIT_PERIOD_S if timeout_s is None else timeout_s - waited_s
+            with self._changed:
+                self._waiting_count += 1
+                try:
+                    is_over = self._changed.wait_for(
+                        lambda: self._failure is not None or is_there(), min(left_s, WAIT_PERIOD_S)
+                    )
+                finally:
+                    self._waiting_count -= 1
+                self._raise_failure()
+                if is_over:
+                    return
+            waited_s = time.monotonic() - begun_at
+            reason = f"{what} wanted, {count()} there"
+            if why := self._why_nothing_comes():
+                reason = f"{reason}; {why}"
+            if timeout_s is not None and waited_s >= timeout_s:
+                raise WaitElapsedError(waited_s, reason)
+            if left_s >= WAIT_PERIOD_S:
+                _log.warning("waited %.0f s so far: %s", waited_s, reason)
+
+    def _why_nothing_comes(self) -> str:
+        """What keeps whoever fills it from doing so, as far as it knows."""
+        return ""
 
     # Taking in ---------------------------------------------------------------------------------
 
@@ -378,8 +423,9 @@ class StepMemory:
             device: None for numpy arrays; else where torch tensors are wanted.
             prefetch: Batches that are ready or being drawn beside the one handed out, 0 to 1024; 0
                 draws when asked, in the iterating thread.
-            samples_per_insert: At most so many steps are drawn for each that arrives from the first
-                batch on; the next one waits until then. None: no bound.
+            samples_per_insert: At most so many steps are drawn for each that arrives once the first
+                batch was asked for; each batch, the first one too, waits until then, and every 30 s
+                a line is logged of what it waits for. None: no bound.
 
         Raises:
             InvalidRequestError: An argument is out of its range, or there is no step to sample.
@@ -402,7 +448,12 @@ class StepMemory:
                     arrived = self._held.inserted_count - inserted_before
                     return stopped.is_set() or drawn <= bound * arrived
 
-                self._wait_for(is_there, f"{drawn / bound:.0f} steps to arrive", None)
+                self._wait_for(
+                    is_there,
+                    f"{math.ceil(drawn / bound)} new steps, by samples_per_insert,",
+                    None,
+                    lambda: self._held.inserted_count - inserted_before,
+                )
             return self.sample(
                 batch_size, n_step=n_step, gamma=gamma, prioritised=prioritised, device=device
             )

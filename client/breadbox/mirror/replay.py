@@ -22,7 +22,9 @@ from breadbox.errors import (
 )
 from breadbox.mirror.index import NONE
 from breadbox.mirror.memory import StepMemory
+from breadbox.mirror.waiting import why_nothing_comes
 from breadbox.outages import OutageLog
+from breadbox.presets import OFF_POLICY_ADVICE
 from breadbox.reading import LoadedRead
 from breadbox.types import BufferDescription, FragmentRead
 
@@ -37,11 +39,22 @@ CATCH_UP_CHUNKS: Final = 4096
 CATCH_UP_READS: Final = 64
 """Times that this is done at most."""
 
+LOOK_AGE_S: Final = 60.0
+"""Looks at the buffer that are older say nothing of why steps are waited for."""
+LOOKS_MAX: Final = 32
+"""That are kept: there is one a second, so what is told is of the last half minute."""
+STALENESS_ENOUGH: Final = 100
+"""A lower `staleness_max` is taken to be meant for on-policy learners."""
+
 _OUTAGES = (DeadlineExceededError, StoreUnavailableError, UnavailableError)
 
 
 class ReadClient(Protocol):
     """What a mirror needs of a client."""
+
+    @property
+    def outage(self) -> str:
+        """What fails now and is tried again; empty: nothing does."""
 
     def tail(
         self,
@@ -87,6 +100,11 @@ class ReplayMirror(StepMemory):
     a buffer that comes back older than what was read: then it fills itself anew. While server
     or store are away it goes on with what it has. An error that does not pass by itself, such as
     credentials that are refused, ends the thread, and the next call that draws or waits raises it.
+
+    Where steps are waited for, it says what keeps them: no session, no server, nothing that
+    arrives, or steps refused as stale; in the error when the time is over, and in a line of the log
+    every 30 s. A buffer whose limits are made for on-policy learners is told of once, when it is
+    opened.
 
     Use it as a context manager, or call `close`.
 
@@ -144,6 +162,9 @@ class ReplayMirror(StepMemory):
         self._arrived: deque[float] = deque()
         """When reads came that are not taken in."""
         self._is_first = True
+        self._looks: deque[tuple[float, BufferDescription]] = deque(maxlen=LOOKS_MAX)
+        """What the buffer was like, and when: at first, and while somebody waits for steps."""
+        self._outages = OutageLog(_log, "following the buffer")
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
         self._thread.start()
 
@@ -209,15 +230,19 @@ class ReplayMirror(StepMemory):
         self.close()
 
     def _run(self) -> None:
-        outages = OutageLog(_log, "following the buffer")
         while not self._closing.is_set():
             try:
-                self._follow(outages)
+                if not self._looks:
+                    self._look()
+                    self._warn_of_limits()
+                self._follow()
+                if self._waiting_count:
+                    self._look()
             except Exception as error:
                 if self._closing.is_set():
                     return
                 if not self._is_first and isinstance(error, _OUTAGES):
-                    outages.failed(error)
+                    self._outages.failed(error)
                     self._closing.wait(RETRY_S)
                     continue
                 with self._changed:
@@ -227,7 +252,33 @@ class ReplayMirror(StepMemory):
                     raise
                 return
 
-    def _follow(self, outages: OutageLog) -> None:
+    def _look(self) -> None:
+        """Find out what the buffer is like."""
+        self._looks.append((time.monotonic(), self._client.get_buffer(self._buffer)))
+
+    def _warn_of_limits(self) -> None:
+        """Say so where the buffer's limits will let the mirror starve."""
+        _, described = self._looks[-1]
+        staleness_max = described.config.staleness_max
+        if staleness_max is not None and staleness_max < STALENESS_ENOUGH:
+            _log.warning(
+                "buffer %r is for on-policy learners: steps that are more than %d versions old are "
+                "refused, and leave it, so that this mirror gets no more of them. %s",
+                described.name,
+                staleness_max,
+                OFF_POLICY_ADVICE,
+            )
+
+    def _why_nothing_comes(self) -> str:
+        if outage := self._client.outage or self._outages.words:
+            return outage
+        if self._is_first:
+            return "the server has not answered yet"
+        now = time.monotonic()
+        looks = [look for look in list(self._looks) if now - look[0] <= LOOK_AGE_S]
+        return why_nothing_comes(looks) if looks else ""
+
+    def _follow(self) -> None:
         """Take in what comes, until nothing does for a while; one read is loaded ahead."""
         if self._subscription is not None and self._cursor is None:
             self._passed = self._where_it_stands(self._subscription)
@@ -257,7 +308,7 @@ class ReplayMirror(StepMemory):
         ) as reads:
             for read in reads:
                 self._is_first = False
-                outages.succeeded()
+                self._outages.succeeded()
                 if read is None or self._closing.is_set():
                     return
                 self._take_in(read)
