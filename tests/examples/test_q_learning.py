@@ -1,4 +1,4 @@
-"""The example of prioritised Q-learning reaches what it says."""
+"""The examples of prioritised and of recurrent Q-learning reach what they say."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(660)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TARGETS = {"prioritised_dqn.py": 195.0}
+TARGETS = {"prioritised_dqn.py": 195.0, "recurrent_q.py": 120.0}
 
 
 @pytest.mark.parametrize("name", TARGETS)
