@@ -29,7 +29,12 @@ from breadbox_server.core.description import (
     BufferDescription,
     SubscriptionDescription,
 )
-from breadbox_server.core.errors import BufferNotFoundError, DomainError, DrainingError
+from breadbox_server.core.errors import (
+    BufferNotFoundError,
+    DomainError,
+    DrainingError,
+    WaitersFullError,
+)
 from breadbox_server.core.events import (
     Event,
     FetchGranted,
@@ -49,6 +54,7 @@ from breadbox_server.core.ids import (
     SessionId,
 )
 from breadbox_server.core.inputs import (
+    AdmissionOutcome,
     Answer,
     Appended,
     AppendFragment,
@@ -74,7 +80,7 @@ from breadbox_server.core.reading import ChunksRead, Cursor
 from breadbox_server.core.schemas import Schema
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
-from breadbox_server.errors import OutageError, PayloadSizeError
+from breadbox_server.errors import AppendsFullError, OutageError, PayloadSizeError
 from breadbox_server.housekeeping import Housekeeping
 from breadbox_server.jobs import Jobs
 from breadbox_server.lags import Arrivals
@@ -197,22 +203,25 @@ class Driver:
             DomainError: The core refuses the input, which changed nothing.
         """
         self.turns.check_room()
-        try:
-            return self._apply_now(command)
-        finally:
-            # A refusal waits too: it may tell of what is not durable yet.
-            await self.settled()
+        async with self.durable_refusals():
+            answer = self._apply_now(command)
+        await self.settled()
+        return answer
 
     @asynccontextmanager
     async def durable_refusals(self) -> AsyncIterator[None]:
         """Around what the core may refuse: the refusal leaves once what it tells of is durable.
 
-        Else a caller would know of a buffer's end, say, that a crash takes back.
+        Else a caller would know of a buffer's end, say, that a crash takes back. And once this
+        server knows that no other one has decided otherwise: it may have been replaced just now.
+        What it has no room for, and that it ends, it says at once.
         """
         try:
             yield
+        except (AppendsFullError, DrainingError, WaitersFullError):
+            raise
         except DomainError:
-            await self.settled()
+            await self.turns.known()
             raise
 
     def _apply_now(self, command: Input[Answer]) -> Answer:
@@ -304,7 +313,11 @@ class Driver:
         with self._quotas.charged(caller, buffer, session, fragments) as charge:
             if schemas:
                 await self._tell_schemas(buffer, session, fragments, schemas)
-            return await self.appends.append(buffer, fragments, charge)
+            async with self.durable_refusals():
+                answers = await self.appends.append(buffer, fragments, charge)
+        if any(each is not None and each.outcome in _OF_UNKNOWN for each in answers):
+            await self.turns.known()
+        return answers
 
     def charge_report(self, caller: Caller, episode_count: int) -> None:
         """Let a report of episodes pass; see `Quotas.charge_report`."""
@@ -546,7 +559,9 @@ class Driver:
             return
         if command.mode is ReleaseMode.RETURNED:
             await self._check_returned(command)
-        if named := self._of_lease(command, unreadable):
+        async with self.durable_refusals():
+            named = self._of_lease(command, unreadable)
+        if named:
             # In one step with the release, so that no other report of this lease can come between.
             self.turns.check_room()
             reports_max = self._limits.poison_after
@@ -569,7 +584,8 @@ class Driver:
         return tuple({each.payload_id for each in leased}.intersection(payload_ids))
 
     async def _check_returned(self, command: ReleaseLease) -> None:
-        payloads = self._buffers.leased_payloads(command.buffer, command.lease_id)
+        async with self.durable_refusals():
+            payloads = self._buffers.leased_payloads(command.buffer, command.lease_id)
         try:
             async with asyncio.timeout(RETURN_CHECK_S):
                 if await self.drop_missing(command.buffer, payloads):
@@ -840,4 +856,6 @@ class Driver:
         self.pump()
 
 
+_OF_UNKNOWN: Final = frozenset((AdmissionOutcome.WRONG_SESSION,))
+"""Outcomes that rest on what the core does not know, as refusals do."""
 _EFFECTFUL: Final = frozenset((FetchGranted, WaitElapsed, FetchRefused, ModelChanged))

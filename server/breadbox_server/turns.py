@@ -8,7 +8,7 @@ in the order in which they were decided. Without a journal everything takes effe
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
@@ -124,6 +124,10 @@ class Turns:
         """When the journal was last asked and certain to be this server's, on the loop's clock;
         None: not since it was claimed; minus infinity: not since it was lost."""
         self._found_ours = asyncio.Event()
+        self._doubted = asyncio.Event()
+        """Somebody wants to know whose the journal is, before it is asked anyway."""
+        self._waited_since: float | None = None
+        """Since when somebody does, on the loop's clock; None: nobody."""
         self._effects: list[Callable[[], None]] = []
         """Of no turn, that wait for this."""
         self._incarnation: str | None = None
@@ -189,7 +193,27 @@ class Turns:
     async def ours(self) -> None:
         """Return once others have to respect this server's claim; at once where they do already."""
         while self._may_be_replaced(asyncio.get_running_loop().time()):
-            await self._found_ours.wait()
+            await self._look()
+
+    async def _look(self) -> None:
+        """Return when the journal was asked whose it is; meanwhile it counts as owing an answer."""
+        if self._waited_since is None:
+            self._waited_since = asyncio.get_running_loop().time()
+        await self._found_ours.wait()
+
+    async def known(self) -> None:
+        """As `settled`, and what another server may have decided until now is known here too.
+
+        For a refusal: it may rest on what this server does not know, a lease, say, which one has
+        granted that was told to take over (`--take-over`) and so has not waited for this one's
+        claim to expire. So the journal is asked once more whose it is: once for all who want to
+        know at that moment, and not where a turn that is written since has asked.
+        """
+        since = asyncio.get_running_loop().time()
+        await self.settled()
+        while self._journal is not None and (self._ours_at is None or self._ours_at < since):
+            self._doubted.set()
+            await self._look()
 
     def _may_be_replaced(self, now: float) -> bool:
         """Whether another server may have claimed the journal since it was last certain.
@@ -212,6 +236,7 @@ class Turns:
 
     def _be_certain(self, asked_at: float) -> None:
         self._ours_at = asked_at
+        self._waited_since = None
         self._wake_who_waits()
         effects, self._effects = self._effects, []
         for effect in effects:
@@ -250,10 +275,9 @@ class Turns:
 
     @property
     def away_s(self) -> float:
-        """Seconds for which the journal has not taken the turn that is being written; 0: none."""
-        if self._committing_since is None:
-            return 0.0
-        return asyncio.get_running_loop().time() - self._committing_since
+        """Seconds for which the journal has owed an answer to who waits for it; 0: it owes none."""
+        since = [each for each in (self._committing_since, self._waited_since) if each is not None]
+        return asyncio.get_running_loop().time() - min(since) if since else 0.0
 
     async def run(self) -> None:
         """Make one turn after the other durable, for ever.
@@ -287,6 +311,7 @@ class Turns:
         if self._journal is None:
             return
         while True:
+            self._doubted.clear()
             try:
                 if not self._is_lost:
                     await self._renew(self._journal)
@@ -299,7 +324,11 @@ class Turns:
             except JournalUnavailableError as error:
                 # Whoever has something to write says so aloud.
                 log.debug("%s; no sign of life was shown", error)
-            await asyncio.sleep(RENEW_S)
+                await asyncio.sleep(RENEW_S)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._doubted.wait()
 
     async def _commit(self, journal: Journal) -> None:
         turn, self._open = self._open, _Turn()

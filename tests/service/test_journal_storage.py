@@ -354,7 +354,7 @@ async def test_the_server_that_wrote_before_is_refused_when_another_takes_over(
 async def test_of_two_servers_behind_a_redis_that_came_back_the_later_goes_on(
     redis_server: RedisServer,
 ) -> None:
-    """As it was before that claim: the earlier one, if it wakes first, cannot keep it out."""
+    """As it was before that claim: the earlier one cannot keep it out, however late it speaks."""
     with redis_server.client() as client:
         archive = RedisArchive(redis_server.url)
         old = RedisWriter(redis_server.url, claim_of(archive))
@@ -369,6 +369,8 @@ async def test_of_two_servers_behind_a_redis_that_came_back_the_later_goes_on(
         with pytest.raises(JournalLostError):
             await old.renew(FIRST + 1)
         await old.begin_again(FIRST + 1, b"older state", NOTES)
+        await write(old, FIRST + 2)
+        await write(old, FIRST + 3)
         with pytest.raises(JournalLostError):
             await new.renew(FIRST + 2)
         await new.begin_again(FIRST + 2, b"state", NOTES)
@@ -377,6 +379,7 @@ async def test_of_two_servers_behind_a_redis_that_came_back_the_later_goes_on(
         with pytest.raises(JournalTakenError):
             await old.begin_again(FIRST + 1, b"older state", NOTES)
         assert (FIRST + 2, b"state") == archive.read_snapshot()
+        assert [] == list(archive.read_turns(FIRST + 2))
         await old.close()
         await new.close()
         archive.close()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,14 +17,29 @@ from breadbox_server import turns
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.errors import BufferNotFoundError, DomainError, InvalidArgumentError
+from breadbox_server.core.errors import (
+    BufferNotFoundError,
+    DomainError,
+    InvalidArgumentError,
+    LeaseNotFoundError,
+)
 from breadbox_server.core.events import FetchGranted, WaitElapsed
-from breadbox_server.core.ids import BufferName, ModelVersion, RequestId, SessionId
+from breadbox_server.core.ids import (
+    BufferName,
+    LeaseId,
+    ModelVersion,
+    PayloadId,
+    RequestId,
+    SessionId,
+)
 from breadbox_server.core.inputs import (
     AdmissionOutcome,
     DeleteBuffer,
     EndSession,
     Fragment,
+    ReleaseLease,
+    ReleaseMode,
+    RenewLease,
     StartSession,
     UpdateBuffer,
 )
@@ -129,7 +145,7 @@ async def test_an_append_is_answered_only_when_it_is_durable() -> None:
         assert 1 == len(it.journal.turns[-1])
 
 
-_REFUSED_WITHOUT_THE_BUFFER = {
+_REFUSED_WITHOUT_THE_BUFFER: dict[str, Callable[[Journalled], Awaitable[Any]]] = {
     "append": lambda it: it.driver.append(BUFFER, [fragment(it, 0)]),
     "fetch": lambda it: it.driver.fetch(
         buffer=BUFFER,
@@ -585,9 +601,11 @@ async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int) -> N
         assert it.books.snapshot() == rebuilt.snapshot(), f"seed {seed}"
 
 
-async def _fetch(it: Journalled, request_id: str) -> FetchGranted | WaitElapsed:
+async def _fetch(
+    it: Journalled, request_id: str, buffer: BufferName = BUFFER
+) -> FetchGranted | WaitElapsed:
     return await it.driver.fetch(
-        buffer=BUFFER,
+        buffer=buffer,
         request_id=RequestId(request_id),
         fragment_count=1,
         wait_s=20.0,
@@ -643,6 +661,149 @@ async def test_nothing_is_told_from_memory_while_the_journal_may_be_anothers(ask
         it.journal.is_down = False
         outcome = await asking
     assert (asked == "refusal") is isinstance(outcome, BufferNotFoundError)
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim of which nothing is heard unless somebody asks."""
+    monkeypatch.setattr(turns, "RENEW_S", 3600.0)
+    monkeypatch.setattr(turns, "ALIVE_S", 7200.0)
+
+
+def hold_renewals(it: Journalled) -> None:
+    it.journal.may_renew.clear()
+    it.journal.renewing.clear()
+
+
+_REFUSED_FOR_WHAT_IS_NOT_KNOWN: dict[str, Callable[[Journalled], Awaitable[Any]]] = {
+    "append": lambda it: it.driver.append(BufferName("none"), [fragment(it, 0)]),
+    "append of another session": lambda it: it.driver.append(
+        BUFFER, [written_fragment(it.custodian, 0, SessionId("next"))]
+    ),
+    "append of another version": lambda it: it.driver.append(
+        BUFFER, [make_fragment("w", session_id=RUN, version=9, payload=fragment(it, 0).payload)]
+    ),
+    "fetch": lambda it: _fetch(it, "r", BufferName("none")),
+    "delete_buffer": lambda it: it.driver.delete_buffer(DeleteBuffer(BufferName("none"))),
+    "publish": lambda it: it.driver.publish(publish_model(1, session_id="next")),
+    "watch": lambda it: it.driver.watch(
+        BufferName("none"), session_id=RUN, model_version=None, lacks_weights=False, wait_s=60.0
+    ),
+    "durable_model": lambda it: it.driver.durable_model(BufferName("none")),
+    "apply": lambda it: it.driver.apply(EndSession(BufferName("none"), RUN)),
+    "read": lambda it: it.driver.read(
+        BufferName("none"), Cursor(after=None), wait_s=0.0, lease_s=None
+    ),
+    "renew": lambda it: it.driver.renew(RenewLease(BUFFER, LeaseId("l"))),
+    "release": lambda it: it.driver.release(
+        ReleaseLease(BUFFER, LeaseId("l"), ReleaseMode.CONSUMED)
+    ),
+    "return to no buffer": lambda it: it.driver.release(
+        ReleaseLease(BufferName("none"), LeaseId("l"), ReleaseMode.RETURNED)
+    ),
+    "report to no buffer": lambda it: it.driver.release(
+        ReleaseLease(BufferName("none"), LeaseId("l"), ReleaseMode.CONSUMED), (PayloadId("p"),)
+    ),
+}
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("asked", _REFUSED_FOR_WHAT_IS_NOT_KNOWN)
+async def test_nothing_is_refused_before_the_journal_was_asked_whose_it_is(asked: str) -> None:
+    """Another server may have taken it over a moment ago, and know what this one does not."""
+    async with journalled() as it:
+        await first_sign_of_life(it)
+        hold_renewals(it)
+        calling = it.group.create_task(_outcome(_REFUSED_FOR_WHAT_IS_NOT_KNOWN[asked](it)))
+        await eventually(it.journal.renewing.is_set, "the journal being asked")
+        await turn_the_loop()
+        assert not calling.done()
+        it.journal.may_renew.set()
+        outcome = await calling
+    if isinstance(outcome, list):
+        assert [AdmissionOutcome.WRONG_SESSION] == [each.outcome for each in outcome]
+    else:
+        assert isinstance(outcome, DomainError)
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_a_server_that_was_just_displaced_refuses_nobody() -> None:
+    """Who waits for the refusal of a lease, say, that its successor granted is cut off instead."""
+    told: list[object] = []
+
+    async def be_displaced() -> None:
+        async with journalled() as it:
+            await first_sign_of_life(it)
+            it.journal.is_taken = True
+            told.append(await _outcome(it.driver.apply(RenewLease(BUFFER, LeaseId("of another")))))
+
+    with pytest.raises(ExceptionGroup) as failed:
+        await be_displaced()
+    assert failed.group_contains(JournalTakenError)
+    assert [] == told
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_refusals_of_one_moment_share_one_look_at_the_journal() -> None:
+    async with journalled() as it:
+        await first_sign_of_life(it)
+        seen = it.journal.renewal_count
+        renew = RenewLease(BUFFER, LeaseId("of nobody"))
+        calls = [it.group.create_task(_outcome(it.driver.apply(renew))) for _ in range(50)]
+        refused = [await each for each in calls]
+    assert all(isinstance(each, LeaseNotFoundError) for each in refused)
+    assert 1 == it.journal.renewal_count - seen
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_a_refusal_that_follows_a_look_at_the_journal_causes_another_one() -> None:
+    """What was asked before it was decided says nothing of who owns the journal since."""
+    async with journalled() as it:
+        await first_sign_of_life(it)
+        hold_renewals(it)
+        renew = RenewLease(BUFFER, LeaseId("of nobody"))
+        first = it.group.create_task(_outcome(it.driver.apply(renew)))
+        await eventually(it.journal.renewing.is_set, "the journal being asked")
+        second = it.group.create_task(_outcome(it.driver.apply(renew)))
+        await turn_the_loop()
+        it.journal.may_renew.set()  # Lets through whoever waits, and nobody after.
+        it.journal.may_renew.clear()
+        await turn_the_loop()
+        assert (True, False) == (first.done(), second.done())
+        it.journal.may_renew.set()
+        assert isinstance(await second, LeaseNotFoundError)
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_what_was_refused_by_a_turn_is_told_without_another_look() -> None:
+    """The write of the turn has asked whose the journal is."""
+    async with journalled() as it:
+        await first_sign_of_life(it)
+        seen = it.journal.renewal_count
+        deleting = it.group.create_task(it.driver.delete_buffer(DeleteBuffer(BUFFER)))
+        await asyncio.sleep(0)
+        outcome = await _outcome(it.driver.apply(EndSession(BUFFER, RUN)))
+        await deleting
+    assert isinstance(outcome, BufferNotFoundError)
+    assert 0 == it.journal.renewal_count - seen
+
+
+async def test_a_refusal_waits_for_a_journal_that_is_away_and_is_told_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "RENEW_S", 0.01)
+    async with journalled() as it:
+        await first_sign_of_life(it)
+        it.journal.is_down = True
+        renew = RenewLease(BUFFER, LeaseId("of nobody"))
+        calling = it.group.create_task(_outcome(it.driver.apply(renew)))
+        seen = it.journal.renewal_count
+        await eventually(lambda: it.journal.renewal_count > seen + 1, "it being asked again")
+        assert not calling.done()
+        assert it.driver.away_s()["journal"] > 0.0
+        it.journal.is_down = False
+        assert isinstance(await calling, LeaseNotFoundError)
+        assert 0.0 == it.driver.away_s()["journal"]
 
 
 @pytest.mark.usefixtures("hasty")
@@ -702,7 +863,7 @@ async def test_who_hears_of_nobody_else_goes_on(monkeypatch: pytest.MonkeyPatch)
         assert 1 == len(it.journal.snapshots)
 
 
-async def _outcome(call: Awaitable[object]) -> object:
+async def _outcome(call: Awaitable[Any]) -> object:
     try:
         return await call
     except DomainError as error:

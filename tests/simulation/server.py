@@ -16,11 +16,12 @@ from breadbox.stores.base import StoreTakenError
 from breadbox_server.books import _claim
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.errors import DomainError, DrainingError, WaitersFullError
 from breadbox_server.core.events import FetchGranted
 from breadbox_server.core.ids import LeaseId, PayloadId
 from breadbox_server.core.inputs import DropPayloads
 from breadbox_server.driver import Driver, DriverLimits
-from breadbox_server.errors import StartError
+from breadbox_server.errors import AppendsFullError, StartError
 from breadbox_server.jobs import Jobs
 from breadbox_server.journal.claims import Claim, Holder
 from breadbox_server.journal.compactor import compact
@@ -347,10 +348,26 @@ class SimulatedServer:
         """
         if self.driver is None:
             raise ServerDownError
-        task = self.process.start(_as_task(work, self.driver))
+        task = self.process.start(self._answer(work, self.driver, is_replaced=self.is_replaced))
         self._calls[task] = request_id
         task.add_done_callback(self._end_call)
         return task
+
+    async def _answer(
+        self, work: Callable[[Driver], Awaitable[Any]], driver: Driver, *, is_replaced: bool
+    ) -> Any:
+        """Carry a call out; who had been replaced when it came refuses nothing from memory.
+
+        But on a journal that came back as it was before: nothing there says so.
+        """
+        try:
+            return await work(driver)
+        except DomainError as error:
+            is_of_now = isinstance(error, DrainingError | WaitersFullError | AppendsFullError)
+            if is_replaced and not is_of_now and self._fates.plan.world is World.RIVALS:
+                violation = AssertionError(f"{self.name} was replaced, and refuses: {error}")
+                self._fates.violations.append(violation)
+            raise
 
     def _end_call(self, task: asyncio.Task[Any]) -> None:
         self._calls.pop(task, None)
@@ -382,10 +399,6 @@ class SimulatedServer:
 def is_replacement(error: BaseException) -> bool:
     """Whether a server ended with this since it found another one on its journal."""
     return isinstance(error, JournalTakenError | StoreTakenError | StartError)
-
-
-async def _as_task(work: Callable[[Driver], Awaitable[Any]], driver: Driver) -> Any:
-    return await work(driver)
 
 
 def live_leases(buffers: BufferSet) -> list[LeaseId]:

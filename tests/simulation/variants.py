@@ -158,6 +158,7 @@ class TellsReadersEarly(Variant):
     """Readers are told of chunks that are not durable, whose ids others get after a crash."""
 
     name = "tells-readers-early"
+    world = World.SILENCE
 
     def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
         return _HastyReaders(buffers, **parts)
@@ -195,6 +196,23 @@ class RetainsNothing(Variant):
         return Driver(buffers, **parts)
 
 
+class _SureTurns(Turns):
+    async def known(self) -> None:
+        await self.settled()
+
+
+class RefusesFromMemory(Variant):
+    """A server that was displaced refuses, for a while, what its successor knows."""
+
+    name = "refuses-from-memory"
+    world = World.RIVALS
+
+    def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
+        driver = Driver(buffers, **parts)
+        driver.turns.__class__ = _SureTurns
+        return driver
+
+
 class _MistakenDriver(Driver):
     async def apply(self, command: Input[Any]) -> Any:
         if isinstance(command, UpdatePriorities):
@@ -229,5 +247,6 @@ VARIANTS: dict[str, type[Variant]] = {
         IgnoresReaders,
         RetainsNothing,
         MeetsAnotherChunk,
+        RefusesFromMemory,
     )
 }

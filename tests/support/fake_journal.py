@@ -25,6 +25,10 @@ class FakeJournal:
         self.may_write = asyncio.Event()
         self.may_write.set()
         self.writing = asyncio.Event()
+        self.may_renew = asyncio.Event()
+        self.may_renew.set()
+        self.renewing = asyncio.Event()
+        self.renewal_count = 0
 
     def has_room(self) -> bool:
         return not self.is_full
@@ -42,6 +46,9 @@ class FakeJournal:
         self.turns.append(list(entries))
 
     async def renew(self) -> str:
+        self.renewal_count += 1
+        self.renewing.set()
+        await self.may_renew.wait()
         if self.is_down:
             raise JournalUnavailableError("the fake journal is down")
         if self.is_taken:
