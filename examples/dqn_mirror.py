@@ -137,7 +137,7 @@ def main() -> None:
     connected = (
         breadbox.connect(options.server)
         if options.server
-        else breadbox.local_server(uses_max=1_000_000, staleness_max=1_000_000, schema="ragged")
+        else breadbox.local_server(preset="off-policy")
     )
     with connected as client, actors(client.address, 2):
         mean = learn(client, options.target, options.seed, options.seconds_max)

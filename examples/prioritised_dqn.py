@@ -130,7 +130,7 @@ def main(seed: int) -> float:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     spawn = multiprocessing.get_context("spawn")
-    with breadbox.local_server(uses_max=2**40, staleness_max=2**40, schema="ragged") as client:
+    with breadbox.local_server(preset="off-policy") as client:
         session_id = client.start_session().session_id
         told = [(client.address, 1000 * seed + n, 0.02 + 0.18 * n) for n in range(ACTORS)]
         for each in told:

@@ -33,6 +33,7 @@ class ServerOptions(TypedDict, total=False):
     store: str
     journal: str
     metrics_listen: str
+    preset: str
     fragments_per_chunk: int
     capacity_chunks: int
     capacity_bytes: int | str
@@ -46,6 +47,9 @@ class ServerOptions(TypedDict, total=False):
     leases_max: int
     workers_max: int
     sampler: str
+    remover: str
+    priority_exponent: float
+    with_replacement: bool
     schema: SchemaPolicy | str
     minimum_chunks: int
     buffers_max: int
@@ -238,9 +242,9 @@ def local_server(**options: Unpack[ServerOptions]) -> Iterator["Client"]:
     second, ending as long as `drain_grace_s` (5 s) at most where calls of others are under way.
 
     Args:
-        **options: Of `breadbox serve`, with underscores: `capacity_chunks`, `capacity_bytes`,
-            `uses_max`, `staleness_max`, `fragments_per_chunk`, `seed`; see `ServerOptions`. With a
-            `store`, payloads are there instead, and stay.
+        **options: Of `breadbox serve`, with underscores: `preset`, `capacity_chunks`,
+            `capacity_bytes`, `uses_max`, `staleness_max`, `fragments_per_chunk`, `seed`; see
+            `ServerOptions`. With a `store`, payloads are there instead, and stay.
 
     Raises:
         ModuleNotFoundError: The server is not installed; says what to install.

@@ -4,7 +4,7 @@ Counts are whole numbers, durations `float` seconds ending `_s`, sizes end `_byt
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -294,13 +294,16 @@ class BufferConfig:
             **overrides: Limits that are to be others.
 
         Raises:
-            InvalidRequestError: There is no such preset.
+            InvalidRequestError: There is no such preset, or no such limit.
         """
         limits: dict[str, Any] = dict(PRESETS.get(name, {}))
         if not limits:
             raise InvalidRequestError(
                 "preset", f"must be one of {', '.join(PRESETS)}, got {name!r}"
             )
+        names = [each.name for each in fields(cls)]
+        if unknown := sorted(overrides.keys() - set(names)):
+            raise InvalidRequestError(unknown[0], f"is no limit; there are {', '.join(names)}")
         for field_name, kind in (("full_policy", FullPolicy), ("schema", SchemaPolicy)):
             if field_name in limits:
                 limits[field_name] = kind(limits[field_name])
@@ -374,7 +377,9 @@ class BufferDescription:
     name: str
     config: BufferConfig
     session_id: str
+    """Empty: no session is current."""
     model_version: int | None
+    """None: nothing was published in the session, or there is none."""
     state: BufferState
     schemas: tuple[Mapping[str, ArrayType], ...] = ()
     """Of the session's fragments, the one that was told first at the front: what is at each path

@@ -108,3 +108,8 @@ def test_a_server_and_a_buffer_with_presets(tmp_path: Path) -> None:
         made = client.create_buffer("line", BufferConfig.preset("queue", remover="newest_first"))
         assert ("oldest_first", "newest_first") == (made.config.sampler, made.config.remover)
         assert (FullPolicy.BLOCK, 1) == (made.config.full_policy, made.config.uses_max)
+
+
+def test_a_limit_that_there_is_not_is_refused_with_those_there_are() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^use_max is no limit; .*uses_max"):
+        BufferConfig.preset("off-policy", use_max=3)

@@ -369,3 +369,11 @@ def test_a_retaining_reader_misses_nothing_that_capacity_does_not_cost_it(
     assert restored.snapshot() == world.buffers.snapshot()
     assert restored.subscriptions(DEFAULT_BUFFER) == world.buffers.subscriptions(DEFAULT_BUFFER)
     restored.check_invariants()
+
+
+def test_who_acknowledges_before_there_is_a_chunk_is_told_so() -> None:
+    world = Followed()
+    world.subscribe()
+    with pytest.raises(InvalidArgumentError, match="chunk_id cannot be 0: there was no chunk yet"):
+        world.acknowledge(0)
+    world.acknowledge(-1)

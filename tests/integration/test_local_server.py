@@ -245,3 +245,13 @@ def test_the_fixtures_give_each_test_a_buffer_of_its_own(tmp_path: Path) -> None
 def test_pytest_finds_the_fixtures_by_itself() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {"breadbox.testing": "breadbox.testing"} == project["entry-points"]["pytest11"]
+
+
+def test_it_takes_a_preset_and_what_is_given_besides() -> None:
+    with breadbox.local_server(preset="off-policy", uses_max=7) as client:
+        config = client.get_buffer().config
+    assert (2**40, 7, breadbox.SchemaPolicy.RAGGED) == (
+        config.staleness_max,
+        config.uses_max,
+        config.schema,
+    )

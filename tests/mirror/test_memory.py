@@ -478,3 +478,13 @@ def test_readers_beside_the_writer_never_see_half_a_step_or_change_another(
     assert [] == failures
     assert 256 == memory.step_count
     assert memory.late_update_count > 0
+
+
+@pytest.mark.parametrize("priority", [-1.0, np.nan, np.inf])
+def test_a_priority_that_is_none_is_told_with_its_place(priority: float) -> None:
+    memory = StepMemory(10)
+    handle = memory.extend(vector_fragment())
+    with pytest.raises(
+        InvalidRequestError, match=rf"got {priority} at place 1, for handle {handle + 1}"
+    ):
+        memory.update_priorities([handle, handle + 1], [1.0, priority])

@@ -489,7 +489,12 @@ class StepMemory:
         if len(wanted) != len(values):
             raise InvalidRequestError("priorities", f"are {len(values)} for {len(wanted)} handles")
         if not (np.isfinite(values).all() and (values >= 0).all()):
-            raise InvalidRequestError("priorities", "must be finite and at least 0")
+            place = int(np.flatnonzero(~(np.isfinite(values) & (values >= 0)))[0])
+            raise InvalidRequestError(
+                "priorities",
+                f"must be finite and at least 0, got {values[place]} at place {place}, for handle "
+                f"{wanted[place]}",
+            )
         values, wanted = values[wanted >= 0], wanted[wanted >= 0]
         held = self._held
         with self._changed:

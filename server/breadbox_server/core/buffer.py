@@ -598,6 +598,10 @@ class ReplayBuffer:
             SubscriptionNotFoundError: There is no subscription of the name.
         """
         subscription = self._state.holdings.subscriptions[input.name]
+        if input.chunk_id >= 0 == self.closed_count:
+            raise InvalidArgumentError(
+                "chunk_id", f"cannot be {input.chunk_id}: there was no chunk yet"
+            )
         check_int("chunk_id", input.chunk_id, -1, self.closed_count - 1)
         if input.chunk_id > subscription.cursor:
             self._state.holdings.pass_to(input.name, input.chunk_id)
