@@ -150,6 +150,7 @@ CALLS: dict[str, Row] = {
     "Client.create_subscription": lambda it: it.client.create_subscription("mine"),
     "Client.acknowledge_chunks": lambda it: it.client.acknowledge_chunks("mine", -1),
     "Client.delete_subscription": lambda it: it.client.delete_subscription("mine"),
+    "Client.update_priorities": lambda it: it.client.update_priorities({0: 1.0}),
     "Client.tail": lambda it: _drained(it.client.tail(max_wait_s=WAIT_S)),
     "Client.load_fragments": lambda it: it.client.load_fragments(it.spare.fragments),
     "Client.describe_arrays": lambda it: it.client.describe_arrays(it.spare.fragments),
@@ -184,7 +185,7 @@ WAITING = {
 }
 """They wait for what was asked for, besides."""
 SILENT = {
-    *("Client.address", "Client.buffer", "Client.closed", "Client.__enter__"),
+    *("Client.address", "Client.buffer", "Client.closed", "Client.outage", "Client.__enter__"),
     *("Lease.lease_id", "Lease.request_id", "Lease.references", "Lease.__len__"),
     *("Lease.__enter__", "Lease.renew_quietly", "Lease.refuse"),
     *("Appender.counts", "Appender.unsent", "Appender.__enter__"),

@@ -96,7 +96,7 @@ def test_the_producer_line_appends_a_fragment(tmp_path: Path) -> None:
 def test_the_worker_of_ones_own_has_every_fragment_admitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (worker,) = [block for block in python_blocks(ROLLOUT) if "client.append(" in block]
+    (worker,) = [block for block in python_blocks(ROLLOUT) if "= client.append(" in block]
     with (
         start_server(store=f"file://{tmp_path / 'store'}") as server,
         breadbox.connect(server.address) as client,
