@@ -98,6 +98,9 @@ class Traffic:
         self._of_token: Counter[str] = Counter()
         """Calls that are admitted, by token."""
         self._fruitless: Counter[str] = Counter()
+        self._hung_up: set[str] = set()
+        """Connections that are being closed, since fruitless calls were last forgotten: what they
+        had sent before still arrives, and is no reason to hang up on them again."""
         self._useful: set[str] = set()
         """Connections on which a call was admitted, ever."""
         self._idle: set[str] = set()
@@ -204,8 +207,9 @@ class Traffic:
         return ServerBusyError(text)
 
     def _hang_up(self, peer: str, reason: str) -> None:
-        if self._connections is not None:
-            self._unwanted.setdefault(peer, reason)
+        if self._connections is not None and peer not in self._hung_up:
+            self._hung_up.add(peer)
+            self._unwanted[peer] = reason
             self._wake.set()
 
     async def run(self) -> None:
@@ -221,6 +225,7 @@ class Traffic:
                 await self._look_around()
             if self._loop.time() >= counts_until:
                 self._fruitless.clear()
+                self._hung_up.clear()
                 counts_until = self._loop.time() + FRUITLESS_S
             await self._close_unwanted()
 
