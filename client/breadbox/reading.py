@@ -76,18 +76,24 @@ class Tail:
     def next(self) -> Operation[LoadedRead | None]:
         """What comes next, once it does; None when nothing did for `max_wait_s`.
 
-        A new session is news as well, even before anything of it has come.
+        A new session is news as well, even before anything of it has come; and so is a buffer that
+        has had fewer chunks than were read of it.
         """
         yield from self._acknowledge()
         wait_s = WAIT_S_MAX_PER_CALL if self._max_wait_s is None else self._max_wait_s
         while True:
-            known = self._request.known_session_id
+            known, after = self._request.known_session_id, self._request.after_chunk_id
             request = replace(self._request, max_wait_s=wait_s)
             read = yield from operations.read(self._context, self._buffer, request)
             self._request = replace(
                 self._request, after_chunk_id=read.cursor, known_session_id=read.session_id
             )
-            is_news = read.fragments or read.skipped_chunk_count or read.session_id != (known or "")
+            is_news = (
+                read.fragments
+                or read.skipped_chunk_count
+                or read.session_id != (known or "")
+                or (after is not None and read.cursor < after)
+            )
             if is_news:
                 loaded = yield from self._loaded(read)
                 self._unacknowledged = read.cursor

@@ -459,6 +459,7 @@ class Driver:
                 found.chunk_count > 0
                 or found.skipped_count > 0
                 or (known is not None and known != found.model.session_id)
+                or (cursor.after is not None and found.cursor < cursor.after)
             )
             if is_news or (left_s := until - self._clock.now()) <= 0:
                 break

@@ -225,6 +225,64 @@ def test_nothing_is_acknowledged_before_it_is_taken_in(
         eventually_sync(lambda: stands_at(client) == (1, 0), "both are acknowledged")
 
 
+@pytest.mark.parametrize(
+    ("appended", "acknowledged"), [(4, 1), (4, 3), (4, None), (0, -1), (0, None)]
+)
+def test_a_buffer_that_was_set_back_is_mirrored_from_its_oldest_chunk(
+    client: breadbox.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    appended: int,
+    acknowledged: int | None,
+) -> None:
+    """As when Redis comes back older than what was read, which a subscription is in as well."""
+    may_read = threading.Event()
+    waiting: list[None] = []
+    tail = client.tail
+
+    def held_tail(*args: Any, **options: Any) -> Iterator[LoadedRead]:
+        reads = tail(*args, **options)
+        while True:
+            waiting.append(None)
+            may_read.wait(WAIT_S)
+            waiting.pop()
+            if (read := next(reads, None)) is None:
+                return
+            yield read
+
+    monkeypatch.setattr(client, "tail", held_tail)
+    may_read.set()
+    subscription = None if acknowledged is None else "learner"
+    if subscription:
+        client.create_subscription(subscription)
+    Ledger(client).append(*(fragment(index) for index in range(10)))
+    with ReplayMirror(client, capacity_steps=1000, subscription=subscription) as mirror:
+        mirror.wait_until(10 * STEPS, timeout_s=WAIT_S)
+        old = mirror.at(range(10 * STEPS)).handle
+        may_read.clear()
+        try:
+            eventually_sync(lambda: len(waiting) == 1, "the next read is about to begin")
+            client.delete_buffer(client.buffer)
+            client.create_buffer(client.buffer, BufferConfig(capacity_chunks=64))
+            client.start_session("s")
+            ledger = Ledger(client)
+            ledger.append(*(fragment(index) for index in range(appended)))
+            if subscription and acknowledged is not None:
+                client.create_subscription(subscription)
+                client.acknowledge_chunks(subscription, acknowledged)
+        finally:
+            may_read.set()
+        mirror.catch_up(timeout_s=WAIT_S)
+        assert ledger.admitted == (content(mirror) if len(mirror) else [])
+        assert not mirror.holds(old).any()
+        assert 0 == mirror.skipped_chunk_count
+        # As many as there had been before: what was acknowledged of these says nothing of them.
+        ledger.append(*(fragment(index) for index in range(appended, 10)))
+        mirror.catch_up(timeout_s=WAIT_S)
+        assert ledger.admitted == content(mirror)
+        if subscription:
+            eventually_sync(lambda: stands_at(client) == (9, 0), "all of it is acknowledged")
+
+
 def test_a_subscription_that_is_not_there_is_told(client: breadbox.Client) -> None:
     with (
         mirrored(client, subscription="none") as mirror,

@@ -157,6 +157,8 @@ class ReplayMirror(StepMemory):
         self._closing = threading.Event()
         self._cursor: int | None = None
         """Chunks up to this one are here, or are gone; None: nothing was read yet."""
+        self._begun_count = 0
+        """Times that it began anew, as the buffer was set back."""
         self._asked_at = time.monotonic()
         """When what comes next was asked for."""
         self._arrived: deque[float] = deque()
@@ -186,7 +188,8 @@ class ReplayMirror(StepMemory):
             WaitElapsedError: It took longer than `timeout_s`.
             ReplayBufferError: What ended the mirroring; or that the server cannot be asked.
         """
-        newest = self._after
+        begun_count, newest = self._begun_count, self._after
+        is_set_back = False
         for _ in range(CATCH_UP_READS):  # Where producers are as fast as this it would not end.
             read = self._client.read_fragments(
                 newest,
@@ -194,13 +197,19 @@ class ReplayMirror(StepMemory):
                 subscription=self._subscription,
                 buffer=self._buffer,
             )
-            if read.lease_id is None:
+            if read.lease_id is not None:
+                with suppress(ReplayBufferError):  # It expires by itself.
+                    self._client.release_lease(read.lease_id, buffer=self._buffer)
+            if newest is not None and read.cursor < newest:
+                is_set_back, newest = True, self._beginning
+            elif read.lease_id is None:
                 break
-            newest = read.cursor
-            with suppress(ReplayBufferError):  # It expires by itself.
-                self._client.release_lease(read.lease_id, buffer=self._buffer)
+            else:
+                newest = read.cursor
 
         def is_here() -> bool:
+            if is_set_back and self._begun_count == begun_count:
+                return False  # What is here is of the buffer as it was before.
             return newest in (None, NONE) or (self._cursor is not None and self._cursor >= newest)
 
         self._wait_for(is_here, "all steps", timeout_s)
@@ -280,10 +289,10 @@ class ReplayMirror(StepMemory):
 
     def _follow(self) -> None:
         """Take in what comes, until nothing does for a while; one read is loaded ahead."""
-        if self._subscription is not None and self._cursor is None:
-            self._passed = self._where_it_stands(self._subscription)
         self._arrived.clear()  # What an outage kept from being taken in is read again.
         self._acknowledge()
+        if self._subscription is not None and self._cursor is None:
+            self._passed = self._where_it_stands(self._subscription)
         tail = self._client.tail(
             self._after,
             # The first says what there is, even if that is nothing.
@@ -311,16 +320,25 @@ class ReplayMirror(StepMemory):
                 self._outages.succeeded()
                 if read is None or self._closing.is_set():
                     return
+                if self._is_set_back(read):
+                    self._begin_anew()
+                    return
                 self._take_in(read)
                 self._arrived.popleft()
                 self._acknowledge()
+                if self._cursor is None:
+                    return
 
     @property
     def _after(self) -> int | None:
         """The chunk after which it reads on."""
-        if self._cursor is None and self._subscription is not None:
-            return NONE  # Not where the subscription stands: what it passed may be there still.
-        return self._cursor
+        return self._beginning if self._cursor is None else self._cursor
+
+    @property
+    def _beginning(self) -> int | None:
+        """The chunk after which it reads at first."""
+        # Not where the subscription stands: what it passed may be there still.
+        return None if self._subscription is None else NONE
 
     def _where_it_stands(self, name: str) -> int:
         """The chunk up to which a subscription is acknowledged.
@@ -343,9 +361,30 @@ class ReplayMirror(StepMemory):
         except InvalidRequestError as error:
             if error.field != "chunk_id":
                 raise
-            # The buffer does not know the chunk: its books were set back. Reads find out.
+            # The buffer does not know the chunk: its books were set back.
             _log.warning("subscription %s was set back: %s", name, error)
+            self._begin_anew()
+            return
         self._acknowledged = cursor
+
+    def _is_set_back(self, read: LoadedRead) -> bool:
+        """Whether the buffer has had fewer chunks than were read of it.
+
+        As with books of a Redis that came back from a copy.
+        """
+        cursor = self._cursor
+        return cursor is not None and (
+            read.cursor < cursor or any(each.chunk_id <= cursor for each in read.references[:1])
+        )
+
+    def _begin_anew(self) -> None:
+        """Forget what a buffer had before it was set back; what it holds is read next."""
+        self.clear()
+        with self._changed:
+            self.session_id, self._cursor = "", None
+            self._passed, self._acknowledged = NONE, NONE
+            self._begun_count += 1
+            self._changed.notify_all()
 
     def _skipped_count(self, read: LoadedRead) -> int:
         """Chunks that a read did not give, but for those that the subscription had passed."""
@@ -357,11 +396,7 @@ class ReplayMirror(StepMemory):
         return max(0, read.skipped_chunk_count - (passed_to - after - len(given)))
 
     def _take_in(self, read: LoadedRead) -> None:
-        # Books of a Redis that came back from a copy: all that is held is read again.
-        is_set_back = self._cursor is not None and any(
-            each.chunk_id <= self._cursor for each in read.references[:1]
-        )
-        if read.session_id != self.session_id or is_set_back:
+        if read.session_id != self.session_id:
             self.clear()
             self.session_id = read.session_id
         self.skipped_chunk_count += self._skipped_count(read)
