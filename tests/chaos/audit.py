@@ -239,13 +239,16 @@ class Audit:
         """A chunk that a mirror did not take in is one that it said it skipped."""
         chunks: dict[str, set[int]] = defaultdict(set)
         before: Counter[str] = Counter()
+        looked: Counter[str] = Counter()
         for line in self._of("mirrored"):
             mirror = line["ledger"]
-            if line["has_gap"]:  # Steps came and went between two looks.
+            if line["has_gap"]:
+                # Steps came and went between two looks. What was skipped meanwhile may be of
+                # before the steps that are left, or from among them.
                 chunks.pop(mirror, None)
+                before[mirror] = looked[mirror]
+            looked[mirror] = line["skipped"]
             new = {handle >> CHUNK_STEP_BITS for handle, _, _ in line["fragments"]}
-            if not chunks[mirror]:
-                before[mirror] = line["skipped"] if line["has_gap"] else 0
             chunks[mirror] |= new
             missing = max(chunks[mirror]) - min(chunks[mirror]) + 1 - len(chunks[mirror])
             if missing > line["skipped"] - before[mirror]:
