@@ -129,14 +129,16 @@ def learn(client: breadbox.Client, mirror: ReplayMirror, session_id: str, seed: 
 def main(seed: int) -> float:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    spawn = multiprocessing.get_context("spawn")
-    with breadbox.local_server(preset="off-policy") as client:
+    pool = multiprocessing.get_context("spawn").Pool(ACTORS)
+    with (
+        breadbox.local_server(preset="off-policy") as client,
+        pool,  # Its exit ends the actors, while there is still a server.
+        ReplayMirror(client, capacity_steps=50_000, seed=seed) as mirror,
+    ):
         session_id = client.start_session().session_id
         told = [(client.address, 1000 * seed + n, 0.02 + 0.18 * n) for n in range(ACTORS)]
-        for each in told:
-            spawn.Process(target=actor, args=each, daemon=True).start()
-        with ReplayMirror(client.address, capacity_steps=50_000, seed=seed) as mirror:
-            return learn(client, mirror, session_id, seed)
+        pool.starmap_async(actor, told, error_callback=print)
+        return learn(client, mirror, session_id, seed)
 
 
 if __name__ == "__main__":

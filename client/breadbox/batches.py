@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox.devices import check_device
 from breadbox.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
 from breadbox.fragment import Tree
 from breadbox.payload.dtypes import BFLOAT16, as_leaf, byte_view
@@ -125,8 +126,14 @@ class Batch(Generic[LeafT]):
         return cast(LeafT, terminated | self.truncated)
 
     def to_torch(self, device: Device = "cpu") -> "Batch[torch.Tensor]":
-        """Return the batch with torch tensors as leaves; on the CPU they share its memory."""
+        """Return the batch with torch tensors as leaves; on the CPU they share its memory.
+
+        Raises:
+            InvalidRequestError: There is no such device.
+        """
         import torch
+
+        check_device(device)
 
         place: Any = device  # Torch's own annotation names its class, not what that is like.
 
@@ -201,10 +208,11 @@ def load_batch(
         PayloadCorruptError: A payload is damaged.
         UnsupportedArrayError: A device was asked for, and torch has no type for an array, such as
             text.
-        InvalidRequestError: No references, or a column is in no fragment.
+        InvalidRequestError: No references, a column is in no fragment, or there is no such device.
     """
     if not references:
         raise InvalidRequestError("references", "must hold at least one fragment")
+    check_device(device)
     if is_mapped and device is None and columns is None and len(references) == 1:
         mapped = store.map_many([references[0].metadata.payload])
         if mapped is not None:

@@ -97,22 +97,30 @@ def diagnose(
     seen = _Seen(before, after, watched_s)
     needed = -(-(fragment_count or 1) // seen.fragments_per_chunk)
     is_short = seen.state.chunk_count < needed or bool(seen.state.waiter_count)
-    judgement = _outage(seen) or _no_session(seen) or _hold(seen)
+    judgement = _nothing_is_decided(seen)
     if judgement is None and (is_short or seen.state.waiting_reason):
         judgement = (
             _leases(seen)
-            or _nothing_arrives(seen)
-            or _wrong_session(seen)
-            or _stale(seen)
-            or _producers_wait(seen)
+            or _little_comes(seen)
             or _too_few(seen, needed)
             or _queue(seen)
             or _limiter(seen)
         )
-    cause, headline, advice = judgement or _nothing_wrong(seen)
-    if is_idle(before, after):
-        advice = [*advice, idle_text(after)]
-    return Diagnosis(cause, headline, (*advice, *_quarantined(seen)), seen.rates, watched_s)
+    return _told(judgement, seen, before)
+
+
+def diagnose_arrivals(
+    before: BufferDescription, after: BufferDescription, watched_s: float
+) -> Diagnosis:
+    """Judge what keeps fragments from coming, whatever keeps fetches from what is there.
+
+    Args:
+        before: As the others, of `diagnose`.
+        after: The buffer now.
+        watched_s: Seconds between the two; positive.
+    """
+    seen = _Seen(before, after, watched_s)
+    return _told(_nothing_is_decided(seen) or _little_comes(seen), seen, before)
 
 
 def is_idle(before: BufferDescription, after: BufferDescription) -> bool:
@@ -156,6 +164,23 @@ def _quarantined(seen: _Seen) -> list[str]:
 
 
 _Judgement = tuple[str, str, list[str]]
+
+
+def _told(judgement: _Judgement | None, seen: _Seen, before: BufferDescription) -> Diagnosis:
+    cause, headline, advice = judgement or _nothing_wrong(seen)
+    if is_idle(before, seen.after):
+        advice = [*advice, idle_text(seen.after)]
+    return Diagnosis(cause, headline, (*advice, *_quarantined(seen)), seen.rates, seen.watched_s)
+
+
+def _nothing_is_decided(seen: _Seen) -> _Judgement | None:
+    """What stops everything."""
+    return _outage(seen) or _no_session(seen) or _hold(seen)
+
+
+def _little_comes(seen: _Seen) -> _Judgement | None:
+    """What keeps fragments from coming."""
+    return _nothing_arrives(seen) or _wrong_session(seen) or _stale(seen) or _producers_wait(seen)
 
 
 def _outage(seen: _Seen) -> _Judgement | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from breadbox.diagnosis import diagnose, is_idle, rates_of
+from breadbox.diagnosis import diagnose, diagnose_arrivals, is_idle, rates_of
 from breadbox.types import BufferConfig, BufferDescription, BufferState, FullPolicy
 
 WATCHED_S = 10.0
@@ -120,6 +120,16 @@ def test_each_cause_is_told_with_its_numbers(
 def test_what_stops_everything_is_told_before_what_slows_it() -> None:
     after = buffer(session_id="", chunk_count=0, lease_count=8, waiter_count=3)
     assert "NO_SESSION" == judge(after).cause
+
+
+@pytest.mark.parametrize("cause", ["NOTHING_ARRIVES", "WRONG_SESSION", "STALE", "PRODUCERS_WAIT"])
+def test_what_keeps_fragments_from_coming_is_told_whatever_keeps_fetches(cause: str) -> None:
+    after = next(after for named, after, _ in CASES if named == cause)
+    leased = replace(after, state=replace(after.state, lease_count=8))
+    assert "LEASES" == judge(leased).cause
+    assert cause == diagnose_arrivals(buffer(), leased, WATCHED_S).cause
+    arriving = buffer(lease_count=8, counters={"fragments_admitted": 10})
+    assert "NONE" == diagnose_arrivals(buffer(), arriving, WATCHED_S).cause
 
 
 def test_a_fetch_of_unknown_size_needs_one_chunk() -> None:

@@ -34,6 +34,8 @@ class FakeFeed:
     """Reads wait for it."""
     config: BufferConfig = field(default_factory=lambda: BufferConfig.preset("off-policy"))
     counters: dict[str, int] = field(default_factory=dict)
+    lease_count: int = 0
+    """Of those who fetch."""
     look_count: int = 0
     outage: str = ""
     reader_count: int = 0
@@ -135,7 +137,11 @@ class FakeFeed:
             config=self.config,
             session_id=self.session_id,
             model_version=0,
-            state=BufferState(chunk_count=len(self.chunks), counters=dict(self.counters)),
+            state=BufferState(
+                chunk_count=len(self.chunks),
+                lease_count=self.lease_count,
+                counters=dict(self.counters),
+            ),
         )
         self.look_count += 1
         return described

@@ -357,6 +357,8 @@ def test_chunks_come_in_their_order() -> None:
 def test_what_is_out_of_range_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="capacity_steps must be at least 1"):
         StepMemory(0)
+    with pytest.raises(InvalidRequestError, match="capacity_steps must be a whole number"):
+        StepMemory(1e6)  # type: ignore[arg-type]
     memory = StepMemory(10)
     with pytest.raises(InvalidRequestError, match="finds no step"):
         memory.sample(1)
@@ -370,10 +372,23 @@ def test_what_is_out_of_range_is_refused() -> None:
     for arguments, name in (
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": 1, "n_step": 0}, "n_step"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number, got 2.5"),
+        ({"batch_size": 1, "n_step": "3"}, "n_step must be a whole number, got '3'"),
         ({"batch_size": 1, "gamma": 1.5}, "gamma"),
+        ({"batch_size": 1, "gamma": "most"}, "gamma must be from 0 to 1, got 'most'"),
+        ({"batch_size": 1, "prioritised": "yes"}, r"True, False, or Prioritised.*, got 'yes'"),
+        ({"batch_size": 1, "device": "gpu"}, "device must be None .*'cuda'.*; got 'gpu'"),
+        ({"batch_size": 1, "device": "cuda:99"}, "device .* torch has .*; got 'cuda:99'"),
+        ({"batch_size": 1, "device": 3}, "device .*; got '3': .* neither a text nor"),
     ):
         with pytest.raises(InvalidRequestError, match=name):
             memory.sample(**arguments)
+    with pytest.raises(InvalidRequestError, match="prioritised must be True"):
+        memory.sample_sequences(1, length=1, prioritised="yes")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="alpha must be from 0 to 10, got 'high'"):
+        Prioritised(alpha="high")  # type: ignore[arg-type]
+    of_numpy: Any = {"batch_size": np.int32(2), "gamma": np.float32(0.5), "prioritised": np.True_}
+    assert 2 == len(memory.sample(**of_numpy))
     with pytest.raises(InvalidRequestError, match="must be from 0 to 3"):
         memory.at([4])
     with pytest.raises(InvalidRequestError, match="1 steps that are no longer kept"):

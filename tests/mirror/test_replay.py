@@ -186,6 +186,7 @@ def test_limits_for_on_policy_learners_are_told_of_once(
         ("no session", "No session is current in buffer 'default'.*start_session"),
         ("nothing", "No fragment arrived in the .* holds 0 chunks.*rollout workers run"),
         ("stale", r"staler than staleness_max \(2\).*--preset off-policy"),
+        ("leases", "No fragment arrived in the .* holds 0 chunks"),
         ("outage", "calling ReadFragments has failed for 3 s"),
         ("silence", "the server has not answered yet"),
     ],
@@ -203,6 +204,9 @@ def test_who_waits_is_told_what_keeps_the_steps(
         eventually_sync(lambda: feed.look_count == 1)
         if cause == "stale":
             feed.counters["fragments_stale"] = 7
+        if cause == "leases":
+            feed.config = BufferConfig(leases_max=8)
+            feed.lease_count = 8
         if cause == "outage":
             feed.outage = "calling ReadFragments has failed for 3 s: nobody answers"
         with pytest.raises(WaitElapsedError, match=f"1 steps to sample wanted, 0 there; .*{words}"):

@@ -204,6 +204,16 @@ def test_a_batch_of_one_as_tensors_is_not_a_view_of_the_stores_memory(store: Pay
     assert 0 == load_batch(store, references).obs.sum()
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", 0])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_read(
+    store: PayloadStore, device: Any
+) -> None:
+    references = stored(store, plain_fragment())
+    store.delete_many([each.metadata.payload for each in references])
+    with pytest.raises(InvalidRequestError, match=f"device must be .*'cuda'.*; got '{device}'"):
+        load_batch(store, references, device=device)
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_text_is_refused_as_tensors(store: PayloadStore, device: str) -> None:
     fragment = plain_fragment(0, extras={"task": np.array(["dig"] * STEPS)}, obs=np.zeros(STEPS))

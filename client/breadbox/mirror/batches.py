@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
+import numpy as np
+
 from breadbox.errors import InvalidRequestError
 from breadbox.fragment import Tree
 from breadbox.summaries import summary, summary_html
@@ -27,8 +29,9 @@ class Prioritised:
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
-            if not 0 <= getattr(self, name) <= 10:
-                raise InvalidRequestError(name, f"must be from 0 to 10, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int | float | np.number) or not 0 <= value <= 10:
+                raise InvalidRequestError(name, f"must be from 0 to 10, got {value!r}")
 
 
 class _Leaves:
@@ -51,6 +54,7 @@ class _Leaves:
 
         Raises:
             UnsupportedArrayError: torch has no type for an array, such as text.
+            InvalidRequestError: There is no such device.
         """
         from breadbox.mirror.tensors import tensor_of
 

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -48,7 +48,7 @@ class StepMemory:
             kept once. Observations that are no such stacks are kept whole, and none is altered.
 
     Raises:
-        InvalidRequestError: `capacity_steps` is below 1.
+        InvalidRequestError: `capacity_steps` is no whole number of at least 1.
     """
 
     def __init__(
@@ -58,8 +58,7 @@ class StepMemory:
         seed: int | None = None,
         frame_stack: Mapping[str, int] | None = None,
     ) -> None:
-        if capacity_steps < 1:
-            raise InvalidRequestError("capacity_steps", f"must be at least 1, got {capacity_steps}")
+        _check_whole("capacity_steps", capacity_steps, 1)
         self.capacity_steps = capacity_steps
         self.late_update_count = 0
         """Priorities that were updated of steps no longer kept: ignored."""
@@ -243,12 +242,13 @@ class StepMemory:
             device: None for numpy arrays; else where torch tensors are wanted.
 
         Raises:
-            InvalidRequestError: An argument is out of its range, or there is no step to sample.
+            InvalidRequestError: An argument is out of its range, there is no such device, or there
+                is no step to sample.
         """
-        _check_range("batch_size", batch_size, 1, 1 << 24)
-        _check_range("n_step", n_step, 1, 1024)
-        _check_range("gamma", gamma, 0, 1)
-        how = Prioritised() if prioritised is True else prioritised
+        _check_whole("batch_size", batch_size, 1, 1 << 24)
+        _check_whole("n_step", n_step, 1, 1024)
+        _check_number("gamma", gamma, 0, 1)
+        how = _how(prioritised)
 
         def choose() -> tuple[Numbers, Callable[[], StepBatch]]:
             if how:
@@ -284,12 +284,13 @@ class StepMemory:
             device: None for numpy arrays; else where torch tensors are wanted.
 
         Raises:
-            InvalidRequestError: An argument is out of its range, or there is no step to sample.
+            InvalidRequestError: An argument is out of its range, there is no such device, or there
+                is no step to sample.
         """
-        _check_range("batch_size", batch_size, 1, 1 << 24)
-        _check_range("length", length, 1, 1 << 16)
-        _check_range("burn_in", burn_in, 0, (1 << 16) - length)
-        how = Prioritised() if prioritised is True else prioritised
+        _check_whole("batch_size", batch_size, 1, 1 << 24)
+        _check_whole("length", length, 1, 1 << 16)
+        _check_whole("burn_in", burn_in, 0, (1 << 16) - length)
+        how = _how(prioritised)
 
         def choose() -> tuple[Numbers, Callable[[], SequenceBatch]]:
             state: Tree = None
@@ -324,7 +325,7 @@ class StepMemory:
         Raises:
             InvalidRequestError: `count` is out of its range, or no whole episode is kept.
         """
-        _check_range("count", count, 1, 1 << 16)
+        _check_whole("count", count, 1, 1 << 16)
 
         def choose() -> tuple[Numbers, Callable[[], list[StepBatch]]]:
             starts, lengths = self._draws.whole_episodes(count)
@@ -368,9 +369,9 @@ class StepMemory:
         Raises:
             InvalidRequestError: An argument is out of its range, or no whole episode is kept.
         """
-        _check_range("batch_size", batch_size, 1, 1 << 24)
-        _check_range("goals_per_step", goals_per_step, 0, 1 << 16)
-        _check_range("gamma", gamma, 0, 1)
+        _check_whole("batch_size", batch_size, 1, 1 << 24)
+        _check_whole("goals_per_step", goals_per_step, 0, 1 << 16)
+        _check_number("gamma", gamma, 0, 1)
         if strategy not in get_args(GoalStrategy):
             raise InvalidRequestError(
                 "strategy", f"must be one of {get_args(GoalStrategy)}, got {strategy!r}"
@@ -428,12 +429,15 @@ class StepMemory:
                 a line is logged of what it waits for. None: no bound.
 
         Raises:
-            InvalidRequestError: An argument is out of its range, or there is no step to sample.
+            InvalidRequestError: An argument is out of its range, there is no such device, or there
+                is no step to sample.
         """
-        _check_range("prefetch", prefetch, 0, 1024)
-        if samples_per_insert is not None and not samples_per_insert > 0:
+        _check_whole("prefetch", prefetch, 0, 1024)
+        if samples_per_insert is not None and not (
+            isinstance(samples_per_insert, int | float | np.number) and samples_per_insert > 0
+        ):
             raise InvalidRequestError(
-                "samples_per_insert", f"must be above 0, got {samples_per_insert}"
+                "samples_per_insert", f"must be above 0, got {samples_per_insert!r}"
             )
         stopped = threading.Event()
         inserted_before, drawn = self._held.inserted_count, 0
@@ -552,7 +556,7 @@ class StepMemory:
             InvalidRequestError: A position is out of range.
         """
         wanted = _flat(positions).astype(np.int64)
-        _check_range("n_step", n_step, 1, 1024)
+        _check_whole("n_step", n_step, 1, 1024)
 
         def choose() -> tuple[Numbers, Callable[[], StepBatch]]:
             if len(wanted) and not 0 <= wanted.min() <= wanted.max() < self.step_count:
@@ -577,7 +581,7 @@ class StepMemory:
             InvalidRequestError: One is no longer kept; `holds` tells which are.
         """
         wanted = _flat(handles).astype(np.int64)
-        _check_range("n_step", n_step, 1, 1024)
+        _check_whole("n_step", n_step, 1, 1024)
 
         def choose() -> tuple[Numbers, Callable[[], StepBatch]]:
             starts = self._held.index.numbers_of(wanted)
@@ -596,11 +600,42 @@ def _flat(values: ArrayLike) -> NDArray[Any]:
     return np.asarray(values).reshape(-1)
 
 
-def _check_range(name: str, value: float, least: float, most: float) -> None:
-    """Raise if an argument is out of its range.
+def _how(prioritised: bool | Prioritised) -> Prioritised | Literal[False]:
+    """The exponents of a draw; False: it looks at no priorities.
 
     Raises:
-        InvalidRequestError: It is.
+        InvalidRequestError: It is neither.
     """
-    if not least <= value <= most:
-        raise InvalidRequestError(name, f"must be from {least} to {most}, got {value}")
+    if isinstance(prioritised, Prioritised):
+        return prioritised
+    if not isinstance(prioritised, bool | np.bool_):
+        raise InvalidRequestError(
+            "prioritised",
+            "must be True, False, or Prioritised(alpha, beta) of breadbox.mirror, got "
+            f"{prioritised!r}",
+        )
+    return Prioritised() if prioritised else False
+
+
+def _check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Raise if an argument is not a whole number in its range.
+
+    Raises:
+        InvalidRequestError: It is not.
+    """
+    if not isinstance(value, int | np.integer):
+        raise InvalidRequestError(name, f"must be a whole number, got {value!r}")
+    if most is None and value < least:
+        raise InvalidRequestError(name, f"must be at least {least}, got {value}")
+    if most is not None:
+        _check_number(name, value, least, most)
+
+
+def _check_number(name: str, value: object, least: float, most: float) -> None:
+    """Raise if an argument is not a number in its range.
+
+    Raises:
+        InvalidRequestError: It is not.
+    """
+    if not isinstance(value, int | float | np.number) or not least <= value <= most:
+        raise InvalidRequestError(name, f"must be from {least} to {most}, got {value!r}")

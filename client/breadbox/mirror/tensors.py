@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from breadbox.devices import check_device
 from breadbox.errors import UnsupportedArrayError
 from breadbox.types import Device
 
@@ -15,8 +16,11 @@ def tensor_of(leaf: Any, device: Device) -> Any:
 
     Raises:
         UnsupportedArrayError: torch has no type for it, such as for text.
+        InvalidRequestError: There is no such device.
     """
     import torch
+
+    check_device(device)
 
     if isinstance(leaf, np.ndarray):
         try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from breadbox.diagnosis import diagnose
+from breadbox.diagnosis import diagnose_arrivals
 from breadbox.presets import OFF_POLICY_ADVICE
 from breadbox.types import BufferDescription
 
@@ -26,8 +26,8 @@ def why_nothing_comes(looks: Sequence[tuple[float, BufferDescription]]) -> str:
     """
     (begun_at, before), (ended_at, after) = looks[0], looks[-1]
     watched_s = ended_at - begun_at
-    # It would take any number of steps: what counts is what keeps more of them from coming.
-    told = diagnose(before, after, watched_s or 1.0, fragment_count=1 << 40)
+    # It takes what comes, without a lease that a fetch would wait for.
+    told = diagnose_arrivals(before, after, watched_s or 1.0)
     if told.cause not in (*_AT_ONCE, *(_WATCHED if watched_s > 0 else ())):
         return ""
     advice = _REMEDIES.get(told.cause) or " ".join(told.advice[:1])
