@@ -147,6 +147,33 @@ class UnavailableError(ReplayBufferError):
     """The server or the store cannot be reached, or is draining; retries have been used up."""
 
 
+class StandbyError(UnavailableError):
+    """The server stands by for another one, which none of the addresses given to the client is.
+
+    Args:
+        text: What the server said.
+        leader: The process that leads; empty: none is known to.
+        epoch: Since which claim it does; 0: there was none.
+        lag_turns: Turns of the journal that the standby has not replayed yet.
+        lag_s: Seconds for which it may not have been as the journal is.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        leader: str = "",
+        epoch: int = 0,
+        lag_turns: int = 0,
+        lag_s: float = 0.0,
+    ) -> None:
+        super().__init__(text)
+        self.leader = leader
+        self.epoch = epoch
+        self.lag_turns = lag_turns
+        self.lag_s = lag_s
+
+
 class TlsError(UnavailableError):
     """Somebody answers there, but certificates or encryption do not fit; says which and the remedy.
 

@@ -94,6 +94,20 @@ def _schema_mismatch(failure: Failure) -> errors.ReplayBufferError:
     return errors.SchemaMismatchError(failure.text, *fields)
 
 
+def _standby(failure: Failure) -> errors.ReplayBufferError:
+    try:
+        lag_s = float(failure.text_of("lag_s"))
+    except ValueError:
+        lag_s = 0.0
+    return errors.StandbyError(
+        failure.text,
+        leader=failure.text_of("leader"),
+        epoch=max(0, failure.number_of("epoch")),
+        lag_turns=max(0, failure.number_of("lag_turns")),
+        lag_s=lag_s,
+    )
+
+
 BY_REASON: Mapping[int, Callable[[Failure], errors.ReplayBufferError]] = {
     errors_pb2.ARGUMENT_INVALID: _invalid,
     errors_pb2.PAYLOAD_SIZE_MISMATCH: _invalid,
@@ -137,6 +151,7 @@ BY_REASON: Mapping[int, Callable[[Failure], errors.ReplayBufferError]] = {
     errors_pb2.PAYLOAD_CORRUPT: lambda failure: errors.PayloadCorruptError(failure.text),
     errors_pb2.WORKERS_FULL: lambda failure: errors.LimitExceededError(failure.text),
     errors_pb2.DRAINING: lambda failure: errors.UnavailableError(failure.text),
+    errors_pb2.STANDBY: _standby,
     errors_pb2.STORE_UNAVAILABLE: lambda failure: errors.UnavailableError(failure.text),
     errors_pb2.UNAUTHENTICATED: lambda failure: errors.UnauthenticatedError(
         f"{failure.text}; give one as BREADBOX_TOKEN, --token or connect(token=...)"

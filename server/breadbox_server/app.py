@@ -7,12 +7,12 @@ import logging
 import random
 import resource
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -29,7 +29,7 @@ from breadbox.stores.urls import parse_store_url
 from breadbox.v1 import replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server import limits
 from breadbox_server.authorization import Gate, Role
-from breadbox_server.books import Books, books_open
+from breadbox_server.books import Books, books_open, check_standby
 from breadbox_server.clients import ClientCensus
 from breadbox_server.clock import Clock, LoopClock
 from breadbox_server.connections import PortConnections
@@ -47,6 +47,7 @@ from breadbox_server.metrics_port import metrics_served
 from breadbox_server.reconciliation import Reconciler
 from breadbox_server.service import ReplayBufferService, StoreAdvice
 from breadbox_server.settings import Settings, parse_address
+from breadbox_server.standby import Standby
 from breadbox_server.tokens import TokenFile
 from breadbox_server.traffic import Traffic
 from breadbox_server.transport import server_credentials
@@ -115,6 +116,7 @@ async def serving(
     clock: Clock | None = None,
     leftovers: ExitStack | None = None,
     on_end: Callable[[], None] = lambda: None,
+    on_standby: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[RunningServer]:
     """Run a server inside the block; drain it when the block ends.
 
@@ -125,6 +127,8 @@ async def serving(
         clock: Where instants come from; None: the loop's.
         leftovers: Gets what is to be deleted by whoever ends the process without ending the block.
         on_end: Called once, as soon as the server begins to end, for whatever reason.
+        on_standby: Called with the bound address once a standby answers, which is before the block
+            begins: that is when it leads.
 
     Raises:
         StartError: Something that the settings name cannot be used; says what, why, what to do.
@@ -135,6 +139,7 @@ async def serving(
         # What is cheap to find wrong first: nothing has been read, taken or changed yet, least of
         # all the journal of a server that runs.
         settings.check_store_password()
+        check_standby(settings)
         check_addresses(settings)
         credentials = _credentials(settings, metrics)
         tokens = _read_tokens(settings, metrics)
@@ -145,68 +150,123 @@ async def serving(
         settings = await _fitted(settings, custodian)
         seed = settings.seed if settings.seed is not None else random.SystemRandom().getrandbits(64)
         rng = random.Random(seed)
-        books = await stack.enter_async_context(books_open(settings, rng, metrics, custodian))
-        await _take_store(custodian, settings, books)
-        clock = clock or LoopClock(asyncio.get_running_loop(), starts_at=books.now)
-        driver = Driver(
-            books.buffers,
-            custodian,
-            clock=clock,
-            metrics=metrics,
-            limits=DriverLimits(
-                unowned_s=settings.unannounced_s,
-                poison_after=settings.poison_after,
-                read_kept_bytes_max=settings.default_config.capacity_bytes // READ_KEPT_PART,
-            ),
-            journal=books.journal,
-        )
-        reconciler = Reconciler(
-            driver,
-            custodian,
-            clock=clock,
-            metrics=metrics,
-            orphan_s=settings.unannounced_s,
-            deletes_orphans=_is_alone(settings, books),
-            is_asked=settings.deletes_orphans,
-            let_go=books.let_go,
-        )
-        census = ClientCensus(clock.now)
+        census = ClientCensus((clock or LoopClock(asyncio.get_running_loop())).now)
         for role in Role:
             metrics.clients.labels(role.value).set_function(partial(census.count, role))
         connections_max = _connections_max(settings)
         connections = PortConnections()
         traffic = Traffic(metrics, connections, connections_max)
-        interceptor = CallInterceptor(metrics, Gate(tokens), census, driver.outage, traffic)
+        interceptor = CallInterceptor(metrics, Gate(tokens), census, traffic=traffic)
         health = Health(("", SERVICE_NAME))
-        gateway = _open_gateway(settings, driver, clock, metrics, parts)
-        if gateway is not None:
-            stack.callback(gateway.close)
-        server = _build_server(
-            settings, driver, metrics, interceptor, health, gateway, connections_max
-        )
-        address = bind(server, settings, credentials)
-        connections.port = bound_port(address)
-        ending = _Ending(server, health, driver, settings.drain_grace_s, on_end)
+        entrance = _Entrance()
+        server = _build_server(settings, interceptor, health, entrance, connections_max)
+        ending = _Ending(server, health, settings.drain_grace_s, on_end)
+
+        address = ""
+
+        def listen() -> None:
+            nonlocal address
+            address = bind(server, settings, credentials)
+            connections.port = bound_port(address)
+
+        async def stand_by(standby: Standby) -> None:
+            """Answer those who ask for health, and tell all others that another server leads."""
+            interceptor.hold(standby.refusal)
+            health.standby = standby.reason
+            listen()
+            await server.start()
+            on_standby(address)
+
         with _one_line_errors():
             async with Jobs(ending.fail) as jobs:
-                jobs.start(driver.run(ending.fail))
                 jobs.start(traffic.run())
                 if tokens:
                     jobs.start(
                         tokens.keep_fresh(partial(_take_tokens, tokens, metrics, interceptor))
                     )
                 try:
+                    books = await stack.enter_async_context(
+                        books_open(settings, rng, metrics, custodian, stand_by)
+                    )
+                    await _take_store(custodian, settings, books)
+                    clock = clock or LoopClock(asyncio.get_running_loop(), starts_at=books.now)
+                    driver = _build_driver(settings, books, custodian, clock, metrics)
+                    reconciler = Reconciler(
+                        driver,
+                        custodian,
+                        clock=clock,
+                        metrics=metrics,
+                        orphan_s=settings.unannounced_s,
+                        deletes_orphans=_is_alone(settings, books),
+                        is_asked=settings.deletes_orphans,
+                        let_go=books.let_go,
+                    )
+                    gateway = _open_gateway(settings, driver, clock, metrics, parts)
+                    if gateway is not None:
+                        stack.callback(gateway.close)
+                    entrance.lead_to(_build_service(settings, driver, metrics, gateway))
+                    if not settings.is_standby:
+                        listen()
+                    ending.driver = driver
+                    jobs.start(driver.run(ending.fail))
                     await _open_books(driver, reconciler, books)
                     jobs.start(reconciler.run())
                     if books.compaction is not None:
                         jobs.start(books.compaction.run(driver.turns.lose))
-                    await server.start()
+                    interceptor.serve(driver.outage)
+                    if not settings.is_standby:
+                        await server.start()
                     health.serve()
+                    metrics.leads.set(1)
                     yield RunningServer(address, metrics_address, driver, metrics)
                 finally:
                     # What fails from here on must not cut the end short.
                     jobs.release_block()
                     await ending.drain()
+
+
+def _build_driver(
+    settings: Settings,
+    books: Books,
+    custodian: PayloadCustodian,
+    clock: Clock,
+    metrics: Metrics,
+) -> Driver:
+    return Driver(
+        books.buffers,
+        custodian,
+        clock=clock,
+        metrics=metrics,
+        limits=DriverLimits(
+            unowned_s=settings.unannounced_s,
+            poison_after=settings.poison_after,
+            read_kept_bytes_max=settings.default_config.capacity_bytes // READ_KEPT_PART,
+        ),
+        journal=books.journal,
+    )
+
+
+class _Entrance(grpc.GenericRpcHandler):
+    """Leads calls to a service that there may be only once a server answers already."""
+
+    def __init__(self) -> None:
+        self._handlers: list[Any] = []
+
+    def lead_to(self, service: ReplayBufferService) -> None:
+        """Lead calls there from now on."""
+        replay_buffer_service_pb2_grpc.add_ReplayBufferServiceServicer_to_server(service, self)
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
+        """Of the server that the generated code takes this for."""
+        self._handlers += handlers
+
+    def add_registered_method_handlers(self, name: str, handlers: Any) -> None:
+        """The same; one that runs on asyncio has no use for these."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        """The handler of a call; None: the method is of nobody."""
+        found = (handler.service(details) for handler in self._handlers)
+        return next((each for each in found if each is not None), None)
 
 
 class _Ending:
@@ -215,7 +275,6 @@ class _Ending:
     Args:
         server: Answers calls.
         health: Says that they are not answered any more.
-        driver: Finishes what was begun.
         grace_s: Seconds that running calls get to end.
         on_end: Called once, when the end begins.
     """
@@ -224,13 +283,13 @@ class _Ending:
         self,
         server: grpc.aio.Server,
         health: Health,
-        driver: Driver,
         grace_s: float,
         on_end: Callable[[], None],
     ) -> None:
         self._server = server
         self._health = health
-        self._driver = driver
+        self.driver: Driver | None = None
+        """Finishes what was begun; None: nothing was."""
         self._grace_s = grace_s
         self._on_end = on_end
         self._has_begun = False
@@ -259,16 +318,20 @@ class _Ending:
         Of a server that failed nothing can become durable any more: who waits for that is cut off
         at once.
         """
-        log.info("draining")
         self._begin()
-        self._driver.drain()
+        driver = self.driver
+        if driver is None:
+            await bounded(partial(self._server.stop, 0.0), STOP_S_MAX, "ending the server")
+            return
+        log.info("draining")
+        driver.drain()
         grace_s = 0.0 if self._has_failed else self._grace_s
         await bounded(
             partial(self._server.stop, grace_s), grace_s + STOP_S_MAX, "ending the calls that run"
         )
         if not self._has_failed:
-            await bounded(self._driver.flush, FLUSH_S_MAX, "writing down and deleting what is left")
-        if left := len(self._driver.deletions):
+            await bounded(driver.flush, FLUSH_S_MAX, "writing down and deleting what is left")
+        if left := len(driver.deletions):
             log.warning("%d payloads are left for deletion", left)
         log.info("stopped")
 
@@ -372,11 +435,9 @@ def _take_tokens(tokens: TokenFile, metrics: Metrics, interceptor: CallIntercept
 
 def _build_server(
     settings: Settings,
-    driver: Driver,
-    metrics: Metrics,
     interceptor: CallInterceptor,
     health: Health,
-    gateway: Gateway | None,
+    entrance: _Entrance,
     connections_max: int,
 ) -> grpc.aio.Server:
     server = grpc.aio.server(
@@ -386,7 +447,18 @@ def _build_server(
             ("grpc.max_allowed_incoming_connections", connections_max),
         ),
     )
-    service = ReplayBufferService(
+    server.add_generic_rpc_handlers((entrance,))
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    if settings.has_reflection:
+        names = (SERVICE_NAME, HEALTH_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+    return server
+
+
+def _build_service(
+    settings: Settings, driver: Driver, metrics: Metrics, gateway: Gateway | None
+) -> ReplayBufferService:
+    return ReplayBufferService(
         driver,
         metrics=metrics,
         store_advice=StoreAdvice(
@@ -399,12 +471,6 @@ def _build_server(
         default_config=settings.default_config,
         gateway=gateway,
     )
-    replay_buffer_service_pb2_grpc.add_ReplayBufferServiceServicer_to_server(service, server)
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    if settings.has_reflection:
-        names = (SERVICE_NAME, HEALTH_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
-    return server
 
 
 def _connections_max(settings: Settings) -> int:

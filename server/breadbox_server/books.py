@@ -4,15 +4,17 @@ import asyncio
 import gc
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from time import monotonic, perf_counter, time
 from typing import Final
 
 from breadbox.errors import StoreError, StoreUrlError
 from breadbox.stores.base import PayloadCustodian
+from breadbox.stores.urls import parse_store_url
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.ids import PayloadId
@@ -20,7 +22,7 @@ from breadbox_server.core.inputs import UpdateBuffer
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.errors import StartError
 from breadbox_server.jobs import CLOSE_S_MAX, bounded
-from breadbox_server.journal.claims import Claim, Holder
+from breadbox_server.journal.claims import Claim, Holder, epoch_after
 from breadbox_server.journal.compaction import SIZE_BYTES_MAX, Compaction
 from breadbox_server.journal.limits import limits_of_text, limits_to_text
 from breadbox_server.journal.place import AUTO, NONE, JournalPlace
@@ -29,6 +31,7 @@ from breadbox_server.journal.storage import JournalArchive, JournalError, Journa
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.metrics import Metrics
 from breadbox_server.settings import Settings
+from breadbox_server.standby import Restore, Standby
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +60,24 @@ class Books:
 
 @asynccontextmanager
 async def books_open(
-    settings: Settings, rng: random.Random, metrics: Metrics, custodian: PayloadCustodian
+    settings: Settings,
+    rng: random.Random,
+    metrics: Metrics,
+    custodian: PayloadCustodian,
+    on_standby: Callable[[Standby], Awaitable[None]],
 ) -> AsyncIterator[Books]:
     """Build the core: from its journal, or empty; inside the block it can be written.
 
     Blocks the loop while it reads: nobody is served yet. Before, it waits for a server that may be
-    dead, for at most `STARTING_S`.
+    dead, for at most `STARTING_S`. A standby follows the journal instead, in a thread, for as long
+    as another server leads.
+
+    Args:
+        settings: Where the journal is.
+        rng: Seeds what is drawn.
+        metrics: Shows what becomes of the journal.
+        custodian: The payload store.
+        on_standby: Called before a standby follows.
 
     Raises:
         StartError: The journal cannot be reached or read, or is not that of the store; says what,
@@ -73,20 +88,28 @@ async def books_open(
         yield Books(BufferSet(rng, settings.default_config, settings.buffers_max))
         return
     try:
-        archive = place.open_archive()
+        view = place.open_view() if settings.is_standby else None
+        archive = view or place.open_archive()
     except JournalError as error:
         raise _cannot_start(error) from error
     try:
-        await _check_store(archive, settings, custodian)
-        # Before the rest is read: another server could add to it meanwhile.
-        claim = await _claim(archive, takes_over=settings.takes_over)
-        recovered = _recover(archive, settings, rng, claim.epoch)
+        check = partial(_check_store, archive, settings, custodian)
+        await check()
+        if view is not None:
+            standby = Standby(view, _restorer(settings, rng, epoch_after()), metrics)
+            await on_standby(standby)
+            claim, found = await standby.lead(check)
+            recovered = found or _begin(archive, settings, rng)
+        else:
+            # Before the rest is read: another server could add to it meanwhile.
+            claim = await _claim(archive, takes_over=settings.takes_over)
+            recovered = _recover(archive, settings, rng, claim.epoch)
         _apply_new_limits(archive, settings, recovered)
         writer = place.open_writer(claim, sync=settings.has_journal_sync)
     except JournalError as error:
         archive.close()
         raise _cannot_start(error) from error
-    except StartError:
+    except BaseException:
         archive.close()
         raise
     journal = TurnJournal(
@@ -194,6 +217,32 @@ def _is_held(archive: JournalArchive, error: JournalHeldError, remedy: str) -> S
     )
 
 
+def check_standby(settings: Settings) -> None:
+    """See that a standby, if this is to be one, could go on wherever the other server runs.
+
+    Raises:
+        StartError: It could not: journal or payloads are on one machine, or are nowhere.
+    """
+    if not settings.is_standby:
+        return
+    if settings.takes_over:
+        raise StartError("--standby waits for the other server's end; leave --take-over out")
+    place = _choose_place(settings)
+    if place is None:
+        raise StartError(
+            "--standby goes on from a journal, and --journal is none; leave --journal out"
+        )
+    for option, is_shared in (
+        ("--journal", place.is_shared),
+        ("--store", parse_store_url(settings.store).kind != "file"),
+    ):
+        if not is_shared:
+            raise StartError(
+                f"--standby needs a {option[2:]} that both servers can reach, and a directory is "
+                f"of one machine, where one server is restarted instead; give {option} in Redis"
+            )
+
+
 def _choose_place(settings: Settings) -> JournalPlace | None:
     is_left_open = settings.journal == AUTO
     journal = NONE if is_left_open and settings.is_ephemeral else settings.journal
@@ -203,18 +252,27 @@ def _choose_place(settings: Settings) -> JournalPlace | None:
         raise StartError(f"--journal cannot be used: {error}") from error
 
 
-def _recover(
-    archive: JournalArchive, settings: Settings, rng: random.Random, epoch: int
-) -> Recovered:
+def _restorer(settings: Settings, rng: random.Random, epoch: int) -> Restore:
     # With --seed too, a server that has the books of an earlier one must not be its twin.
     restored_rng = random.Random((rng.getrandbits(64) << 64) + epoch)
 
     def restore(taken: Iterable[BufferSnapshot]) -> BufferSet:
         return BufferSet.restore(taken, restored_rng, settings.buffers_max, is_recording=True)
 
+    return restore
+
+
+def _begin(archive: JournalArchive, settings: Settings, rng: random.Random) -> Recovered:
+    fresh = BufferSet(rng, settings.default_config, settings.buffers_max, is_recording=True)
+    return begin(archive, fresh, time())
+
+
+def _recover(
+    archive: JournalArchive, settings: Settings, rng: random.Random, epoch: int
+) -> Recovered:
+    restore = _restorer(settings, rng, epoch)
     if not archive.is_begun():
-        fresh = BufferSet(rng, settings.default_config, settings.buffers_max, is_recording=True)
-        return begin(archive, fresh, time())
+        return _begin(archive, settings, rng)
     started = perf_counter()
     recovered = recover(archive, restore)
     # It stays, and has no cycles: not even the first collection needs to walk it.

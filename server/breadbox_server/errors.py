@@ -121,6 +121,30 @@ class InternalError(DomainError):
         self.request_id = request_id
 
 
+class StandbyError(DomainError):
+    """This server stands by, and another one is to be asked.
+
+    Args:
+        leader: The process that leads, for people; empty: none is known to.
+        epoch: Of the latest claim; 0: there was none.
+        lag_turns: Turns that this server has not replayed yet.
+        lag_s: Seconds for which it may not have been as the journal is.
+    """
+
+    def __init__(
+        self, leader: str = "", epoch: int = 0, lag_turns: int = 0, lag_s: float = 0.0
+    ) -> None:
+        whose = f"{leader} leads" if leader else "nobody leads at the moment"
+        super().__init__(
+            f"this server stands by, and {whose}; give clients the addresses of all servers, as "
+            "HOST:PORT,HOST:PORT"
+        )
+        self.leader = leader
+        self.epoch = epoch
+        self.lag_turns = lag_turns
+        self.lag_s = round(lag_s, 1)
+
+
 class OutageError(StoreUnavailableError):
     """Journal or store do not answer this server, so that nothing can be decided for the caller.
 

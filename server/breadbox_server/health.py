@@ -5,8 +5,8 @@ the server, whose status is changed without an `await`.
 """
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -15,6 +15,8 @@ from breadbox_server.limits import WATCHES_MAX
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Status = health_pb2.HealthCheckResponse
+REASON_KEY: Final = "breadbox-reason"
+"""Trailing metadata of an answer of NOT_SERVING: why, for people."""
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types
@@ -28,12 +30,15 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types
         self._services = frozenset(services)
         self._status: int = Status.NOT_SERVING
         self._has_ended = False
+        self.standby: Callable[[], str] = str
+        """Says why a server that does not serve yet does not; empty: no more than that."""
         self._changed: set[asyncio.Future[None]] = set()
         self._watch_count = 0
 
     def serve(self) -> None:
         """Say SERVING from now on, unless the server has ended."""
         if not self._has_ended:
+            self.standby = str
             self._tell(Status.SERVING)
 
     def end(self) -> None:
@@ -53,6 +58,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types
         """Say how a service is now; one that is not known is NOT_FOUND."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+        if self._status == Status.NOT_SERVING and (reason := self.standby()):
+            context.set_trailing_metadata(((REASON_KEY, reason),))
         return Status(status=self._status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from breadbox.message_parts import require_few_parts
+from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import status
 from breadbox_server.authorization import (
     HEALTH,
@@ -28,7 +29,7 @@ from breadbox_server.authorization import (
 )
 from breadbox_server.clients import ClientCensus, role_of_method
 from breadbox_server.core.errors import DomainError, InvalidArgumentError
-from breadbox_server.errors import InternalError, PermissionDeniedError
+from breadbox_server.errors import InternalError, PermissionDeniedError, StandbyError
 from breadbox_server.gateway import READERS
 from breadbox_server.limits import PARTS_MAX
 from breadbox_server.metrics import Metrics
@@ -45,6 +46,11 @@ REQUEST_ID_BYTES: Final = 8
 ANSWER_MARGIN_S: Final = 0.15
 """Kept free before a call's deadline, so that the reason for no answer still reaches the caller;
 less than what a wait that was asked for keeps free."""
+_METHODS: Final = frozenset(
+    SERVICE + method.name
+    for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods
+)
+"""Of the service: names that do not exist are nobody's to refuse."""
 RESERVED: Final = frozenset(
     {
         HEALTH + "Check",
@@ -129,8 +135,23 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._census = census or ClientCensus(perf_counter)
         self._outage = outage
         self._traffic = traffic or Traffic(metrics)
+        self._held: Callable[[], DomainError] | None = None
+        """What refuses every call of the service; None: nothing does."""
         self._known: dict[str, MaybeHandler] = {}
         self._running: set[_Running] = set()
+
+    def hold(self, refusal: Callable[[], DomainError]) -> None:
+        """Refuse the calls of the service from now on, though not those that ask for health.
+
+        Args:
+            refusal: Gives what each of them is told.
+        """
+        self._held = refusal
+
+    def serve(self, outage: Callable[[], Exception | None]) -> None:
+        """Let calls in from now on, and ask `outage` what does not answer the server."""
+        self._outage = outage
+        self._held = None
 
     def recheck(self) -> None:
         """End the calls in progress that would not be let in any more; others' tokens changed."""
@@ -154,6 +175,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> MaybeHandler:
         """Wrap every method, in a form in which its message is asked for by us, or never."""
         method = handler_call_details.method
+        if self._held is not None and method in _METHODS:
+            return self._refusal(method, self._refusal_of(handler_call_details, self._held))
         known = self._known.get(method)
         handler = known or await continuation(handler_call_details)
         if handler is None:
@@ -167,11 +190,21 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             known = self._known[method] = self._wrapped(method, handler)
         return known
 
+    def _refusal_of(
+        self, details: grpc.HandlerCallDetails, refusal: Callable[[], DomainError]
+    ) -> DomainError:
+        """Who may not call is told that alone."""
+        try:
+            calls_as(self._gate.admit(details.method, details.invocation_metadata or ()))
+        except DomainError as error:
+            return error
+        return refusal()
+
     def _refusal(self, method: str, error: DomainError) -> MaybeHandler:
         """A handler that refuses one call at once; its request stays unread."""
 
         async def refuse(call: Call, context: Context) -> NoReturn:
-            if isinstance(error, PermissionDeniedError):
+            if isinstance(error, PermissionDeniedError | StandbyError):
                 call.weight = 1
             raise error
 

@@ -35,7 +35,8 @@ its steps together."""
 def serve(settings: Settings) -> None:
     """Run the replay-buffer server until SIGTERM or Ctrl-C.
 
-    Says on standard output, in one line, where it answers. On the first signal it tells everybody
+    Says on standard output, in one line, where it answers: where it serves, and with --standby
+    before that where it stands by. On the first signal it tells everybody
     who waits, ends what runs, and stops; a second signal ends it at once.
     """
     settings.configure_logs()
@@ -75,7 +76,9 @@ def _allow_many_connections() -> None:
 
 async def _serve_until_signal(settings: Settings, ending: "_Ending") -> None:
     tune_garbage_collection()
-    async with serving(settings, leftovers=ending.leftovers, on_end=ending.begin) as server:
+    async with serving(
+        settings, leftovers=ending.leftovers, on_end=ending.begin, on_standby=_announce_standby
+    ) as server:
         ending.serves_on(asyncio.get_running_loop())
         tune_garbage_collection()
         _announce(server, settings)
@@ -137,6 +140,11 @@ class _Ending:
             self._forget_ready_file()
         self.leftovers.close()
         os._exit(code)
+
+
+def _announce_standby(address: str) -> None:
+    """Say where a server stands by: it serves there later, and says so then."""
+    click.echo(f"breadbox: standing by on {address}")
 
 
 def _announce(server: RunningServer, settings: Settings) -> None:

@@ -290,6 +290,21 @@ class Metrics:
             "Time for which the oldest decision has waited to become durable",
             registry=registry,
         )
+        self.leads = Gauge(
+            "breadbox_leads",
+            "1: this server writes the journal; 0: it stands by, or has not begun to serve",
+            registry=registry,
+        )
+        self.standby_lag = Gauge(
+            "breadbox_standby_lag_seconds",
+            "Time for which a server that stands by may not have been as the journal is",
+            registry=registry,
+        )
+        self.standby_lag_turns = Gauge(
+            "breadbox_standby_lag_turns",
+            "Turns in the journal that a server that stands by has not replayed yet",
+            registry=registry,
+        )
         self.silence = Gauge(
             "breadbox_silence_seconds",
             "Time for which journal or payload store have owed the server an answer",

@@ -1,20 +1,26 @@
-"""Ask a running server for its health: `python -m breadbox_server.probe [HOST:PORT]`.
+"""Ask a running server for its health: `python -m breadbox_server.probe [--alive] [HOST:PORT]`.
 
 What a container's health check and a Kubernetes probe run. Exit code 0: serving; 1: not, and one
-line on standard error says why. Without an address it asks the server of its own container, over
-the socket that BREADBOX_LOCAL_SOCKET names, where no certificate is needed; else where
-BREADBOX_LISTEN says.
+line on standard error says why. With `--alive` it is 0 for a server that stands by, too: that one
+answers, and is not to be restarted, but nobody is to be sent there.
+
+Without an address it asks the server of its own container, over the socket that
+BREADBOX_LOCAL_SOCKET names, where no certificate is needed; else where BREADBOX_LISTEN says.
 """
 
 import os
 import sys
 from collections.abc import Mapping
+from typing import Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from breadbox_server.health import REASON_KEY
+
 PROBE_S = 4.0
 """Below the 10 s after which the images' health checks give up."""
+ALIVE: Final = "--alive"
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}
 
 
@@ -26,30 +32,38 @@ def local_address(environment: Mapping[str, str]) -> str:
     return f"{ANY_ADDRESS.get(host, host)}:{port}"
 
 
-def probe(address: str) -> str:
-    """Name of the serving status that the server at `address` reports for itself as a whole.
+def probe(address: str) -> tuple[str, str]:
+    """What the server at `address` reports for itself as a whole.
+
+    Returns:
+        The name of its serving status, and why it does not serve; empty where it does not say.
 
     Raises:
         grpc.RpcError: It cannot be reached, or did not answer within `PROBE_S`.
     """
     with grpc.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_S, wait_for_ready=True)
-    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+        check = health_pb2_grpc.HealthStub(channel).Check
+        reply, call = check.with_call(
+            health_pb2.HealthCheckRequest(), timeout=PROBE_S, wait_for_ready=True
+        )
+        told = dict(call.trailing_metadata() or ())
+    status = str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+    return status, str(told.get(REASON_KEY, ""))
 
 
 def main(arguments: list[str]) -> int:
     """Probe once; 0 when it serves."""
-    address = arguments[0] if arguments else local_address(os.environ)
+    addresses = [each for each in arguments if each != ALIVE]
+    address = addresses[0] if addresses else local_address(os.environ)
     try:
-        status = probe(address)
+        status, reason = probe(address)
     except grpc.RpcError as error:
         sys.stderr.write(f"{address} does not answer: {error.code().name}\n")
         return 1
-    if status != "SERVING":
-        sys.stderr.write(f"{address} is {status}\n")
-        return 1
-    return 0
+    if status == "SERVING" or (reason and ALIVE in arguments):
+        return 0
+    sys.stderr.write(f"{address} is {status}{': ' if reason else ''}{reason}\n")
+    return 1
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ TABLE: Final[Mapping[type[Exception], Row]] = {
     core_errors.WorkersFullError: Row(_PRECONDITION, errors_pb2.WORKERS_FULL),
     core_errors.SchemaMismatchError: Row(_PRECONDITION, errors_pb2.SCHEMA_MISMATCH),
     core_errors.DrainingError: Row(_UNAVAILABLE, errors_pb2.DRAINING),
+    shell_errors.StandbyError: Row(_UNAVAILABLE, errors_pb2.STANDBY),
     shell_errors.AppendsFullError: Row(
         _EXHAUSTED, errors_pb2.APPENDS_FULL, retry_delay_s=WAITERS_RETRY_DELAY_S
     ),

@@ -208,7 +208,7 @@ class Endings:
         give_up_at = time.monotonic() + NOTICE_S_MAX
         while time.monotonic() < give_up_at:
             try:
-                if probe(address) != "SERVING":
+                if probe(address)[0] != "SERVING":
                     return
             except grpc.RpcError:
                 return

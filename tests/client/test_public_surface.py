@@ -101,6 +101,7 @@ ERRORS = {
     "StoreFullError": "StoreError",
     "StoreUnavailableError": "StoreError",
     "StoreUrlError": "StoreError",
+    "StandbyError": "UnavailableError",
     "TlsError": "UnavailableError",
     "TreeMismatchError": "ReplayBufferError",
     "UnauthenticatedError": "ReplayBufferError",

@@ -44,6 +44,7 @@ EXAMPLES = [
     core_errors.WaitersFullError(1024),
     core_errors.WorkersFullError(65536),
     core_errors.DrainingError(),
+    shell_errors.StandbyError("process 7 on a", 5, 2, 0.4),
     shell_errors.AppendsFullError(10),
     shell_errors.WatchersFullError(10),
     shell_errors.ServerBusyError("no place"),

@@ -14,6 +14,7 @@ from types import TracebackType
 END_S = 20.0
 MEMORY_BYTES_MORE = 2**30
 """Address space that a server under attack has beyond what it maps when idle."""
+_STANDBY = re.compile(r"breadbox: standing by on (?P<address>\S+)$")
 _READY = re.compile(r"breadbox: serving on (?P<address>\S+) store=\S+( metrics=(?P<metrics>\S+))?")
 
 
@@ -78,6 +79,35 @@ class ServerProcess:
             AssertionError: It ended; says what its log holds.
             TimeoutError: It did neither, and was killed.
         """
+        self._spawn()
+        self.wait_serving(within_s)
+
+    def start_standby(self, within_s: float = END_S) -> None:
+        """Start it with `--standby`, and return once it says that it stands by; see `start`."""
+        self._spawn()
+        line = self._read_line(within_s)
+        match = _STANDBY.match(line.strip())
+        if match is None:
+            self._give_up()
+        else:
+            self.address = match["address"]
+
+    def wait_serving(self, within_s: float | None = None) -> None:
+        """Return once it says that it serves; see `start`."""
+        self.ready_line = self._read_line(within_s)
+        if _STANDBY.match(self.ready_line.strip()):
+            self.ready_line = self._read_line(within_s)
+        match = _READY.match(self.ready_line)
+        if match is None:
+            self._give_up()
+            return
+        self.address = match["address"]
+        self.metrics_url = match["metrics"] or ""
+        if self._memory_bytes_more is not None:
+            bound = status_bytes(self.pid, "VmSize") + self._memory_bytes_more
+            resource.prlimit(self.pid, resource.RLIMIT_AS, (bound, bound))
+
+    def _spawn(self) -> None:
         assert self._process is None
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
@@ -89,27 +119,28 @@ class ServerProcess:
                 env=self._environment,
                 preexec_fn=self._bound_files if self._files_max is not None else None,
             )
+
+    def _read_line(self, within_s: float | None) -> str:
+        """The next line that it says; empty: it has ended."""
+        assert self._process is not None
         assert self._process.stdout is not None
         timer = threading.Timer(within_s or 0.0, self._process.kill)
         if within_s is not None:
             timer.start()
-        self.ready_line = self._process.stdout.readline()
+        line = self._process.stdout.readline()
         timer.cancel()
-        if timer.finished.is_set() and not self.ready_line and within_s is not None:
+        if timer.finished.is_set() and not line and within_s is not None:
             is_late = self._process.wait(timeout=END_S) == -signal.SIGKILL
             if is_late:
                 self._reap()
                 raise TimeoutError(f"the server neither served nor ended within {within_s} s")
-        match = _READY.match(self.ready_line)
-        if match is None:
-            self._process.kill()
-            self._reap()
-            raise AssertionError(f"the server did not start:\n{self.log.read_text()}")
-        self.address = match["address"]
-        self.metrics_url = match["metrics"] or ""
-        if self._memory_bytes_more is not None:
-            bound = status_bytes(self.pid, "VmSize") + self._memory_bytes_more
-            resource.prlimit(self.pid, resource.RLIMIT_AS, (bound, bound))
+        return line
+
+    def _give_up(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._reap()
+        raise AssertionError(f"the server did not start:\n{self.log.read_text()}")
 
     def _bound_files(self) -> None:
         bound = self._files_max

@@ -40,6 +40,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SUBSCRIPTION_NOT_FOUND: _ClassVar[ErrorReason]
     SUBSCRIPTION_EXISTS: _ClassVar[ErrorReason]
     SUBSCRIPTIONS_FULL: _ClassVar[ErrorReason]
+    STANDBY: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ARGUMENT_INVALID: ErrorReason
 FETCH_EXCEEDS_CAPACITY: ErrorReason
@@ -74,3 +75,4 @@ SCHEMA_MISMATCH: ErrorReason
 SUBSCRIPTION_NOT_FOUND: ErrorReason
 SUBSCRIPTION_EXISTS: ErrorReason
 SUBSCRIPTIONS_FULL: ErrorReason
+STANDBY: ErrorReason

@@ -13,6 +13,7 @@ from breadbox_server.journal.sqlite import SqliteArchive, SqliteWriter
 from breadbox_server.journal.storage import (
     JournalArchive,
     JournalUnavailableError,
+    JournalView,
     JournalWriter,
 )
 
@@ -55,6 +56,11 @@ class JournalPlace:
         """One line for another process; holds the password, if there is one."""
         return json.dumps({"kind": self.kind, "where": self.where}) + "\n"
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether servers on several machines can see it."""
+        return self.kind == "redis"
+
     def turns_bytes_max(self) -> int:
         """Bytes of turns that the place takes well between two snapshots; it must be open.
 
@@ -83,6 +89,17 @@ class JournalPlace:
                 f"{directory} cannot be used: {error.strerror}"
             ) from error
         return SqliteArchive(directory)
+
+    def open_view(self) -> JournalView:
+        """Open it for following it while another server writes; only where `is_shared`.
+
+        Raises:
+            JournalError: It cannot be reached, or is no journal.
+        """
+        from breadbox_server.journal.redis_stream import RedisArchive
+
+        assert self.is_shared
+        return RedisArchive(self.where)
 
     def open_writer(self, claim: Claim, *, sync: bool) -> JournalWriter:
         """Open it for writing.

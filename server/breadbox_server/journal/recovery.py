@@ -2,6 +2,7 @@
 
 import gc
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -122,47 +123,95 @@ def recover(
         JournalUnavailableError: It cannot be reached.
         BugError: What it says could not be carried out for a reason that is not in it.
     """
-    snapshot_sequence, snapshot_record = archive.read_snapshot()
-    sequence = snapshot_sequence
-    entry_count = 0
-    let_go: set[PayloadId] = set()
-    try:
-        data, chain = open_snapshot(snapshot_sequence, snapshot_record)
-        snapshot = decode_snapshot(data)
-        buffers, now = restore(snapshot.buffers), snapshot.now
+    replay = Replay(archive, restore)
+    with replay.told():
+        for sequence, record in archive.read_turns(replay.sequence):
+            replay.add(sequence, record)
+    return replay.recovered()
+
+
+class Replay:
+    """A core that is built from a journal: its newest snapshot, then one turn after the other.
+
+    Args:
+        archive: The journal; it is begun.
+        restore: Builds a core from a snapshot's buffers.
+
+    Raises (all methods):
+        JournalError, BugError: See `recover`.
+    """
+
+    def __init__(
+        self,
+        archive: JournalArchive,
+        restore: Callable[[Iterable[BufferSnapshot]], BufferSet],
+    ) -> None:
+        self._shown = archive.shown
+        self.sequence, record = archive.read_snapshot()
+        """Of the last turn that the core contains."""
+        self.snapshot_sequence = self.sequence
+        self._turn_count = 0
+        self._entry_count = 0
+        self._let_go: deque[tuple[int, list[PayloadId]]] = deque()
+        with self.told():
+            data, self.chain = open_snapshot(self.sequence, record)
+            snapshot = decode_snapshot(data)
+            self._buffers, self._now = restore(snapshot.buffers), snapshot.now
+        self._replay_s = 0.0
+
+    def add(self, sequence: int, record: bytes) -> None:
+        """Apply the next turn."""
+        self.sequence = sequence
         began_at = process_time()
-        for next_sequence, record in archive.read_turns(snapshot_sequence):
-            sequence = next_sequence
-            data, chain = open_turn(chain, sequence, record)
+        with self.told():
+            data, self.chain = open_turn(self.chain, sequence, record)
             entries = decode_turn(data).entries
-            buffers.replay(entries)
-            entry_count += len(entries)
+            self._buffers.replay(entries)
+            self._turn_count += 1
+            self._entry_count += len(entries)
             # A turn's instants never go back.
-            now = max(now, entries[-1][0] if entries else now)
+            self._now = max(self._now, entries[-1][0] if entries else self._now)
             # What was told when it happened is not told again; what was to be deleted then is
             # found when books and store are compared.
-            for event in buffers.take_events():
-                if type(event) is PayloadsDisposable:
-                    let_go.update([each.payload_id for each in event.payloads])
-    except NewerFormatError as error:
-        raise JournalNewerError(
-            f"the journal at {archive.shown} cannot be read at turn {sequence}: {error}"
-        ) from error
-    except (JournalFormatError, ReplayError) as error:
-        raise JournalDamagedError(
-            f"the journal at {archive.shown} cannot be read at turn {sequence}: {error}; {_REMEDY}"
-        ) from error
-    except (JournalError, MemoryError):
-        raise
-    except Exception as error:
-        raise BugError(
-            f"reading turn {sequence} of the journal at {archive.shown} back failed with {error!r}",
-            "the journal is as it was; the release that wrote it may still read it",
-        ) from error
-    turn_count = sequence - snapshot_sequence
-    replay_s = process_time() - began_at
-    return Recovered(
-        *(buffers, sequence, now, chain, snapshot_sequence, turn_count, entry_count),
-        let_go=frozenset(let_go),
-        replay_s=replay_s,
-    )
+            let_go = [
+                each.payload_id
+                for event in self._buffers.take_events()
+                if type(event) is PayloadsDisposable
+                for each in event.payloads
+            ]
+        if let_go:
+            self._let_go.append((sequence, let_go))
+        self._replay_s += process_time() - began_at
+
+    def forget(self, up_to: int) -> None:
+        """Forget what was let go up to a turn: it was deleted long ago."""
+        while self._let_go and self._let_go[0][0] <= up_to:
+            self._let_go.popleft()
+
+    def recovered(self) -> Recovered:
+        """The core as it is now; it belongs to the caller from now on."""
+        return Recovered(
+            *(self._buffers, self.sequence, self._now, self.chain, self.snapshot_sequence),
+            *(self._turn_count, self._entry_count),
+            let_go=frozenset(each for _, let_go in self._let_go for each in let_go),
+            replay_s=self._replay_s,
+        )
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Say of what goes wrong inside whether the journal is at fault, and where."""
+        where = f"the journal at {self._shown} cannot be read at turn {self.sequence}"
+        try:
+            yield
+        except NewerFormatError as error:
+            raise JournalNewerError(f"{where}: {error}") from error
+        except (JournalFormatError, ReplayError) as error:
+            raise JournalDamagedError(f"{where}: {error}; {_REMEDY}") from error
+        except (JournalError, BugError, MemoryError):
+            raise
+        except Exception as error:
+            raise BugError(
+                f"reading turn {self.sequence} of the journal at {self._shown} back failed with "
+                f"{error!r}",
+                "the journal is as it was; the release that wrote it may still read it",
+            ) from error

@@ -42,6 +42,8 @@ from breadbox_server.journal.storage import (
     JournalLostError,
     JournalTakenError,
     JournalUnavailableError,
+    Sight,
+    Written,
 )
 
 _PREFIX: Final = "breadbox:{journal}:"
@@ -58,6 +60,8 @@ SNAPSHOT_READS: Final = 5
 """Attempts at a snapshot that somebody is replacing meanwhile."""
 TRIM_TURNS: Final = 1000
 READ_TURNS: Final = 500
+LOOK_TURNS: Final = 100
+"""Turns that one look tells: Redis is not held up by who follows it."""
 
 # The DEL of a key that is never there counts as a write, after which Redis lets a script go on
 # although it has reached maxmemory: without it a full Redis could not even be told what to free.
@@ -171,6 +175,20 @@ return {'OK', redis.call('XTRIM', KEYS[4], 'MINID', '~', up_to .. '-0', 'LIMIT',
 )
 """ARGV: claim, sequence, turns at a time. Only what the snapshot that counts has made superfluous.
 The newest turn stays in any case: appends look at it."""
+_LOOK: Final = """
+local newest = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)
+return {
+  redis.call('GET', KEYS[1]) or '',
+  redis.call('GET', KEYS[2]) or '',
+  redis.call('PTTL', KEYS[2]),
+  string.match(redis.call('INFO', 'server'), 'run_id:(%w+)'),
+  newest[1] and newest[1][1] or '',
+  redis.call('HGET', KEYS[4], 'sequence') or '',
+  redis.call('XRANGE', KEYS[3], ARGV[1] .. '-0', '+', 'COUNT', ARGV[2])
+}
+"""
+"""What there is, all of it at one instant. KEYS: owner, alive, turns, snapshot; ARGV: the first
+turn to be told, and how many."""
 _RELEASE: Final = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[2]) end
 """
@@ -248,13 +266,33 @@ class RedisArchive:
             if not entries:
                 return
             for entry_id, fields in entries:
-                sequence = int(entry_id.split(b"-")[0])
+                sequence = _sequence_of(entry_id)
                 if sequence != expected:
                     raise JournalDamagedError(
                         self._remedy(f"lacks turns {expected} to {sequence - 1}")
                     )
                 yield sequence, fields[b"d"]
                 expected += 1
+
+    def look(self, first: int) -> Sight:
+        """See JournalView."""
+        with _translated_errors():
+            owner, alive, left_ms, run_id, newest, snapshot, entries = self._client.eval(
+                _LOOK, 4, OWNER, ALIVE, TURNS, SNAPSHOT, first, LOOK_TURNS
+            )
+        return Sight(
+            epoch=owner_from_text(owner.decode())[0],
+            holder=_holder(alive) if alive else None,
+            left_s=max(0, left_ms) / 1000,
+            incarnation=run_id.decode(),
+            newest=_sequence_of(newest),
+            snapshot=int(snapshot or 0),
+            # As XADD was given them: a turn's data, and its epoch.
+            turns=tuple(
+                Written(_sequence_of(entry_id), int(fields[3]), fields[1])
+                for entry_id, fields in entries
+            ),
+        )
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
         """See JournalArchive."""
@@ -421,6 +459,11 @@ def _checked(answer: list[bytes]) -> Any:
     if answer[0] == b"LOST":
         raise JournalLostError("Redis does not have the journal any more, or an older one")
     return answer[1] if len(answer) > 1 else None
+
+
+def _sequence_of(entry_id: bytes) -> int:
+    """Of an entry of the stream; 0 for none."""
+    return int(entry_id.split(b"-")[0] or 0)
 
 
 def _holder(alive: bytes) -> Holder:

@@ -8,7 +8,8 @@ turns may still be there and are of no use.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
 
 from breadbox_server.journal.claims import Claim, Holder
 
@@ -195,3 +196,44 @@ class JournalWriter(Protocol):
 
     async def close(self) -> None:
         """Give the claim up, so that the next server need not wait, and close. Idempotent."""
+
+
+class Written(NamedTuple):
+    """A turn as it stands in a journal that is followed."""
+
+    sequence: int
+    epoch: int
+    """Of the server that wrote it."""
+    record: bytes
+    """Empty where a journal was begun, in place of the turn that its snapshot is of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A journal as somebody who follows it sees it at one instant."""
+
+    epoch: int
+    """Of the server that may write; 0: none has claimed it yet."""
+    holder: Holder | None
+    """Who shows signs of life; None: nobody does."""
+    left_s: float
+    """Seconds until the last sign of life no longer counts."""
+    incarnation: str
+    """Which start of the store that it is in has answered."""
+    newest: int
+    """Sequence of the newest turn; 0: there is none."""
+    snapshot: int
+    """Sequence of the snapshot that counts; 0: there is none."""
+    turns: tuple[Written, ...]
+    """Those from the one on that was asked for, in order; not all of them where there are many."""
+
+
+class JournalView(JournalArchive, Protocol):
+    """A journal that others can follow while one server writes it."""
+
+    def look(self, first: int) -> Sight:
+        """See what there is from a turn on; changes nothing.
+
+        Raises:
+            JournalUnavailableError: It cannot be reached.
+        """
