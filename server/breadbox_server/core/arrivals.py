@@ -1,35 +1,60 @@
 """The held chunks in order of arrival, for those who read on from where they stand.
 
-Kept from the first read on, so that a buffer that nobody reads so pays nothing for it. What left is
-dropped when it is half of all there is, as in `lazy_heap`.
+Kept from the first read on, and sums from the first time on that somebody asks for one, so that a
+buffer that nobody reads so pays nothing for it. What left is dropped when it is half of all there
+is, as in `lazy_heap`.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple, Protocol
 
 from breadbox_server.core.ids import ChunkId
 from breadbox_server.core.lazy_heap import WASTE_MIN
 
+BLOCK_BITS: Final = 8
+"""Ids that differ below this bit are summed up together."""
+
+
+class Arrived(Protocol):
+    """What has to be known of a chunk."""
+
+    @property
+    def chunk_id(self) -> ChunkId:
+        """Unique; ascending in order of arrival."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Never changes."""
+
+
+class Behind(NamedTuple):
+    """What a reader has before it."""
+
+    chunk_count: int
+    size_bytes: int
+
 
 class ArrivalOrder:
-    """Ids of held chunks, ascending.
+    """Held chunks by id, ascending.
 
     Args:
-        held: Lists all that are held, in any order; asked once, with the first read.
-        is_held: Whether a chunk is held.
+        held: The chunks that are held. It is told of each that comes, once it is there, and of each
+            that leaves, once it is not; or that it is not told, by `forget`.
     """
 
-    def __init__(
-        self, held: Callable[[], Iterable[ChunkId]], is_held: Callable[[ChunkId], bool]
-    ) -> None:
+    def __init__(self, held: Mapping[ChunkId, Arrived]) -> None:
         self._held = held
-        self._is_held = is_held
         self._ids: list[ChunkId] | None = None
         """Ascending, each once, with some that left; None: nobody has read yet."""
+        self._blocks: dict[int, list[int]] | None = None
+        """Count and bytes of what is held, by the block of ids; None: nobody has asked yet."""
 
-    def add(self, chunk_id: ChunkId) -> None:
+    def add(self, chunk: Arrived) -> None:
         """Take a chunk that is held from now on: O(1) for a new one, else a search and a move."""
-        ids = self._ids
+        if self._blocks is not None:
+            _count(self._blocks, chunk)
+        ids, chunk_id = self._ids, chunk.chunk_id
         if ids is None:
             return
         if not ids or ids[-1] < chunk_id:
@@ -39,24 +64,67 @@ class ArrivalOrder:
         if ids[place] != chunk_id:
             ids.insert(place, chunk_id)
 
+    def remove(self, chunk: Arrived) -> None:
+        """Let a chunk go that is held no more; O(1) amortised."""
+        if self._blocks is not None:
+            number = chunk.chunk_id >> BLOCK_BITS
+            block = self._blocks[number]
+            block[0] -= 1
+            block[1] -= chunk.size_bytes
+            if not block[0]:
+                del self._blocks[number]
+        if self._ids is not None and len(self._ids) > 2 * len(self._held) + WASTE_MIN:
+            self._ids = list(filter(self._held.__contains__, self._ids))
+
     def forget(self) -> None:
-        """Ask anew with the next read: chunks came that nobody told of."""
-        self._ids = None
-
-    def compact(self, held_count: int) -> None:
-        """Drop what left if it outnumbers what is held; to be called after chunks left.
-
-        Args:
-            held_count: Chunks held.
-        """
-        if self._ids is not None and len(self._ids) > 2 * held_count + WASTE_MIN:
-            self._ids = list(filter(self._is_held, self._ids))
+        """Look anew when asked next: chunks came, or left, that nobody told of."""
+        self._ids = self._blocks = None
 
     def after(self, chunk_id: int) -> Iterator[ChunkId]:
         """Go through the held chunks after one, ascending; not to be held over a change."""
         if self._ids is None:
-            self._ids = sorted(self._held())
+            self._ids = sorted(self._held)
         ids = self._ids
         for place in range(bisect_right(ids, chunk_id), len(ids)):
-            if self._is_held(ids[place]):
+            if ids[place] in self._held:
                 yield ids[place]
+
+    def behind(self, chunk_ids: Iterable[int]) -> dict[int, Behind]:
+        """Count the held chunks after each of several, and their bytes.
+
+        One addition for each block of 256 ids of which any is held, and a look at the ids of one
+        block for each of the several.
+        """
+        if self._blocks is None:
+            self._blocks = {}
+            for chunk in self._held.values():
+                _count(self._blocks, chunk)
+        numbers = sorted(self._blocks)
+        found: dict[int, Behind] = {}
+        whole_count, whole_bytes = 0, 0
+        for chunk_id in sorted(set(chunk_ids), reverse=True):
+            number = (chunk_id + 1) >> BLOCK_BITS
+            while numbers and numbers[-1] > number:
+                count, size_bytes = self._blocks[numbers.pop()]
+                whole_count += count
+                whole_bytes += size_bytes
+            held = self._held
+            ids = range(chunk_id + 1, (number + 1) << BLOCK_BITS) if number in self._blocks else ()
+            part = [held[ChunkId(each)].size_bytes for each in ids if each in held]
+            found[chunk_id] = Behind(whole_count + len(part), whole_bytes + sum(part))
+        return found
+
+    def check_invariants(self) -> None:
+        """Assert that order and sums are those of what is held; O(held)."""
+        held = sorted(self._held)
+        assert list(self.after(-1)) == held, "order of arrival"
+        for start in (0, len(held) // 2, len(held)):
+            after = held[start - 1] if start else -1
+            sizes = [self._held[chunk_id].size_bytes for chunk_id in held[start:]]
+            assert self.behind([after]) == {after: (len(sizes), sum(sizes))}, "sums of arrivals"
+
+
+def _count(blocks: dict[int, list[int]], chunk: Arrived) -> None:
+    block = blocks.setdefault(chunk.chunk_id >> BLOCK_BITS, [0, 0])
+    block[0] += 1
+    block[1] += chunk.size_bytes

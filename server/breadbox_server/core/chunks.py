@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
-from breadbox_server.core.arrivals import ArrivalOrder
+from breadbox_server.core.arrivals import ArrivalOrder, Behind
 from breadbox_server.core.ids import ChunkId, ModelVersion
 from breadbox_server.core.inputs import Fragment
 from breadbox_server.core.lazy_heap import LazyHeap
@@ -86,7 +86,7 @@ class ChunkTable:
         self._chunks: dict[ChunkId, Chunk] = {}
         self._sampler = sampler
         self._remover = remover
-        self._arrived = ArrivalOrder(lambda: self._chunks, self._chunks.__contains__)
+        self._arrived = ArrivalOrder(self._chunks)
         self._by_age: LazyHeap[ChunkId] = LazyHeap(self._chunks.__contains__)
         self._unleased_by_age: LazyHeap[ChunkId] = LazyHeap(self._is_unleased)
         self._by_version: LazyHeap[tuple[ModelVersion, ChunkId]] = LazyHeap(self._is_in_order)
@@ -124,7 +124,7 @@ class ChunkTable:
         self._sampler.add(chunk)
         if self._remover is not None:
             self._remover.add(chunk)
-        self._arrived.add(chunk.chunk_id)
+        self._arrived.add(chunk)
         self._by_age.push(chunk.chunk_id)
         self._by_version.push((chunk.version, chunk.chunk_id))
         self._count_by_version[chunk.version] = self._count_by_version.get(chunk.version, 0) + 1
@@ -197,7 +197,7 @@ class ChunkTable:
             del self._count_by_version[chunk.version]
         else:
             self._count_by_version[chunk.version] = count
-        self._arrived.compact(len(self._chunks))
+        self._arrived.remove(chunk)
         self._by_age.compact(len(self._chunks))
         self._by_version.compact(len(self._chunks))
         if chunk.lease_count == 0:
@@ -210,7 +210,7 @@ class ChunkTable:
             chunk.state = ChunkState.GONE
         self._chunks.clear()
         self._count_by_version.clear()
-        self._arrived.compact(0)
+        self._arrived.forget()
         for order in (self._by_age, self._unleased_by_age, self._by_version):
             order.replace(())
         self._unleased_count = 0
@@ -283,6 +283,10 @@ class ChunkTable:
         """Go through the held chunks that arrived after one, in that order; see `ArrivalOrder`."""
         return self._arrived.after(chunk_id)
 
+    def behind(self, chunk_ids: Iterable[int]) -> dict[int, Behind]:
+        """Count the held chunks after each of several, and their bytes; see `ArrivalOrder`."""
+        return self._arrived.behind(chunk_ids)
+
     def smallest_bytes(self) -> int:
         """Bytes of the smallest held chunk, 0 when none is held; O(chunks held)."""
         return min((chunk.size_bytes for chunk in self._chunks.values()), default=0)
@@ -328,7 +332,7 @@ class ChunkTable:
         assert by_version == expected, "C1: version order"
         by_age_unleased = self._unleased_by_age.first_many(len(self._chunks) + 1)
         assert by_age_unleased == sorted(chunk.chunk_id for chunk in unleased), "C2: unleased order"
-        assert list(self.arrived_after(-1)) == sorted(self._chunks), "C2: order of arrival"
+        self._arrived.check_invariants()
 
     def _is_unleased(self, chunk_id: ChunkId) -> bool:
         chunk = self._chunks.get(chunk_id)

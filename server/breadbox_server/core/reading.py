@@ -101,28 +101,25 @@ def _readable(state: BufferState, after: int, subscription: Subscription | None)
 
 
 def describe_subscriptions(state: BufferState) -> tuple[SubscriptionDescription, ...]:
-    """Show the named cursors; O(chunks behind the one that is farthest behind)."""
-    found = sorted(state.holdings.subscriptions.all(), key=lambda each: each.cursor)
-    described = {}
-    for is_retaining in (False, True):
-        of_kind = [each for each in found if each.is_retaining is is_retaining]
-        if not of_kind:
-            continue
-        behind = [
-            (chunk.chunk_id, chunk.size_bytes)
-            for chunk in _readable(state, of_kind[0].cursor, of_kind[0])
-        ]
-        count, size_bytes = len(behind), sum(size for _, size in behind)
-        place = 0
-        for each in of_kind:
-            while place < len(behind) and behind[place][0] <= each.cursor:
-                count -= 1
-                size_bytes -= behind[place][1]
-                place += 1
-            described[each.name] = SubscriptionDescription(
-                each.name, is_retaining, each.cursor, count, size_bytes, each.missed_count
+    """Show the named cursors, at the costs of `ArrivalOrder.behind`."""
+    table, subscriptions = state.holdings.table, state.holdings.subscriptions
+    found = subscriptions.all()
+    if not found:
+        return ()
+    held = table.behind(each.cursor for each in found)
+    left = subscriptions.behind(each.cursor for each in found if each.is_retaining)
+    described = []
+    for each in found:
+        count, size_bytes = held[each.cursor]
+        if each.is_retaining:
+            count += left[each.cursor].chunk_count
+            size_bytes += left[each.cursor].size_bytes
+        described.append(
+            SubscriptionDescription(
+                each.name, each.is_retaining, each.cursor, count, size_bytes, each.missed_count
             )
-    return tuple([described[name] for name in sorted(described)])
+        )
+    return tuple(described)
 
 
 def _start(state: BufferState, cursor: Cursor, subscription: Subscription | None) -> int:

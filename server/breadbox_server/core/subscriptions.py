@@ -17,7 +17,7 @@ from heapq import merge
 from math import inf
 from typing import Final
 
-from breadbox_server.core.arrivals import ArrivalOrder
+from breadbox_server.core.arrivals import ArrivalOrder, Behind
 from breadbox_server.core.chunks import Chunk, ChunkState
 from breadbox_server.core.counters import Counters
 from breadbox_server.core.errors import (
@@ -62,7 +62,7 @@ class Subscriptions:
         """The cursor of the retaining subscription that is farthest behind; inf: there is none."""
         self._out: dict[ChunkId, Chunk] = {}
         """Chunks of the session, out of the table, that are retained, or used up and leased."""
-        self._arrived = ArrivalOrder(lambda: self._out, self._out.__contains__)
+        self._arrived = ArrivalOrder(self._out)
         self._unleased: LazyHeap[ChunkId] = LazyHeap(self._is_unleased)
         self.retained_count = 0
         self.unleased_bytes = 0
@@ -146,12 +146,13 @@ class Subscriptions:
     def hold_used_up(self, chunk: Chunk) -> None:
         """Take note of a chunk that has left the table for its uses, and is leased."""
         self._out[chunk.chunk_id] = chunk
-        self._arrived.add(chunk.chunk_id)
+        self._arrived.add(chunk)
 
     def take_back(self, chunk: Chunk) -> bool:
         """Forget such a chunk: it is in the table again, or nowhere; whether it could be read."""
         is_known = self._out.pop(chunk.chunk_id, None) is not None
-        self._arrived.compact(len(self._out))
+        if is_known:
+            self._arrived.remove(chunk)
         return is_known
 
     def out(self) -> list[Chunk]:
@@ -200,6 +201,10 @@ class Subscriptions:
         """Go through chunks that are held, and those that left and can be read, in one order."""
         return merge(held, self._arrived.after(after))
 
+    def behind(self, chunk_ids: Iterable[int]) -> dict[int, Behind]:
+        """Count what left and can be read after each of several chunks, and its bytes."""
+        return self._arrived.behind(chunk_ids)
+
     def chunk(self, chunk_id: ChunkId) -> Chunk:
         """Give a chunk that `with_what_left` told of, and that is not held."""
         return self._out[chunk_id]
@@ -230,7 +235,7 @@ class Subscriptions:
         assert self.retained_count == len(retained), "N2: count"
         unleased = [chunk for chunk in retained if chunk.lease_count == 0]
         assert self.unleased_bytes == sum(chunk.size_bytes for chunk in unleased), "N3: bytes"
-        assert list(self._arrived.after(-1)) == sorted(self._out), "N2: order"
+        self._arrived.check_invariants()
         for chunk in self._out.values():
             is_leased = chunk.state is ChunkState.USED_UP and chunk.lease_count > 0
             assert is_leased or chunk.state is ChunkState.RETAINED, "N2: state"
