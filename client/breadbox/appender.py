@@ -315,14 +315,7 @@ class Appender:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.close()
-            return
-        try:
-            self.close()
-        except Exception as problem:  # noqa: BLE001 - the caller's own error matters more
-            if problem is not error:
-                _log.warning("%d fragments were not sent: %s", len(self._unsent), problem)
+        close_behind(self.close, error, lambda: f"{len(self._unsent)} fragments were not sent")
 
     def _may_take(self, size_bytes: int) -> bool:
         if self._closing or self._error is not None:
@@ -499,3 +492,22 @@ class Appender:
             self._held_bytes = 0
             self._queue.clear()
             self._changed.notify_all()
+
+
+def close_behind(
+    close: Callable[[], None], error: BaseException | None, loss: Callable[[], str]
+) -> None:
+    """Close what a `with` block opened; an error that the block ended with matters more.
+
+    Args:
+        close: May raise; beside an error of the block what it raises is logged alone.
+        error: What the block ended with; None: it came to its end.
+        loss: What closing in vain means, for the log.
+    """
+    try:
+        close()
+    except Exception as problem:
+        if error is None:
+            raise
+        if problem is not error:
+            _log.warning("%s: %s", loss(), problem)

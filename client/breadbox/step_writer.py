@@ -25,7 +25,13 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from breadbox.appender import AppendClient, Appender, AppenderCounts, AppenderOptions
+from breadbox.appender import (
+    AppendClient,
+    Appender,
+    AppenderCounts,
+    AppenderOptions,
+    close_behind,
+)
 from breadbox.errors import (
     ClosedError,
     InvalidRequestError,
@@ -405,14 +411,7 @@ class StepWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.close()
-            return
-        try:
-            self.close()
-        except Exception as problem:  # noqa: BLE001 - the caller's own error matters more
-            if problem is not error:
-                _log.warning("steps were not sent: %s", problem)
+        close_behind(self.close, error, lambda: "steps were not sent")
 
     # Cutting -----------------------------------------------------------------------------------
 
