@@ -28,6 +28,7 @@ from breadbox.cli.settings import SizeBytes
 from breadbox.cli.top import Sample, render
 from breadbox.extras import how_to_install
 from breadbox.paths import naming
+from breadbox.presets import UNLIMITED
 from breadbox.stores import open_store
 from breadbox.v1 import buffer_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -471,6 +472,23 @@ def test_stats_show_gauges_and_counters(address: str, fake: FakeService) -> None
     words = ("default", "run-1", "model version 3", "12", "of 100", "512 B", "fragments_admitted")
     assert [] == [word for word in words if word not in text]
     assert "fragments_stale" not in text
+
+
+def test_stats_call_a_limit_that_is_none_without_end_and_fit_a_terminal(
+    address: str, fake: FakeService
+) -> None:
+    endless = pb.ListBuffersResponse()
+    endless.CopyFrom(LISTED)
+    config = endless.buffers[0].config
+    config.uses_max = config.staleness_max = UNLIMITED
+    config.schema = buffer_pb2.SCHEMA_POLICY_RAGGED
+    fake.will("ListBuffers", endless)
+    lines = run("stats", server=address).stdout.splitlines()
+    assert 2 == sum(line.count("without end") for line in lines)
+    assert str(UNLIMITED)[:3] not in "".join(lines).replace(",", "")
+    # What belongs together stands in one line, so that no terminal breaks it.
+    assert any("fragments of any length" in line for line in lines)
+    assert [] == [line for line in lines if len(line.rstrip()) > 80]
 
 
 def test_stats_say_an_outage_above_the_numbers_and_leave_no_double_gap(

@@ -10,6 +10,7 @@ from breadbox.cli import frame
 from breadbox.cli.command import command
 from breadbox.cli.connection import Target
 from breadbox.cli.settings import of_one_call
+from breadbox.presets import UNLIMITED
 from breadbox.types import (
     ArrayType,
     BufferConfig,
@@ -18,6 +19,9 @@ from breadbox.types import (
     SampleToInsertRatio,
     SchemaPolicy,
 )
+
+COLUMNS = 80
+"""Of a terminal whose width nobody changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +109,7 @@ def _gauges(description: BufferDescription) -> Table:
         ("leases", frame.count_text(state.lease_count), of(config.leases_max)),
         ("waiters", frame.count_text(state.waiter_count), of(config.waiters_max)),
         ("workers", frame.count_text(state.worker_count), of(config.workers_max)),
-        ("staleness", staleness_text(description), f"at most {config.staleness_max}"),
+        ("staleness", staleness_text(description), at_most(config.staleness_max)),
     ]
     return frame.rows(frame.table("", "#now", "limit"), lines)
 
@@ -134,10 +138,10 @@ def staleness_text(description: BufferDescription) -> str:
 
 
 def limits_text(config: BufferConfig) -> str:
-    """The limits that are not gauges, in one line."""
+    """The limits that are not gauges, in lines that a terminal of 80 columns need not break."""
     parts = [
         f"{frame.counted(config.fragments_per_chunk or 1, 'fragment')} per chunk",
-        f"used at most {frame.counted(config.uses_max or 1, 'time')}",
+        uses_text(config.uses_max or 1),
         f"full: {config.full_policy.value if config.full_policy else '?'}",
         f"sampler {config.sampler}",
     ]
@@ -152,4 +156,23 @@ def limits_text(config: BufferConfig) -> str:
             parts.append(f"{ratio:g} ± {error:g} uses per chunk")
         case _:
             pass
-    return ", ".join(parts)
+    lines = parts[:1]
+    for part in parts[1:]:
+        lines[-1] += ","
+        if len(lines[-1]) + 1 + len(part) < COLUMNS:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(part)
+    return "\n".join(lines)
+
+
+def uses_text(uses_max: int) -> str:
+    """How often a chunk may be used."""
+    if uses_max >= UNLIMITED:
+        return "used without end"
+    return f"used at most {frame.counted(uses_max, 'time')}"
+
+
+def at_most(count: int | None) -> str:
+    """A limit beside a gauge that is no count of things held."""
+    return "without end" if count is not None and count >= UNLIMITED else f"at most {count}"
