@@ -29,9 +29,11 @@ class InvalidRequestError(ReplayBufferError):
 class BufferNotFoundError(ReplayBufferError):
     """No buffer has this name."""
 
-    def __init__(self, buffer: str) -> None:
+    def __init__(self, buffer: str, text: str = "") -> None:
         super().__init__(
-            f"no buffer is named {buffer!r}; `breadbox buffers create` or create_buffer() makes one"
+            text
+            or f"no buffer is named {buffer!r}; `breadbox buffers create` or create_buffer() makes "
+            "one"
         )
         self.buffer = buffer
 
@@ -256,9 +258,10 @@ class PayloadFormatError(StoreError):
 class SchemaMismatchError(ReplayBufferError):
     """A fragment has other arrays than those of its session; names the path, wanted and got.
 
-    A learner could not stack them, so the server refuses it. All workers of a session need the same
-    environment, wrappers and policy; a new session may have others, and a buffer whose `schema` is
-    `any` takes all.
+    A learner could not stack them, so the server refuses it, and adapters of other libraries do not
+    join a run of other spaces than theirs. All workers of a session need the same environment,
+    wrappers and policy; a new session may have others, and a buffer whose `schema` is `any` takes
+    all.
     """
 
     def __init__(self, text: str, path: str, wanted: str, got: str) -> None:

@@ -45,6 +45,8 @@ ELSEWHERE = {
     },
     "tests/peers/test_sb3.py": {
         "docs/adapters.md#sb3": "test_the_lines_of_page_and_docstring_train",
+        "docs/adapters.md#sb3-n-step": "test_the_lines_with_returns_of_n_steps_train",
+        "docs/adapters.md#sb3-hindsight": "test_the_lines_with_goals_in_hindsight_train",
         "docs/adapters.md#sb3-actor": "test_the_lines_of_actor_and_learner_train",
         "docs/adapters.md#sb3-learner": "test_the_lines_of_actor_and_learner_train",
         "client/breadbox/compat/sb3.py#1": "test_the_lines_of_page_and_docstring_train",

@@ -6,9 +6,12 @@ Needs its package and all that it imports: `pip install "breadbox[sb3]"`; skippe
 import pickle  # noqa: TID251 - what checkpoints are, and ours alone
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from gymnasium import spaces
 
 import breadbox
 from breadbox import errors
+from breadbox.environment import connect_from_environment
 from breadbox.testing import ServerProcess, start_server
 from support.documents import BLOCKS, ROOT
 from support.eventually import eventually_sync
@@ -39,6 +43,7 @@ from stable_baselines3.common.policies import BasePolicy  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer  # noqa: E402
 
+from breadbox.compat import run_replay  # noqa: E402
 from breadbox.compat.sb3 import (  # noqa: E402
     LAG_STEPS,
     BreadboxHerReplayBuffer,
@@ -52,6 +57,7 @@ BOX = spaces.Box(-10, 10, (3,), np.float32)
 ACTION = spaces.Box(-2, 2, (2,), np.float32)
 FRAMES = spaces.Box(0, 255, (4, 8, 8), np.uint8)
 NESTED = spaces.Dict({"frame": FRAMES, "level": spaces.Discrete(5), "pose": BOX})
+PENDULUM = (spaces.Box(-8, 8, (3,), np.float32), spaces.Box(-2, 2, (1,), np.float32))
 SPACES = {
     "vectors": (BOX, ACTION),
     "discrete": (spaces.Discrete(7), spaces.Discrete(3)),
@@ -192,6 +198,12 @@ def test_normalisation_is_that_of_its_own_buffer(server: ServerProcess) -> None:
         for column, mine in zip(columns, rows[reward], strict=True):
             np.testing.assert_array_equal(column, mine)
     ours.close()
+
+
+def test_a_discount_is_never_guessed(server: ServerProcess) -> None:
+    """The algorithm does not tell its own, and another one is learned with in silence."""
+    with pytest.raises(TypeError, match="gamma"):
+        BreadboxNStepReplayBuffer(50, BOX, ACTION, "cpu", server=server.address)  # type: ignore[call-arg]
 
 
 def test_rewards_of_n_steps_are_normalised_one_by_one(server: ServerProcess) -> None:
@@ -405,6 +417,78 @@ def test_a_run_does_not_end_the_session_of_another(server: ServerProcess) -> Non
     first.close()
 
 
+@pytest.mark.parametrize(
+    ("obs_space", "action_space", "path", "wanted", "got"),
+    [
+        (FRAMES, ACTION, "obs", "<f4[3]", "|u1[4, 8, 8]"),
+        (NESTED, ACTION, "obs", "<f4[3]", "nothing"),
+        (spaces.Box(-1, 1, (3,), np.float64), ACTION, "obs", "<f4[3]", "<f8[3]"),
+        (BOX, spaces.Discrete(3), "action", "<f4[2]", "<i8[]"),
+    ],
+)
+def test_a_run_of_other_spaces_is_refused_before_anything_is_learned(
+    server: ServerProcess, obs_space: Any, action_space: Any, path: str, wanted: str, got: str
+) -> None:
+    first = BreadboxReplayBuffer(50, BOX, ACTION, "cpu", server=server.address, run="spaces")
+    walk([first], BOX, ACTION, steps=3, env_count=1)
+    first.size()  # Until they have arrived.
+    before = threading.active_count()
+    with pytest.raises(errors.SchemaMismatchError, match="another `run`") as caught:
+        BreadboxReplayBuffer(
+            50, obs_space, action_space, "cpu", server=server.address, run="spaces"
+        )
+    assert (path, wanted, got) == (caught.value.path, caught.value.wanted, caught.value.got)
+    assert before == threading.active_count()
+    first.close()
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_run_of_the_same_spaces_is_joined(server: ServerProcess, name: str) -> None:
+    for found in (0, 4):
+        ours = BreadboxReplayBuffer(50, *SPACES[name], "cpu", server=server.address, run=name)
+        assert found == ours.size()
+        walk([ours], *SPACES[name], steps=4, env_count=1)
+        ours.close()
+
+
+def test_a_run_says_at_its_start_where_steps_go_and_how_many_are_there(
+    server: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    for found in (0, 5):
+        ours = BreadboxReplayBuffer(50, BOX, BOX, "cpu", server=server.address, run="told")
+        (line,) = caplog.messages
+        assert (
+            f"steps go to buffer 'told' of {server.address}; found there for run 'told': {found}"
+            == line
+        )
+        caplog.clear()
+        walk([ours], BOX, BOX, steps=5, env_count=1)
+        ours.close()
+
+
+def test_a_run_without_a_name_says_what_it_leaves_behind_when_it_is_killed(
+    server: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = BreadboxReplayBuffer(50, BOX, BOX, "cpu", server=server.address)
+    (line,) = caplog.messages
+    assert f"breadbox buffers delete {ours.replay.buffer}" in line
+    ours.close()
+
+
+def test_a_buffer_that_was_made_in_vain_is_deleted(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise errors.UnavailableError("no more sessions today")
+
+    with breadbox.connect(server.address) as client:
+        before = {each.name for each in client.list_buffers()}
+        monkeypatch.setattr(breadbox.Client, "start_session", refused)
+        with pytest.raises(errors.UnavailableError, match="today"):
+            BreadboxReplayBuffer(50, BOX, BOX, "cpu", server=server.address)
+        assert before == {each.name for each in client.list_buffers()}
+
+
 def test_a_buffer_for_whole_fragments_is_refused_with_its_remedy(server: ServerProcess) -> None:
     ours = BreadboxReplayBuffer(50, BOX, BOX, "cpu", server=server.address, buffer="default")
     with pytest.raises(errors.InvalidRequestError, match="update default --schema ragged"):
@@ -428,8 +512,9 @@ def test_a_checkpoint_finds_its_steps_again_in_another_process(
     with breadbox.connect(server.address) as client:
         again.close()
         client.delete_buffer(again.replay.buffer)
-    with pytest.raises(errors.BufferNotFoundError):
+    with pytest.raises(errors.BufferNotFoundError, match="steps of the checkpoint") as caught:
         pickle.loads(saved)
+    assert server.address in str(caught.value)
 
 
 def test_where_nothing_comes_a_sample_says_so(server: ServerProcess) -> None:
@@ -463,6 +548,94 @@ def test_the_lines_of_page_and_docstring_train(server: ServerProcess, place: str
     assert 150 == model.replay_buffer.size()
     assert 50 == model._n_updates  # noqa: SLF001 - SB3 tells it nowhere
     model.replay_buffer.close()
+
+
+def test_the_lines_with_returns_of_n_steps_train(server: ServerProcess) -> None:
+    names: dict[str, Any] = {}
+    place = "docs/adapters.md#sb3-n-step"
+    exec(compile(shown(place, server, n20_000="140"), place, "exec"), names)
+    model = names["model"]
+    assert (0.98, 0.98, 3) == (model.gamma, model.replay_buffer.gamma, model.replay_buffer.n_steps)
+    assert 10 == model._n_updates  # noqa: SLF001 - SB3 tells it nowhere
+    seen = {round(float(each), 4) for each in model.replay_buffer.sample(500).discounts}
+    assert round(0.98**3, 4) in seen
+    model.replay_buffer.close()
+
+
+def test_an_algorithms_own_n_steps_is_ignored_with_a_warning(server: ServerProcess) -> None:
+    with pytest.warns(UserWarning, match=r"n_steps=3. is ignored"):
+        model = DQN(
+            "MlpPolicy",
+            "CartPole-v1",
+            n_steps=3,
+            replay_buffer_class=BreadboxReplayBuffer,
+            replay_buffer_kwargs={"server": server.address},
+        )
+    model.replay_buffer.close()
+
+
+def test_the_lines_with_goals_in_hindsight_train(server: ServerProcess) -> None:
+    names: dict[str, Any] = {}
+    place = "docs/adapters.md#sb3-hindsight"
+    exec(compile(shown(place, server, n20_000="140"), place, "exec"), names)
+    model = names["model"]
+    assert 10 == model._n_updates  # noqa: SLF001 - SB3 tells it nowhere
+    model.replay_buffer.close()
+
+
+def test_without_a_server_samples_are_drawn_and_adding_says_where_it_was_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sooner = partial(connect_from_environment, reconnect_s=1.0)
+    monkeypatch.setattr(run_replay, "connect_from_environment", sooner)
+    with start_server() as away:
+        ours = BreadboxReplayBuffer(50, BOX, ACTION, "cpu", server=away.address, run="away")
+        walk([ours], BOX, ACTION, steps=7, env_count=1)
+        assert 7 == ours.size()
+        away.kill()
+        assert set(map(float, range(7))) == set(rows_by_reward(ours.sample(200)))
+
+        told: list[str] = []
+
+        def has_failed() -> bool:
+            try:
+                walk([ours], BOX, ACTION, steps=1, env_count=1)
+            except errors.UnavailableError as error:
+                told.append(str(error))
+            return bool(told)
+
+        eventually_sync(has_failed, within_s=60)
+        assert away.address in told[0]
+        ours.close()
+
+
+def test_the_process_of_the_page_ends_quietly_and_soon_after_training(
+    server: ServerProcess,
+) -> None:
+    """Nothing closes its buffer, or anything else."""
+    with breadbox.connect(server.address) as client, suppress(errors.BufferNotFoundError):
+        client.delete_buffer("pendulum-1")
+    code = shown("docs/adapters.md#sb3", server, n20_000="150")
+    command = [sys.executable, "-c", code + "\nprint('trained', flush=True)"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "trained\n" == process.stdout.readline()
+        began_at = monotonic()
+        # What it would wait for at most is CLOSE_WAIT_S and more, one after another.
+        _, told = process.communicate(timeout=60)
+        took_s = monotonic() - began_at
+    assert 0 == process.returncode, told
+    assert (
+        f"steps go to buffer 'pendulum-1' of {server.address}; found there for run 'pendulum-1': 0"
+        == told.strip()
+    )
+    assert took_s < run_replay.CLOSE_WAIT_S
+    again = BreadboxReplayBuffer(1000, *PENDULUM, "cpu", server=server.address, run="pendulum-1")
+    assert 150 == again.size()
+    again.close()
 
 
 def test_the_lines_of_actor_and_learner_train(server: ServerProcess) -> None:
@@ -542,7 +715,11 @@ def test_a_process_that_closes_no_buffer_ends_quietly_and_loses_no_step(
         [sys.executable, "-c", LEFT_OPEN, server.address, *runs],
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
-    assert (0, "") == (done.returncode, done.stderr)
+    told = "".join(
+        f"steps go to buffer {run!r} of {server.address}; found there for run {run!r}: 0\n"
+        for run in runs
+    )
+    assert (0, told) == (done.returncode, done.stderr)
     for run in runs:
         again = BreadboxReplayBuffer(1000, BOX, BOX, "cpu", server=server.address, run=run)
         assert 130 == again.size()
@@ -611,7 +788,7 @@ def test_sac_with_three_step_returns_and_normalisation_trains(server: ServerProc
         device="cpu",
         learning_starts=100,
         replay_buffer_class=BreadboxNStepReplayBuffer,
-        replay_buffer_kwargs={"server": server.address, "n_steps": 3},
+        replay_buffer_kwargs={"server": server.address, "n_steps": 3, "gamma": 0.99},
     )
     model.learn(400)
     assert 200 == model.replay_buffer.size()

@@ -114,20 +114,19 @@ class ReplayBuffer(SpacedReplay):
             NotImplementedError: There are no flat batches of such spaces.
             ReplayBufferError: As `breadbox.compat.run_replay.RunReplay`.
         """
-        if optimize_memory_usage:
-            raise ValueError(
-                "optimize_memory_usage is not needed: an observation is kept once anyway, and "
-                "frame_stack={'obs': 0} keeps the frames of stacks once"
-            )
         self.observation_space = observation_space
         self.action_space = action_space
         self.obs_shape = batch_shape(observation_space)
         self.action_dim = action_size(action_space)
         self.device = _device(device)
-        self.n_envs = n_envs
-        self.buffer_size = max(buffer_size // n_envs, 1)
-        self.handle_timeout_termination = handle_timeout_termination
-        self._open("cleanrl", **where)
+        self._open(
+            "cleanrl",
+            buffer_size,
+            n_envs,
+            optimize_memory_usage=optimize_memory_usage,
+            handle_timeout_termination=handle_timeout_termination,
+            **where,
+        )
 
     def extend(self, *steps: Sequence[Any]) -> None:
         """Add several steps: each argument of `add`, with an axis of steps before the others."""
@@ -210,7 +209,7 @@ class PrioritizedReplayBuffer(SpacedReplay):
         Raises:
             ReplayBufferError: As `breadbox.compat.run_replay.RunReplay`.
         """
-        self.capacity = self.buffer_size = capacity
+        self.capacity = capacity
         self.n_step = n_step
         self.gamma = gamma
         self.alpha = alpha
@@ -222,9 +221,7 @@ class PrioritizedReplayBuffer(SpacedReplay):
         self.action_space = spaces.Discrete(2**31 - 1)
         self.obs_shape, self.action_dim = tuple(obs_shape), 1
         self.device = _device(device)
-        self.n_envs = 1
-        self.handle_timeout_termination = False
-        self._open("cleanrl", **where)
+        self._open("cleanrl", capacity, 1, handle_timeout_termination=False, **where)
 
     def add(  # type: ignore[override]  # As the scripts call it.
         self, obs: Tree, action: ArrayLike, reward: ArrayLike, next_obs: Tree, done: ArrayLike

@@ -8,7 +8,7 @@ A sample waits, for a bounded time, only where too many own steps are still on t
 import logging
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 from uuid import uuid4
 
@@ -22,12 +22,14 @@ from breadbox.errors import (
     InvalidRequestError,
     PermissionDeniedError,
     ReplayBufferError,
+    SchemaMismatchError,
     WaitElapsedError,
 )
 from breadbox.fragment import Tree
 from breadbox.mirror import ReplayMirror
 from breadbox.step_writer import StepWriter
-from breadbox.types import BufferConfig, FullPolicy, SchemaPolicy
+from breadbox.trees import field_of
+from breadbox.types import ArrayType, BufferConfig, FullPolicy, SchemaPolicy
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +39,8 @@ FLUSH_S = 0.5
 LAG_STEPS = 64
 """Own steps of an environment that may be on their way while a sample is drawn."""
 ARRIVAL_WAIT_S = 60.0
+FOUND_WAIT_S = 1.0
+"""What a run has is counted for so long before it is said; the first draw waits for the rest."""
 CLOSE_WAIT_S = 10.0
 CHUNKS_MAX = 2**31 - 1
 
@@ -60,8 +64,12 @@ class RunReplay:
         frame_stack: Mapping[str, int] | None = None,
         arrival_wait_s: float = ARRIVAL_WAIT_S,
         must_exist: bool = False,
+        arrays: Mapping[str, ArrayType] | None = None,
     ) -> None:
         """Find or make the buffer, enter the session, and begin to mirror it.
+
+        Says in a line of the log where the steps go, and how many were there; for a run that has
+        a name it counts them for at most a second.
 
         Args:
             server: HOST:PORT; None: `BREADBOX_SERVER`, else localhost:50051. Token and certificates
@@ -77,11 +85,15 @@ class RunReplay:
             seed: Of the draws.
             frame_stack: See `breadbox.mirror.StepMemory`.
             arrival_wait_s: Seconds for which sampling waits for steps.
-            must_exist: Whether the buffer has to be there, with a session of the run.
+            must_exist: Whether the buffer has to be there, with a session of the run, as where a
+                checkpoint is loaded.
+            arrays: Of each path of an observation and an action, type and shape in a single step;
+                None: any.
 
         Raises:
             InvalidRequestError: Another run's session is current in the buffer.
             SessionEndedError: The run's session ended; it needs another name.
+            SchemaMismatchError: The run's steps have other arrays than these.
             BufferNotFoundError: It must exist, or cannot be made with this token.
             ReplayBufferError: The server cannot be reached.
         """
@@ -95,10 +107,15 @@ class RunReplay:
         self._model_version: int | None = None
         self._added = self._seen = 0
         self.client = connect_from_environment(server=server, buffer=self.buffer)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.client.close)
             if not self._is_there(must_exist):
                 self._make(capacity_steps)
+                if self.is_own:
+                    undo.callback(self._delete_vainly_made)
             self.run = self._enter(run, made_up, must_exist)
+            if arrays:
+                self._require_arrays(arrays)
             self.mirror = ReplayMirror(
                 self.client,
                 buffer=self.buffer,
@@ -106,9 +123,9 @@ class RunReplay:
                 seed=seed,
                 frame_stack=frame_stack,
             )
-        except BaseException:
-            self.client.close()
-            raise
+            undo.callback(self.mirror.close)
+            self._tell_start()
+            undo.pop_all()
         self._state: dict[str, Any] = {"writer": None, "deletes": self.is_own}
         """What the end has to see to; no reference to this object, which else would never end."""
         self._end = weakref.finalize(
@@ -120,9 +137,15 @@ class RunReplay:
     def _is_there(self, must_exist: bool) -> bool:
         try:
             self.client.get_buffer(self.buffer)
-        except BufferNotFoundError:
+        except BufferNotFoundError as error:
             if must_exist:
-                raise
+                raise BufferNotFoundError(
+                    self.buffer,
+                    f"the steps of the checkpoint were in buffer {self.buffer!r}, which is not at "
+                    f"{self.client.address}: it was deleted, or the server is another one. A "
+                    "checkpoint has no steps in it; to go on without them do not load it, and a "
+                    "new buffer is filled",
+                ) from error
             return False
         return True
 
@@ -139,7 +162,15 @@ class RunReplay:
         except BufferExistsError:
             return  # Another process of the run was faster.
         except PermissionDeniedError as error:
-            raise BufferNotFoundError(self.buffer) from error
+            raise BufferNotFoundError(
+                self.buffer,
+                f"no buffer is named {self.buffer!r}, and making one takes a token of the role "
+                f"admin: breadbox buffers create {self.buffer} --preset off-policy",
+            ) from error
+
+    def _delete_vainly_made(self) -> None:
+        with suppress(ReplayBufferError):
+            self.client.delete_buffer(self.buffer)
 
     def _enter(self, run: str | None, made_up: str, must_exist: bool) -> str:
         current = self.client.get_buffer(self.buffer).session_id
@@ -158,6 +189,49 @@ class RunReplay:
                 "run", f"{run!r} has no data any more: buffer {self.buffer!r} has no session"
             )
         return self.client.start_session(run or made_up, buffer=self.buffer).session_id
+
+    def _require_arrays(self, arrays: Mapping[str, ArrayType]) -> None:
+        described = self.client.get_buffer(self.buffer)
+        if not described.schema or described.config.schema is SchemaPolicy.ANY:
+            return
+        there = {
+            path: array
+            for path, array in described.schema.items()
+            if field_of(path) in ("obs", "action")
+        }
+        for path in sorted({**there, **arrays}):
+            wanted, got = (str(each.get(path, "nothing")) for each in (there, arrays))
+            if wanted != got:
+                raise SchemaMismatchError(
+                    f"run {self.run!r} has steps of other spaces in buffer {self.buffer!r}: {path} "
+                    f"is {wanted} in them, and {got} with the spaces that were given. A training "
+                    f"with another environment needs another `run`; or delete the steps: breadbox "
+                    f"buffers delete {self.buffer}",
+                    path,
+                    wanted,
+                    got,
+                )
+
+    def _tell_start(self) -> None:
+        # No mere INFO, which is shown to nobody who did not ask: that a name is mistyped, or was
+        # used before, is noticed here or after hours.
+        where = f"buffer {self.buffer!r} of {self.client.address}"
+        if self.is_own:
+            _log.warning(
+                "steps go to %s, which is deleted when this ends, and stays behind when it is "
+                "killed (breadbox buffers delete %s); with a `run` they are found again",
+                where,
+                self.buffer,
+            )
+            return
+        more = ""
+        try:
+            self.mirror.catch_up(FOUND_WAIT_S)
+        except WaitElapsedError:
+            more = ", and more to come"
+        _log.warning(
+            "steps go to %s; found there for run %r: %d%s", where, self.run, len(self.mirror), more
+        )
 
     # Steps in ----------------------------------------------------------------------------------
 

@@ -106,15 +106,15 @@ class BreadboxReplayBuffer(SpacedReplay, ReplayBuffer):
             ReplayBufferError: As `breadbox.compat.run_replay.RunReplay`.
         """
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
-        if optimize_memory_usage:
-            raise ValueError(
-                "optimize_memory_usage is not needed: an observation is kept once anyway, and "
-                "frame_stack={'obs': 0} keeps the frames of stacks once"
-            )
-        self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = False
-        self.handle_timeout_termination = handle_timeout_termination
-        self._open("sb3", **where)
+        self._open(
+            "sb3",
+            buffer_size,
+            n_envs,
+            optimize_memory_usage=optimize_memory_usage,
+            handle_timeout_termination=handle_timeout_termination,
+            **where,
+        )
 
     @property
     def full(self) -> bool:
@@ -175,13 +175,14 @@ class _Unscaled:
 class BreadboxNStepReplayBuffer(BreadboxReplayBuffer):
     """`NStepReplayBuffer`: rewards of up to `n_steps` steps, and the discount behind them."""
 
-    def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, n_steps: int = 3, gamma: float, **kwargs: Any) -> None:
         """Enter a run.
 
         Args:
             args: As of `BreadboxReplayBuffer`.
-            n_steps: Steps of a return, from 1 to 1024.
-            gamma: Discount per step, the algorithm's.
+            n_steps: Steps of a return, from 1 to 1024. The algorithm's own `n_steps` is ignored.
+            gamma: Discount per step, the algorithm's. It has no default, because algorithms do not
+                tell it: what is said here is what is learned with, whatever theirs is.
             kwargs: As of `BreadboxReplayBuffer`.
         """
         self.n_steps = n_steps

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from breadbox.compat.run_replay import ARRIVAL_WAIT_S, RunReplay
 from breadbox.fragment import Tree
 from breadbox.mirror import StepBatch
-from breadbox.types import ModelState
+from breadbox.trees import child_path
+from breadbox.types import ArrayType, ModelState
 
 Infos = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """One for each environment, or one for all with an array for each key."""
@@ -30,19 +31,49 @@ class SpacedReplay:
     buffer_size: int
     """Steps that are kept, of each environment."""
     handle_timeout_termination: bool
+    """Whether `TimeLimit.truncated` in infos makes a `done` no terminal state."""
     replay: RunReplay
 
     def _open(
         self,
         prefix: str,
+        step_count_max: int,
+        env_count: int,
         *,
+        handle_timeout_termination: bool,
+        optimize_memory_usage: bool = False,
         server: str | None = None,
         run: str | None = None,
         buffer: str | None = None,
         frame_stack: Mapping[str, int] | None = None,
         arrival_wait_s: float = ARRIVAL_WAIT_S,
     ) -> None:
-        """Enter a run; see `RunReplay`."""
+        """Enter a run; see `RunReplay`.
+
+        Args:
+            prefix: Begins the names that are made up.
+            step_count_max: Steps that are kept here, of all environments together.
+            env_count: Environments of which each `add` brings a step.
+            handle_timeout_termination: See the attribute.
+            optimize_memory_usage: Must be False.
+            server: As all that follows, of `RunReplay`.
+            run: Likewise.
+            buffer: Likewise.
+            frame_stack: Likewise.
+            arrival_wait_s: Likewise.
+
+        Raises:
+            ValueError: `optimize_memory_usage` is set.
+            ReplayBufferError: As `RunReplay`.
+        """
+        if optimize_memory_usage:
+            raise ValueError(
+                "optimize_memory_usage is not needed: an observation is kept once anyway, and "
+                "frame_stack={'obs': 0} keeps the frames of stacks once"
+            )
+        self.n_envs = env_count
+        self.buffer_size = max(step_count_max // env_count, 1)
+        self.handle_timeout_termination = handle_timeout_termination
         self._settings: dict[str, Any] = {
             "frame_stack": None if frame_stack is None else dict(frame_stack),
             "arrival_wait_s": arrival_wait_s,
@@ -56,6 +87,10 @@ class SpacedReplay:
             **self._settings,
             capacity_steps=self.buffer_size * self.n_envs,
             env_count=self.n_envs,
+            arrays={
+                **self._arrays(self.observation_space, "obs"),
+                **self._arrays(self.action_space, "action"),
+            },
             # Programs seed numpy's generator before they make the buffer.
             seed=int(np.random.randint(2**31)),
         )
@@ -128,10 +163,20 @@ class SpacedReplay:
         """As a rollout worker of the environment would send it."""
         if isinstance(space, spaces.Dict):
             return {key: self._stored(tree[key], part) for key, part in space.items()}
-        dtype = space.dtype
-        if space is self.action_space and dtype == np.float64:
-            dtype = np.dtype(np.float32)
-        return np.asarray(tree).astype(dtype, copy=False).reshape(self.n_envs, *(space.shape or ()))
+        array = np.asarray(tree).astype(self._dtype(space), copy=False)
+        return array.reshape(self.n_envs, *(space.shape or ()))
+
+    def _dtype(self, space: spaces.Space[Any]) -> np.dtype[Any]:
+        dtype = np.dtype(space.dtype)
+        is_wide = space is self.action_space and dtype == np.float64
+        return np.dtype(np.float32) if is_wide else dtype
+
+    def _arrays(self, space: spaces.Space[Any], path: str) -> dict[str, ArrayType]:
+        """What is stored of a space in a single step, by path."""
+        if isinstance(space, spaces.Dict):
+            parts = [self._arrays(part, child_path(path, key)) for key, part in space.items()]
+            return {name: array for part in parts for name, array in part.items()}
+        return {path: ArrayType(self._dtype(space).str, tuple(space.shape or ()))}
 
     # Steps out ---------------------------------------------------------------------------------
 
