@@ -150,6 +150,7 @@ def announce_fragments(
     written: "Sequence[Written]",
     *,
     tells_schemas: bool = False,
+    max_wait_s: float = 0.0,
 ) -> Call[types.AppendReply]:
     """Announce fragments whose payloads are written; as `append_fragments`.
 
@@ -158,6 +159,7 @@ def announce_fragments(
         fragments: What they are.
         written: One for each.
         tells_schemas: Whether their schemas go with them.
+        max_wait_s: How long the server may wait for room, within the deadline of any call.
     """
     schemas = {each.schema.hash: each.schema.message for each in written if each.schema}
     request = wire.build(
@@ -168,6 +170,7 @@ def announce_fragments(
             for fragment, each in zip(fragments, written, strict=True)
         ],
         schemas=list(schemas.values())[:SCHEMAS_TOLD_MAX] if tells_schemas else (),
+        max_wait=wire.duration("max_wait_s", max_wait_s) if max_wait_s else None,
     )
     return Call("AppendFragments", request, wire.append_reply_from_wire)
 

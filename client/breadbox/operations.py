@@ -69,6 +69,10 @@ INSTANT_S = 1e-3
 """A wait that has less than this left is over."""
 PAGES_MAX = 1000
 """Pages of buffers that are asked for; a server has one, or a few."""
+RETRY_S = 0.25
+"""Before an append is tried again, where the server does not say how long."""
+ROOM_PART = 0.5
+"""Of an attempt's time that the server may wait for room; what is left is for the answer."""
 ONCE_S_MAX = 3.0
 """Deadline of a call that is not repeated."""
 _MOVING = "moving payloads"
@@ -701,6 +705,8 @@ class _Appending:
         """Positions announced by a call that was sent more than once (O3)."""
         self._losses = RetryBudget(context.policy, context.rng)
         """Of payloads that were written, since one of them was last there."""
+        self._progress_at: float | None = None
+        """When some were last admitted, or first announced; None: they were not yet."""
 
     def run(self, following: "_Appending | None") -> Operation[list[AppendResult]]:
         pending: Sequence[int] = range(len(self._fragments))
@@ -708,14 +714,14 @@ class _Appending:
             halves = yield from self._write_or_halve()
             if halves:
                 return (yield from _run_in_order(halves, len(self._fragments)))
-        progress_at = self._context.now()
+        self._progress_at = self._context.now()
         while pending:
             delay_s, left = yield from self._announce(pending, following)
             following = None
             if len(left) < len(pending):
-                progress_at = self._context.now()
+                self._progress_at = self._context.now()
             elif delay_s is not None:
-                yield from self._give_up_if_late(progress_at, left, delay_s)
+                yield from self._give_up_if_late(self._progress_at, left, delay_s)
             if delay_s is not None:
                 yield Sleep(_spread_s(self._context, delay_s))
             pending = left
@@ -772,7 +778,18 @@ class _Appending:
             [self._fragments[position] for position in pending],
             [self._written[position] for position in pending],
             tells_schemas=self._tells_schemas,
+            max_wait_s=self._room_wait_s(),
         )
+
+    def _room_wait_s(self) -> float:
+        """How long the server may wait for room: within the attempt's time, so that silence shows.
+
+        A wait that is cut goes on in the same place in line.
+        """
+        options = self._context.options
+        waited_s = 0.0 if self._progress_at is None else self._context.now() - self._progress_at
+        left_s = max(0.0, options.append_wait_s - waited_s)
+        return min(left_s, options.deadline_s * ROOM_PART)
 
     def _announce(
         self, pending: Sequence[int], following: "_Appending | None"
@@ -803,7 +820,8 @@ class _Appending:
         waits = any(each.asks_to_wait for each in outcomes)
         # Told, and not known all the same: a session began meanwhile, again and again.
         waits = waits or (told and AdmissionOutcome.SCHEMA_UNKNOWN in outcomes)
-        return ((reply.retry_delay_s or 0.25) if waits else None), left
+        delay_s = RETRY_S if reply.retry_delay_s is None else reply.retry_delay_s
+        return (delay_s if waits else None), left
 
     def _sort(
         self, pending: Sequence[int], results: Sequence[AppendResult]
@@ -843,7 +861,7 @@ class _Appending:
         yield from _discard(self._context, self._store, sure)
         error = errors.BackpressureError(
             f"{len(left)} fragments found no room in buffer {self._buffer!r} for {waited_s:.0f} s",
-            delay_s,
+            delay_s or RETRY_S,
         )
         error.results = tuple(self._results)
         raise error

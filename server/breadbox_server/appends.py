@@ -3,23 +3,29 @@
 The core never knows a payload that is not in the store. A fragment that the core would refuse
 anyway is not confirmed, so that its payload goes on to expire by itself. A payload that was
 confirmed, and whose fragment was then not admitted after all, is this module's to get rid of.
+
+Who finds no room, and may wait, stands in the line of its buffer. Room goes to who has stood there
+for longest, and nobody who came later takes what somebody in line waits for.
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Protocol
 
 from breadbox.errors import StoreError
 from breadbox.stores.base import Confirmation, PayloadCustodian
-from breadbox_server.clock import Clock
+from breadbox_server.clock import Clock, TimerHandle
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.errors import DomainError
 from breadbox_server.core.ids import BufferName, SessionId, WorkerId
 from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import AppendsFullError, PayloadSizeError
+from breadbox_server.limits import APPENDS_WAITING_MAX
+from breadbox_server.line import PLACE_KEPT_S, Line, Place
 from breadbox_server.metrics import Metrics
 from breadbox_server.quotas import UNCHARGED, Charge
 
@@ -37,7 +43,14 @@ SLICE_S_ASSUMED: Final = 0.05
 _LATEST_WEIGHT: Final = 0.2
 """Of the latest slice in the mean of how long slices take."""
 
+PROGRESS_S: Final = 0.25
+"""How long a caller waits on of whose fragments some were admitted: it should hear of that."""
+HOLD_S: Final = 0.25
+"""Seconds between two looks at journal and deletions, while these lack room."""
+
 BYTES_FULL: Final = Appended(AdmissionOutcome.BYTES_FULL)
+_REFUSED: Final = Appended(AdmissionOutcome.WRONG_SESSION)
+"""Stands for whatever is no matter of room."""
 
 
 class Admitter(Protocol):
@@ -48,6 +61,11 @@ class Admitter(Protocol):
 
     def admit(self, buffer: BufferName, fragment: Fragment) -> Appended:
         """Append a fragment whose payload is confirmed."""
+
+    def may_overtake(
+        self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome
+    ) -> bool:
+        """Whether a fragment takes nothing that an earlier one, refused so, waits for."""
 
     def pump(self) -> None:
         """Carry out what the core decided meanwhile."""
@@ -70,6 +88,28 @@ class _Job:
     broken_off: set[tuple[SessionId, WorkerId]] = field(default_factory=set)
     """Workers one of whose payloads is not there. Their later fragments wait for it: admitted
     before it, they would make it come too late."""
+    wait_until: float = 0.0
+    """Until when it may wait for room."""
+    place: Place | None = None
+    """Where it stands in the line of its buffer; None: in none."""
+    is_called: bool = False
+    """Whether it stands in line and is being decided, since there may be room by now."""
+    waits_for: AdmissionOutcome = AdmissionOutcome.BUFFER_FULL
+    """What it was refused with."""
+    timer: TimerHandle | None = None
+    """Ends its wait."""
+    is_pending: bool = False
+    """Whether its fragments count as pending: those of who waits do not."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing is done about it before there is room."""
+        return self.place is not None and not self.is_called
+
+    @property
+    def next_fragment(self) -> Fragment:
+        """The first undecided one."""
+        return self.fragments[len(self.results)]
 
     @property
     def is_decided(self) -> bool:
@@ -114,8 +154,10 @@ class AppendQueue:
         clock: Clock,
         metrics: Metrics,
         fragments_max: int,
+        waiting_max: int = APPENDS_WAITING_MAX,
         has_room: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._waiting_max = waiting_max
         self._has_room = has_room
         """Whether the journal can take more in than what makes room again."""
         self._custodian = custodian
@@ -125,20 +167,44 @@ class AppendQueue:
         self._fragments_max = fragments_max
         self._unowned = unowned
         self._jobs: OrderedDict[_Job, None] = OrderedDict()
-        """In order of arrival."""
+        """Those being decided, in order of arrival; before them those whose turn has come."""
+        self._lines: dict[BufferName, Line[_Job]] = {}
+        """Of buffers where somebody waits, or a place is kept."""
+        self._looks_again = False
+        """Whether there may be room for somebody who waits."""
+        self._doubtful: deque[_Job] = deque()
+        """Who waits, and may not have to any more whether there is room or not."""
+        self._hold_timer: TimerHandle | None = None
+        self._admitter: Admitter | None = None
+        """While it runs."""
+        self._is_deciding = False
+        self.waiting_count = 0
+        """Appends that wait for room."""
         self.pending_count = 0
-        """Fragments whose appends have not been answered."""
+        """Fragments whose appends have not been answered, and do not wait for room."""
         self._slice_s = SLICE_S_ASSUMED
         """How long a full slice takes, of late."""
         self._wake = asyncio.Event()
 
     async def append(
-        self, buffer: BufferName, fragments: list[Fragment], charge: Charge = UNCHARGED
+        self,
+        buffer: BufferName,
+        fragments: list[Fragment],
+        charge: Charge = UNCHARGED,
+        *,
+        wait_s: float = 0.0,
     ) -> list[Appended | None]:
         """Queue fragments and wait for what becomes of them.
 
         A caller that goes away before its turn takes its fragments with it; one that goes away
-        later leaves them decided, and its retry is answered DUPLICATE.
+        later leaves them decided, and its retry is answered DUPLICATE. The place in line of one
+        that waited for room is kept for `PLACE_KEPT_S`.
+
+        Args:
+            buffer: Where they go.
+            fragments: In order.
+            charge: Of the caller's token.
+            wait_s: How long to wait for room, at most; once some were admitted `PROGRESS_S`.
 
         Raises:
             AppendsFullError: Too many fragments wait already, or so many that these would wait
@@ -153,29 +219,53 @@ class AppendQueue:
         if is_full or expected_s > WAIT_S_MAX:
             raise AppendsFullError(self.pending_count, expected_s)
         job = _Job(buffer, fragments, asyncio.get_running_loop().create_future(), charge)
+        job.wait_until = self._clock.now() + wait_s
         self._jobs[job] = None
-        self.pending_count += len(fragments)
-        self._metrics.pending_appends.set(self.pending_count)
+        self._count_pending(job, is_pending=True)
         self._wake.set()
         try:
             return await job.done
         finally:
             # Of a caller that went away: while the store hangs nothing else would take it out.
             self._jobs.pop(job, None)
-            self.pending_count -= len(fragments)
+            self._leave_line(job, keeps_place=not job.is_decided)
+            self._count_pending(job, is_pending=False)
+
+    def _count_pending(self, job: _Job, *, is_pending: bool) -> None:
+        if job.is_pending != is_pending:
+            job.is_pending = is_pending
+            self.pending_count += len(job.fragments) if is_pending else -len(job.fragments)
             self._metrics.pending_appends.set(self.pending_count)
+
+    def look_again(self) -> None:
+        """See whether there is room for somebody who waits, once there is time for it."""
+        if self._lines and not self._is_deciding:
+            self._looks_again = True
+            self._wake.set()
+
+    def doubt(self, buffer: BufferName) -> None:
+        """Look at everybody who waits for room in a buffer: its session or version has changed."""
+        line = self._lines.get(buffer)
+        if line is not None:
+            others = [job for job in self._doubtful if job.buffer != buffer]
+            self._doubtful = deque([*others, *line.waiting()])
+            self._looks_again = True
+            self._wake.set()
 
     async def run(self, admitter: Admitter) -> None:
         """Decide what is queued, for ever."""
+        self._admitter = admitter
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._jobs:
+            while self._jobs or self._looks_again:
                 await self._run_slice(admitter)
 
     async def _run_slice(self, admitter: Admitter) -> None:
         """Decide the next fragments, of one job or of several."""
         started_at = self._clock.now()
+        if self._looks_again:
+            self._call_up(admitter)
         items = self._take_slice(admitter)
         try:
             await self._confirm(items)
@@ -185,16 +275,179 @@ class AppendQueue:
                     # The store may have confirmed it all the same, and only its answer was lost.
                     item.is_there = True
                     item.job.error = error
-        self._admit(items, admitter)
-        admitter.pump()
+        self._is_deciding = True
+        try:
+            if self._admit(items, admitter):
+                # What was admitted may have been granted at once, and so have made room again.
+                self._looks_again = bool(self._lines)
+            admitter.pump()
+        finally:
+            self._is_deciding = False
         while self._jobs and (oldest := next(iter(self._jobs))).is_decided:
             del self._jobs[oldest]
+            self._end_turn(oldest)
             # The reply waits until the slice is durable; the next slice does not.
             admitter.when_settled(oldest.reply)
         # A slice of refusals made no trip to the store: let the others have the loop all the same.
         await asyncio.sleep(0)
         if items:
             self._learn_pace(len(items), self._clock.now() - started_at)
+
+    # --- the lines ---------------------------------------------------------------------------
+
+    def _call_up(self, admitter: Admitter) -> None:
+        """Have those decided next for whom there may be room, who waited longest first."""
+        self._looks_again = False
+        if self._deletions.is_full or not self._has_room():
+            self._look_later()
+            return
+        now = self._clock.now()
+        called: list[_Job] = []
+        for _ in range(min(len(self._doubtful), SLICE_FRAGMENTS)):
+            job = self._doubtful.popleft()
+            if job.is_waiting:
+                outlook = self._outlook(job, admitter)
+                # There may be room now: for that it waits its turn.
+                if outlook is not None and not outlook.outcome.asks_to_wait:
+                    self._call(job, called)
+        for buffer, line in list(self._lines.items()):
+            line.give_up_places(now)
+            if line.is_empty:
+                del self._lines[buffer]
+            room = line.burst
+            blocked_by: AdmissionOutcome | None = None
+            for job in list(islice(line.waiting(), SLICE_FRAGMENTS)):
+                if blocked_by is not None and not admitter.may_overtake(
+                    buffer, job.next_fragment, blocked_by
+                ):
+                    break
+                outlook = self._outlook(job, admitter)
+                if outlook is not None and outlook.outcome.asks_to_wait:
+                    blocked_by = job.waits_for = outlook.outcome
+                    continue
+                self._call(job, called)
+                room -= outlook is None
+                if not room:
+                    break
+        if self._doubtful:
+            self._looks_again = True
+        for job in reversed(called):
+            self._jobs[job] = None
+            self._jobs.move_to_end(job, last=False)
+
+    def _outlook(self, job: _Job, admitter: Admitter) -> Appended | None:
+        """How the next fragment of somebody who waits would be answered; None: it has room."""
+        try:
+            return admitter.judge(job.buffer, job.next_fragment)
+        except DomainError:
+            return _REFUSED
+
+    def _call(self, job: _Job, called: list[_Job]) -> None:
+        job.is_called = True
+        self._count_pending(job, is_pending=True)
+        called.append(job)
+
+    def _look_later(self) -> None:
+        """Look again after a while: nobody tells when journal and deletions have room."""
+        if self._hold_timer is None:
+
+            def look() -> None:
+                self._hold_timer = None
+                self.look_again()
+
+            self._hold_timer = self._clock.call_at(self._clock.now() + HOLD_S, look)
+
+    def _wait(self, job: _Job, outcome: AdmissionOutcome) -> bool:
+        """Let a job wait for room; False: it must be answered now."""
+        now = self._clock.now()
+        if job.done.done() or now >= job.wait_until:
+            return False
+        line = self._lines.get(job.buffer)
+        if job.place is None and self.waiting_count >= self._waiting_max:
+            return False
+        if line is None:
+            line = self._lines[job.buffer] = Line()
+        line.give_up_places(now)
+        fragment = job.next_fragment
+        place = (fragment.session_id, fragment.worker_id, fragment.fragment_index)
+        if job.place != place:
+            # It has got something: others are first now, and its caller should hear of it soon.
+            self._leave_line(job)
+            self._lines[job.buffer] = line
+            if job.results:
+                job.wait_until = min(job.wait_until, now + PROGRESS_S)
+            self.waiting_count += 1
+            self._metrics.waiting_appends.set(self.waiting_count)
+            job.timer = self._clock.call_at(job.wait_until, lambda: self._give_up(job))
+        else:
+            line.burst = 1
+        former = line.join(job, place)
+        if former is not None:
+            self._supersede(former)
+        job.waits_for = outcome
+        self._jobs.pop(job, None)
+        self._count_pending(job, is_pending=False)
+        return True
+
+    def _end_turn(self, job: _Job) -> None:
+        """Take a job that is decided out of the line, if it stands there."""
+        line = self._lines.get(job.buffer)
+        if job.place is not None and line is not None:
+            must_come_again = job.error is None and _asks_to_wait(job.results[-1])
+            if not must_come_again:
+                line.burst = min(line.burst + 1, SLICE_FRAGMENTS)
+            self._leave_line(job, keeps_place=must_come_again)
+            self._looks_again = True
+
+    def _supersede(self, former: _Job) -> None:
+        """Answer the earlier attempt of somebody who has come again; most likely nobody listens."""
+        self._end_wait(former)
+        former.fill(Appended(former.waits_for))
+        self._answer(former)
+
+    def _give_up(self, job: _Job) -> None:
+        """End a wait that has lasted long enough; not while its turn has come."""
+        if job.is_waiting:
+            job.fill(Appended(job.waits_for))
+            self._leave_line(job, keeps_place=True)
+            self._answer(job)
+
+    def _answer(self, job: _Job) -> None:
+        """Tell what became of a job that is in no slice."""
+        self._jobs.pop(job, None)
+        assert self._admitter is not None
+        self._admitter.when_settled(job.reply)
+
+    def _leave_line(self, job: _Job, *, keeps_place: bool = False) -> None:
+        """Take a job out of the line, if it stands there."""
+        line = self._lines.get(job.buffer)
+        if job.place is None or line is None:
+            return
+        line.leave(job, self._clock.now() + PLACE_KEPT_S if keeps_place else None)
+        if line.is_empty:
+            del self._lines[job.buffer]
+        self._end_wait(job)
+
+    def _end_wait(self, job: _Job) -> None:
+        self.waiting_count -= 1
+        self._metrics.waiting_appends.set(self.waiting_count)
+        if job.timer is not None:
+            job.timer.cancel()
+
+    def _comes_too_early(self, job: _Job, fragment: Fragment, admitter: Admitter) -> bool:
+        """Whether a fragment that there is room for would take it from who came before.
+
+        The job then waits, or is told to.
+        """
+        line = self._lines.get(job.buffer)
+        if line is None or job.place is not None:
+            return False
+        waits_for = line.waits_for()
+        if waits_for is None or admitter.may_overtake(job.buffer, fragment, waits_for):
+            return False
+        if not self._wait(job, waits_for):
+            job.fill(Appended(waits_for))
+        return True
 
     def _learn_pace(self, fragment_count: int, took_s: float) -> None:
         """Learn from a slice how long full ones take.
@@ -207,12 +460,15 @@ class AppendQueue:
         if fragment_count == SLICE_FRAGMENTS or latest_s < self._slice_s:
             self._slice_s += _LATEST_WEIGHT * (latest_s - self._slice_s)
 
+    # --- a slice -----------------------------------------------------------------------------
+
     def _take_slice(self, admitter: Admitter) -> list[_Item]:
         items: list[_Item] = []
         identities: set[tuple[str, str, str, int]] = set()
         has_room = self._has_room()
         piece_count = 0
-        for job in self._jobs:
+        # Who has to wait behind others leaves the jobs meanwhile.
+        for job in list(self._jobs) if self._lines else self._jobs:
             if job.is_decided:
                 continue
             if job.done.cancelled():
@@ -224,6 +480,12 @@ class AppendQueue:
                     return items
                 item = self._judge(job, fragment, identities, admitter)
                 if item is None:
+                    break
+                if (
+                    self._lines
+                    and item.judged is None
+                    and self._comes_too_early(job, fragment, admitter)
+                ):
                     break
                 items.append(item)
                 if fragment.payload.piece_size_bytes:
@@ -273,10 +535,12 @@ class AppendQueue:
             item.is_there = answer == Confirmation.THERE and not is_leaving(payload_id)
             item.has_other_size = answer == Confirmation.OTHER_SIZE
 
-    def _admit(self, items: list[_Item], admitter: Admitter) -> None:
+    def _admit(self, items: list[_Item], admitter: Admitter) -> bool:
+        """Have a slice decided; whether anything was admitted."""
+        has_admitted = False
         for item in items:
             job = item.job
-            if job.is_decided:
+            if job.is_decided or job.is_waiting:
                 self._disown(item)
                 continue
             worker = (item.fragment.session_id, item.fragment.worker_id)
@@ -303,12 +567,16 @@ class AppendQueue:
             if result.outcome is AdmissionOutcome.ADMITTED:
                 self._unowned.discard(item.fragment.payload.payload_id)
                 job.charge.admitted(item.fragment.payload)
+                has_admitted = True
             else:
                 self._disown(item)
+            if result.outcome.asks_to_wait and self._wait(job, result.outcome):
+                continue
             if result.outcome.asks_again:
                 job.fill(result)
             else:
                 job.results.append(result)
+        return has_admitted
 
     def _decide(self, item: _Item, admitter: Admitter) -> Appended | None:
         """Let the core decide; None is a fragment that it must not see, its payload being missing.
@@ -325,3 +593,7 @@ class AppendQueue:
         """Remember a payload that was confirmed for nothing: its sender may send it again."""
         if item.is_there:
             self._unowned.add(item.fragment.payload, item.job.buffer, self._clock.now())
+
+
+def _asks_to_wait(result: Appended | None) -> bool:
+    return result is not None and result.outcome.asks_to_wait

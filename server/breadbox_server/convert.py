@@ -66,7 +66,12 @@ from breadbox_server.limits import (
 
 pb = replay_buffer_service_pb2
 
-WaitingRequest = pb.FetchFragmentsRequest | pb.ReadFragmentsRequest | pb.WatchModelRequest
+WaitingRequest = (
+    pb.AppendFragmentsRequest
+    | pb.FetchFragmentsRequest
+    | pb.ReadFragmentsRequest
+    | pb.WatchModelRequest
+)
 _Member = TypeVar("_Member")
 
 DEFAULT_BUFFER_NAME: Final = "default"

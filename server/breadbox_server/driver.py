@@ -84,7 +84,7 @@ from breadbox_server.errors import AppendsFullError, OutageError, PayloadSizeErr
 from breadbox_server.housekeeping import Housekeeping
 from breadbox_server.jobs import Jobs
 from breadbox_server.lags import Arrivals
-from breadbox_server.limits import READ_KEPT_PART, READ_LEASES_MAX
+from breadbox_server.limits import APPENDS_WAITING_MAX, READ_KEPT_PART, READ_LEASES_MAX
 from breadbox_server.metrics import Metrics
 from breadbox_server.quotas import Quotas
 from breadbox_server.read_leases import ReadLease, ReadLeases
@@ -111,6 +111,8 @@ class DriverLimits:
     """Payload bytes that left the buffers and that readers keep; beyond, their leases end."""
     append_fragments_max: int = 65_536
     """Fragments that may wait for admission; further ones are refused with APPENDS_FULL."""
+    append_waiting_max: int = APPENDS_WAITING_MAX
+    """Appends that may wait for room; further ones are told at once that there is none."""
     deletions_max: int = 262_144
     """Payloads that may wait for deletion; beyond, fragments are answered BYTES_FULL."""
     poison_after: int = 2
@@ -188,6 +190,7 @@ class Driver:
             clock=clock,
             metrics=metrics,
             fragments_max=limits.append_fragments_max,
+            waiting_max=limits.append_waiting_max,
             has_room=self.turns.has_room,
         )
 
@@ -297,6 +300,8 @@ class Driver:
         fragments: list[Fragment],
         caller: Caller = ANONYMOUS,
         schemas: Mapping[int, Schema] | None = None,
+        *,
+        wait_s: float = 0.0,
     ) -> list[Appended | None]:
         """Append fragments in order; see `AppendQueue.append`. None: the payload is not there.
 
@@ -314,7 +319,7 @@ class Driver:
             if schemas:
                 await self._tell_schemas(buffer, session, fragments, schemas)
             async with self.durable_refusals():
-                answers = await self.appends.append(buffer, fragments, charge)
+                answers = await self.appends.append(buffer, fragments, charge, wait_s=wait_s)
         if any(each is not None and each.outcome in _OF_UNKNOWN for each in answers):
             await self.turns.known()
         return answers
@@ -705,6 +710,12 @@ class Driver:
         """Append a fragment whose payload is confirmed; `pump` is the caller's to call."""
         return self._buffers.apply(AppendFragment(buffer, fragment), now=self._clock.now())
 
+    def may_overtake(
+        self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome
+    ) -> bool:
+        """Whether a fragment leaves an earlier one what it waits for; see `BufferSet`."""
+        return self._buffers.may_overtake(buffer, fragment, waits_for)
+
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call once everything decided so far is durable; at once where it is already."""
         self.turns.when_settled(callback)
@@ -784,7 +795,9 @@ class Driver:
                 elif type(event) is LeaseEnded:
                     self.suspicion_count += event.end is LeaseEnd.EXPIRED
                 elif type(event) in _EFFECTFUL:
-                    self._model_changes += type(event) is ModelChanged
+                    if type(event) is ModelChanged:
+                        self._model_changes += 1
+                        self.appends.doubt(event.buffer)
                     self.turns.when_settled(partial(self._carry_out, event))
             if disposable:
                 self._quotas.let_go(disposable)
@@ -792,6 +805,7 @@ class Driver:
                 self.turns.when_settled(partial(self.deletions.put, disposable))
         if len(self._readers):
             self._wake_readers()
+        self.appends.look_again()
         self._rearm_timer()
 
     def _wake_readers(self) -> None:

@@ -118,6 +118,8 @@ TASKS_MAX: Final = 64
 
 # What readers may keep -----------------------------------------------------------------------
 
+APPENDS_WAITING_MAX: Final = 16_384
+"""Appends that wait for room at a time."""
 READ_LEASES_MAX: Final = 16_384
 """Leases of those who read by a cursor, at a time."""
 READ_KEPT_PART: Final = 8
@@ -532,6 +534,14 @@ LIMITS: Final = (
         Scope.SERVER,
         "the one ends that would end first",
         metric="breadbox_read_leases",
+    ),
+    Limit(
+        "appends that wait for room at a time",
+        APPENDS_WAITING_MAX,
+        "",
+        Scope.SERVER,
+        "the next is told at once to come again, and gets room as it comes by",
+        metric="breadbox_waiting_appends",
     ),
     Limit(
         "payload bytes that left the buffers and that somebody reads",

@@ -255,6 +255,9 @@ class Metrics:
         self.pending_deletions = Gauge(
             "breadbox_pending_deletions", "Payloads that wait for deletion", registry=registry
         )
+        self.waiting_appends = Gauge(
+            "breadbox_waiting_appends", "Appends that wait for room", registry=registry
+        )
         self.pending_appends = Gauge(
             "breadbox_pending_appends", "Fragments that wait for admission", registry=registry
         )

@@ -6,6 +6,7 @@ Whatever a method raises is told to the caller by `breadbox_server.interceptors`
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Final
 
 import grpc
@@ -177,7 +178,11 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         buffer = convert.buffer_name(request.buffer)
         fragments = convert.fragments(request.fragments)
         schemas = convert.schemas(request.schemas)
-        results = await self._driver.append(buffer, fragments, current_caller(), schemas)
+        began_at = perf_counter()
+        wait_s = _wait_s(request, context)
+        results = await self._driver.append(
+            buffer, fragments, current_caller(), schemas, wait_s=wait_s
+        )
         if self._gateway is not None:
             for fragment, result in zip(fragments, results, strict=True):
                 if result is not None and result.outcome is AdmissionOutcome.ADMITTED:
@@ -186,7 +191,10 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         credit = self._driver.append_credit(buffer, current_caller())
         retry_delay = None
         if any(result is not None and result.outcome.asks_to_wait for result in results):
-            retry_delay = convert.to_duration(self._driver.describe(buffer).config.retry_delay_s)
+            delay_s = self._driver.describe(buffer).config.retry_delay_s
+            # Who has waited here need not do so again.
+            waited_s = min(perf_counter() - began_at, wait_s)
+            retry_delay = convert.to_duration(max(0.0, delay_s - waited_s))
         response = pb.AppendFragmentsResponse(
             session_id=state.session_id,
             model_version=state.model_version,

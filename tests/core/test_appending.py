@@ -378,3 +378,24 @@ def test_a_restored_buffer_still_knows_the_number_of_steps() -> None:
     world.buffers = BufferSet.restore(world.buffers.snapshot(), random.Random(0))
     with pytest.raises(InvalidArgumentError, match=r"is 64, but .* have 32"):
         world.append("w1", step_count=64)
+
+
+def test_what_waits_for_a_place_is_passed_only_by_what_takes_none() -> None:
+    world = World(fragments_per_chunk=2, full_policy=FullPolicy.BLOCK)
+    world.append("w0", 0)
+    full = AdmissionOutcome.BUFFER_FULL
+    opens, closes = make_fragment("w1"), make_fragment("w0", 1)
+    assert world.buffers.may_overtake(DEFAULT_BUFFER, opens, full)
+    assert not world.buffers.may_overtake(DEFAULT_BUFFER, closes, full)
+
+
+def test_what_waits_for_bytes_is_passed_only_while_nothing_is_there_that_makes_room() -> None:
+    world = World(full_policy=FullPolicy.BLOCK, uses_max=1)
+    fragment, full = make_fragment("w1"), AdmissionOutcome.BYTES_FULL
+    assert world.buffers.may_overtake(DEFAULT_BUFFER, fragment, full)
+    world.append("w0", 0)
+    assert not world.buffers.may_overtake(DEFAULT_BUFFER, fragment, full)
+    grant = world.granted(1)
+    assert not world.buffers.may_overtake(DEFAULT_BUFFER, fragment, full)
+    world.release(grant.lease_id)
+    assert world.buffers.may_overtake(DEFAULT_BUFFER, fragment, full)

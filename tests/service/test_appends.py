@@ -343,6 +343,11 @@ class Refuser:
     def admit(self, buffer: BufferName, fragment: Fragment) -> Appended:
         return Appended(AdmissionOutcome.STALE)
 
+    def may_overtake(
+        self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome
+    ) -> bool:
+        return True
+
     def pump(self) -> None:
         """Nothing was decided."""
 

@@ -464,6 +464,7 @@ class Worker(Client):
     """Writes and appends fragments, each until it knows what became of it."""
 
     async def run(self) -> None:
+        self._wait_s = self.fates.rng(f"patience of {self.name}").choice([0.0, 1.0])
         session, version, index = "", None, 0
         while not self.is_stopping:
             state = await self._watch(session, version)
@@ -504,7 +505,13 @@ class Worker(Client):
             )
             try:
                 [answer] = await self.insist(
-                    partial(Driver.append, buffer=DEFAULT_BUFFER, fragments=[fragment])
+                    partial(
+                        Driver.append,
+                        buffer=DEFAULT_BUFFER,
+                        fragments=[fragment],
+                        wait_s=self._wait_s,
+                    ),
+                    self._wait_s,
                 )
             except InvalidArgumentError:
                 # Of a version that a journal which came back does not know.

@@ -43,8 +43,10 @@ def make_fragment(
     )
 
 
-def written_fragment(custodian: FakeCustodian, fragment_index: int, session_id: str) -> Fragment:
+def written_fragment(
+    custodian: FakeCustodian, fragment_index: int, session_id: str, worker_id: str = "w"
+) -> Fragment:
     """Make a fragment whose payload a client has just written."""
     reference = custodian.write()
     payload = Payload(PayloadId(reference.payload_id), reference.size_bytes)
-    return make_fragment("w", fragment_index, session_id=session_id, payload=payload)
+    return make_fragment(worker_id, fragment_index, session_id=session_id, payload=payload)

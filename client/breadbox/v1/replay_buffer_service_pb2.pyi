@@ -109,14 +109,16 @@ class WatchModelResponse(_message.Message):
     def __init__(self, changed: bool = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., weights: _Optional[_Union[_fragment_pb2.PayloadReference, _Mapping]] = ...) -> None: ...
 
 class AppendFragmentsRequest(_message.Message):
-    __slots__ = ("buffer", "fragments", "schemas")
+    __slots__ = ("buffer", "fragments", "schemas", "max_wait")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     SCHEMAS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     fragments: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.FragmentMetadata]
     schemas: _containers.RepeatedCompositeFieldContainer[_schema_pb2.Schema]
-    def __init__(self, buffer: _Optional[str] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentMetadata, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ...) -> None: ...
+    max_wait: _duration_pb2.Duration
+    def __init__(self, buffer: _Optional[str] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentMetadata, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AppendFragmentsResponse(_message.Message):
     __slots__ = ("results", "session_id", "model_version", "append_credit_count", "append_credit_bytes", "retry_delay")

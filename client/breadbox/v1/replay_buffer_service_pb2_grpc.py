@@ -200,7 +200,8 @@ class ReplayBufferServiceServicer(object):
     def AppendFragments(self, request, context):
         """Workers, after writing the payloads. One result per fragment, in order; fragments of one worker
         must be sent in order of their index. From the first result that asks to wait (BUFFER_FULL or
-        BYTES_FULL) on, no later fragment of the request is admitted: they carry the same outcome.
+        BYTES_FULL) on, no later fragment of the request is admitted: they carry the same outcome, once
+        max_wait has passed.
         So do, after a PAYLOAD_MISSING, the later fragments of its worker.
         Fails: PAYLOAD_SIZE_MISMATCH, at the first payload whose bytes in the store are not as many as
         its reference says; fragments before it may have been admitted. WORKERS_FULL; APPENDS_FULL;

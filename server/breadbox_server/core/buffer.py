@@ -293,6 +293,10 @@ class ReplayBuffer:
         answer = self._intake.judge(fragment)
         return None if answer.outcome is inputs.AdmissionOutcome.ADMITTED else answer
 
+    def may_overtake(self, fragment: Fragment, waits_for: inputs.AdmissionOutcome) -> bool:
+        """Whether a fragment takes nothing that an earlier one, refused so, waits for (B31)."""
+        return self._intake.may_overtake(fragment, waits_for)
+
     def fetch(self, input: inputs.Fetch, *, now: float) -> CallerId:
         """Grant a request, let it wait, or repeat what it was granted (B8 to B12).
 

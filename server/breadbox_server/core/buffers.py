@@ -42,6 +42,7 @@ from breadbox_server.core.events import Event
 from breadbox_server.core.fetching import LEASE_ID_BITS
 from breadbox_server.core.ids import BufferName, CallerId, LeaseId, PayloadId, RequestId
 from breadbox_server.core.inputs import (
+    AdmissionOutcome,
     Answer,
     Appended,
     Fragment,
@@ -307,6 +308,21 @@ class BufferSet:
         found = self._find(buffer)
         found.handle_timer(now=now)
         return found.judge(fragment)
+
+    def may_overtake(
+        self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome
+    ) -> bool:
+        """Whether a fragment takes nothing that an earlier one, refused so, waits for (B31).
+
+        Args:
+            buffer: Name of it.
+            fragment: A well-formed one, that there is room for.
+            waits_for: BUFFER_FULL or BYTES_FULL.
+
+        Raises:
+            BufferNotFoundError: No buffer has this name.
+        """
+        return self._find(buffer).may_overtake(fragment, waits_for)
 
     def take_entries(self) -> list[tuple[float, Entry]]:
         """Hand over what was decided since the last call, in order, each with its time.

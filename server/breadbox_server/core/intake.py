@@ -61,6 +61,22 @@ class Intake:
                 return _SCHEMA_UNKNOWN
         return _ADMITTED if outcome is AdmissionOutcome.ADMITTED else Appended(outcome)
 
+    def may_overtake(self, fragment: Fragment, waits_for: AdmissionOutcome) -> bool:
+        """Whether a fragment takes nothing that an earlier one waits for (B31).
+
+        Those that close no chunk take no place. Bytes are left to who waits for them while there is
+        something whose end makes room; else whoever fits must go on, or nobody would.
+
+        Args:
+            fragment: A well-formed one, that there is room for.
+            waits_for: BUFFER_FULL or BYTES_FULL, with which the earlier one was refused.
+        """
+        state = self._state
+        if waits_for is AdmissionOutcome.BUFFER_FULL:
+            worker = state.assembly.find(fragment.worker_id)
+            return not state.assembly.foresee(worker, fragment).closes_chunk
+        return state.holdings.kept_count == 0 and state.leases.live_count == 0
+
     def append(self, fragment: Fragment, *, now: float) -> Appended:
         """Judge a fragment and act on it.
 
