@@ -153,6 +153,28 @@ def test_samples_have_the_shapes_and_types_of_its_buffer(server: ServerProcess) 
     rb.close()
 
 
+def test_scripts_of_continuous_actions_get_what_their_networks_take(server: ServerProcess) -> None:
+    """They say by hand that doubles are to be floats, as ddpg, td3 and sac_continuous_action do."""
+    obs_space = spaces.Box(-10, 10, (3,), np.float64)
+    obs_space.dtype = np.float32  # type: ignore[assignment]  # A type, as the scripts write it.
+    for found in (0, 12):  # The same name again finds the run, whose steps are floats.
+        rb = ReplayBuffer(
+            100, obs_space, spaces.Box(-2, 2, (2,)), "cpu", n_envs=2,
+            handle_timeout_termination=False, server=server.address, run="continuous",
+        )  # fmt: skip
+        assert found == 2 * rb.size()
+        obs = np.zeros((2, 3))
+        for number in range(6):
+            actions = np.full((2, 2), number / 4, np.float32)
+            rb.add(obs, obs + 1, actions, np.ones(2), np.array([False, False]), {})
+            obs = obs + 1
+        data = rb.sample(32)
+        assert ((32, 3), torch.float32) == (tuple(data.observations.shape), data.observations.dtype)
+        assert ((32, 2), torch.float32) == (tuple(data.actions.shape), data.actions.dtype)
+        assert torch.equal(data.observations, data.actions.repeat(1, 2)[:, :3] * 4)
+        rb.close()
+
+
 def test_what_a_time_limit_cut_off_is_no_end_and_nothing_bridges_it(server: ServerProcess) -> None:
     """Scripts hand over terminations alone: the limit shows in the observation that follows."""
     rb = PrioritizedReplayBuffer(

@@ -24,6 +24,7 @@ from breadbox.environment import connect_from_environment
 from breadbox.testing import ServerProcess, start_server
 from support.documents import BLOCKS, ROOT
 from support.eventually import eventually_sync
+from support.token_files import write_tokens
 
 sb3 = pytest.importorskip(
     "stable_baselines3", reason='needs Stable-Baselines3: pip install "breadbox[sb3]"'
@@ -487,6 +488,33 @@ def test_a_buffer_that_was_made_in_vain_is_deleted(
         with pytest.raises(errors.UnavailableError, match="today"):
             BreadboxReplayBuffer(50, BOX, BOX, "cpu", server=server.address)
         assert before == {each.name for each in client.list_buffers()}
+
+
+def test_a_training_takes_an_admins_token_and_a_learner_of_others_steps_a_learners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin, learner = write_tokens(
+        tmp_path / "tokens", "admin a buffers=team-*", "learner l buffers=team-*"
+    )
+    options = ["--gateway", "--tokens", str(tmp_path / "tokens")]
+    with start_server(options=options) as server:
+
+        def training(run: str, token: str) -> BreadboxReplayBuffer:
+            monkeypatch.setenv("BREADBOX_TOKEN", token)
+            return BreadboxReplayBuffer(50, BOX, ACTION, "cpu", server=server.address, run=run)
+
+        with pytest.raises(errors.BufferNotFoundError, match="create team-1 --preset off-policy"):
+            training("team-1", learner)
+        whole = training("team-1", admin)
+        walk([whole], BOX, ACTION, steps=5, env_count=1)
+        assert 5 == whole.size()
+        learning = training("team-1", learner)
+        assert set(map(float, range(5))) == set(rows_by_reward(learning.sample(200)))
+        walk([learning], BOX, ACTION, steps=1, env_count=1)
+        with pytest.raises(errors.PermissionDeniedError, match="AppendFragments"):
+            learning.size()
+        for each in (learning, whole):
+            each.close()
 
 
 def test_a_buffer_for_whole_fragments_is_refused_with_its_remedy(server: ServerProcess) -> None:
