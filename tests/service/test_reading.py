@@ -141,6 +141,27 @@ async def test_a_reader_is_told_of_a_new_session_before_anything_of_it_came() ->
     assert ("two", [], 0) == (reply.session_id, indices(reply), reply.skipped_chunk_count)
 
 
+@pytest.mark.parametrize(("subscription", "expected"), [("", [0, 1, 2]), ("archive", [])])
+async def test_a_cursor_of_what_there_has_not_been_yet_is_answered_at_once(
+    subscription: str, expected: list[int]
+) -> None:
+    async with served() as it:
+        await it.start()
+        await it.fill(3)
+        await it.stub.CreateSubscription(
+            pb.CreateSubscriptionRequest(buffer="default", name="archive", after_chunk_id=2)
+        )
+        reply = await read(it, 7, wait_s=60, subscription=subscription)
+    assert (expected, 2) == (indices(reply), reply.cursor)
+
+
+async def test_an_empty_buffer_that_began_anew_is_told_of_at_once() -> None:
+    async with served() as it:
+        await it.start()
+        reply = await read(it, 7, wait_s=60)
+    assert ([], -1) == (indices(reply), reply.cursor)
+
+
 async def test_chunks_of_a_session_that_ended_are_counted_as_skipped() -> None:
     async with served() as it:
         await it.start("run")

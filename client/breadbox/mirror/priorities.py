@@ -12,6 +12,9 @@ _BITS = 4
 class SumTree:
     """Weights of the numbers 0 to *size* - 1, each 0 at first. Not thread-safe.
 
+    It draws and changes many numbers at a time, as vectors; the server's sampler, which has one of
+    its own in the standard library alone, takes chunks one by one and leaves out what it has drawn.
+
     Sums are those of the children, added anew whenever one of them changes, so that no error of
     rounding adds up. Drawing and changing b numbers cost a few array operations of b * 16 items for
     each level; there are five levels for a million.

@@ -19,6 +19,9 @@ class PrioritisedSampler(Sampler):
     from the array alone: no error grows, what is all zeros sums up to zero, and a sampler that was
     rebuilt in the same order draws the very same chunks. O(log n) for every chunk.
 
+    A mirror's tree of steps is another one: it draws thousands at a time with numpy, which the core
+    is without, and with replacement.
+
     Chunks of weight 0 are drawn only once none of another weight is left to be drawn, uniformly.
 
     Args:
