@@ -15,7 +15,7 @@ from breadbox.batches import Batch, Stack
 from breadbox.fragment import Fragment
 from breadbox.interpreter import Interpreter
 from breadbox.lease import Lease
-from breadbox.options import ClientOptions, Tls, check_address
+from breadbox.options import ClientOptions, Tls, check_addresses
 from breadbox.outages import Outages
 from breadbox.reading import LoadedRead, Tail
 from breadbox.stores.base import PayloadStore
@@ -42,7 +42,9 @@ def connect(
     """Make a client. Returns at once: the connection is made by the first call.
 
     Args:
-        address: "HOST:PORT", or "unix:PATH".
+        address: "HOST:PORT", or "unix:PATH". Of servers on one journal all of them, separated by
+            commas: the one that leads is called. "dns:///NAME:PORT" stands for all that the name
+            has records of.
         buffer: Buffer that calls are about unless they say otherwise.
         tls: Certificates; None: not encrypted.
         token: Bearer token, sent with every call; anybody on the way can read it without TLS.
@@ -71,7 +73,7 @@ def connect(
         codecs=codecs,
         store_url=store_url,
     )
-    return _made(check_address(address), options)
+    return _made(check_addresses(address), options)
 
 
 def _made(address: str, options: ClientOptions) -> "Client":

@@ -28,7 +28,7 @@ def connect_from_environment(
     """Make a client as `breadbox.connect` does.
 
     Args:
-        server: HOST:PORT; None: `BREADBOX_SERVER`, else localhost:50051.
+        server: HOST:PORT, or several with commas; None: `BREADBOX_SERVER`, else localhost:50051.
         buffer: Name of the buffer; None: `BREADBOX_BUFFER`, else "default".
         reconnect_s: Seconds for which a call tries to reach a server that went away.
         environment: Where `BREADBOX_TOKEN` (bearer token, or `@FILE`), `BREADBOX_TLS` (1: encrypt),

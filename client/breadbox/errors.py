@@ -148,6 +148,9 @@ class LimitExceededError(ReplayBufferError):
 class UnavailableError(ReplayBufferError):
     """The server or the store cannot be reached, or is draining; retries have been used up."""
 
+    was_answered = False
+    """Whether a server that leads has answered, and lacks its journal or payload store."""
+
 
 class StandbyError(UnavailableError):
     """The server stands by for another one, which none of the addresses given to the client is.

@@ -28,7 +28,7 @@ def _attempt(function: Callable[[], Any]) -> Attempted:
 
 
 class Interpreter:
-    """Runs the operations of one client, over one connection. Thread-safe.
+    """Runs the operations of one client, over a connection to each address. Thread-safe.
 
     Args:
         context: The client's.
@@ -38,8 +38,12 @@ class Interpreter:
         self.context = context
         self._process_id = os.getpid()
         self._closed = threading.Event()
-        self._channel = open_channel(context.address, context.options)
-        self._stub = ReplayBufferServiceStub(self._channel)
+        addresses = context.route.addresses
+        self._channels = [
+            open_channel(each, context.options, is_one_of_many=len(addresses) > 1)
+            for each in addresses
+        ]
+        self._stubs = [ReplayBufferServiceStub(channel) for channel in self._channels]
         self._metadata = context.options.metadata()
         self._keeper = Keeper(self._perform, context.now)
 
@@ -55,7 +59,8 @@ class Interpreter:
         self._closed.set()
         if os.getpid() != self._process_id:
             return
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
         self._keeper.close()
         self.context.slot.close()
 
@@ -103,9 +108,9 @@ class Interpreter:
                 return self._perform_both(invoke, do)
 
     def _perform_both(self, invoke: Invoke, do: Do) -> tuple[Attempted, Attempted]:
-        call = invoke.call
-        with self._translated(call.method):
-            method = getattr(self._stub, call.method)
+        call, place = invoke.call, self.context.route.place
+        with self._translated(call.method, place):
+            method = getattr(self._stubs[place], call.method)
             future = method.future(call.request, timeout=invoke.timeout_s, metadata=self._metadata)
         try:
             done = _attempt(partial(do.function, do.deadline))
@@ -114,28 +119,33 @@ class Interpreter:
             raise
 
         def answer() -> Any:
-            with self._translated(call.method):
+            with self._translated(call.method, place):
                 response = future.result()
             return call.decode(response)
 
         return _attempt(answer), done
 
     def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
-        method = getattr(self._stub, call.method)
-        with self._translated(call.method):
+        place = self.context.route.place
+        method = getattr(self._stubs[place], call.method)
+        with self._translated(call.method, place):
             return method(call.request, timeout=timeout_s, metadata=self._metadata)
 
     @contextmanager
-    def _translated(self, method: str) -> Iterator[None]:
-        """Raise the library's errors for gRPC's."""
+    def _translated(self, method: str, place: int) -> Iterator[None]:
+        """Raise the library's errors for gRPC's, of a call to one of the addresses."""
         try:
             yield
         except grpc.RpcError as error:
             if self.closed:
                 raise ClosedError(f"{method}: the client was closed") from error
-            raise status.from_rpc_error(
-                error, self.context.address, encrypted=self.context.options.tls is not None
-            ) from error
+            told = status.from_rpc_error(
+                error,
+                self.context.route.addresses[place],
+                encrypted=self.context.options.tls is not None,
+            )
+            self.context.route.failed(place, told)
+            raise told from error
         except (ValueError, grpc.FutureCancelledError) as error:  # Of a closed channel.
             raise ClosedError(f"{method}: {error}") from error
 

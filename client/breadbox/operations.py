@@ -32,7 +32,14 @@ from breadbox.calls import Call
 from breadbox.fragment import Fragment
 from breadbox.options import WAIT_S_MAX_PER_CALL, ClientOptions
 from breadbox.outages import Outages
-from breadbox.retry import RetryBudget, RetryPolicy, is_outage
+from breadbox.retry import (
+    BACKOFF_S_MAX,
+    TAKEOVER_BACKOFF_S_MAX,
+    RetryBudget,
+    RetryPolicy,
+    is_outage,
+)
+from breadbox.route import Route
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.gateway_store import open_gateway_store
@@ -165,6 +172,7 @@ class Context:
     """What operations need of the outside; everything is injected."""
 
     address: str
+    """One or several, as `connect` takes them."""
     options: ClientOptions
     now: Callable[[], float]
     """Monotonic seconds."""
@@ -173,12 +181,20 @@ class Context:
     outages: Outages
     slot: StoreSlot = field(default_factory=StoreSlot)
     contact: Contact = field(default_factory=Contact)
+    route: Route = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with the first address."""
+        object.__setattr__(self, "route", Route(self.address))
 
     @property
     def policy(self) -> RetryPolicy:
         """How long to try again."""
         reconnect_s = self.options.reconnect_s
+        places = len(self.route.addresses)
         return RetryPolicy(
+            places=places,
+            backoff_s_max=BACKOFF_S_MAX if places == 1 else TAKEOVER_BACKOFF_S_MAX,
             elapsed_s_max=reconnect_s,
             answer_s_max=self.options.deadline_s,
             backpressure_s_max=reconnect_s,
@@ -232,13 +248,14 @@ def repeat(
             now = context.now()
             if not isinstance(error, errors.UnavailableError | errors.DeadlineExceededError):
                 context.contact.made = True  # Refused is answered, too.
-            may_pass = call.repeatable and (
+            # A standby has done nothing.
+            may_pass = (call.repeatable or isinstance(error, errors.StandbyError)) and (
                 context.contact.made or not isinstance(error, errors.TlsError)
             )
             delay_s = budget.delay_s_after(error, now=now) if may_pass else None
             if not is_outage(error):
                 context.outages.succeeded(_calling(call))
-            elif delay_s is not None:
+            elif delay_s is not None and budget.attempts >= len(context.route.addresses):
                 context.outages.failed(_calling(call), error)
             if delay_s is None:
                 if budget.attempts > 1:
@@ -436,7 +453,7 @@ def opened_store(context: Context) -> Operation[PayloadStore]:
     config = yield from invoke(context, calls.get_store_config())
     url = context.options.store_url or config.store_url
     if url == GATEWAY_URL:
-        return context.slot.settle(open_gateway_store(context.address, context.options))
+        return context.slot.settle(open_gateway_store(context.route, context.options))
     store = yield from storing(
         context,
         lambda deadline: stores.open_store(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
 import grpc
 
@@ -25,6 +26,21 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", 16 * 2**20),
     ("grpc.max_receive_message_length", 64 * 2**20),
 )
+_SEVERAL_OPTIONS: Final = (
+    # Behind these gRPC finds several servers, and asks each for its health: the one that serves is
+    # called.
+    (
+        "grpc.service_config",
+        '{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}',
+    ),
+)
+_STANDBY_OPTIONS: Final = (
+    # There is another server to go to: one that is cut off, or stands still, is left within 15 s.
+    ("grpc.keepalive_time_ms", 12_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+)
+_SEVERAL: Final = ("dns:", "ipv4:", "ipv6:")
+"""Kinds of addresses that may stand for several servers."""
 _NO_PORT = ("unix:", "unix-abstract:", "dns:", "xds:", "ipv4:", "ipv6:")
 """Kinds of addresses that gRPC reads in its own way."""
 WAIT_S_MAX_PER_CALL = 240.0
@@ -121,14 +137,49 @@ class ClientOptions:
         return (("authorization", f"Bearer {token}"),) if token else None
 
 
+def channel_options(address: str, *, is_one_of_many: bool) -> tuple[tuple[str, Any], ...]:
+    """What gRPC is told of a connection to an address.
+
+    Args:
+        address: One that `split_addresses` gave.
+        is_one_of_many: Whether there are others to go to.
+    """
+    named = dict[str, Any](CHANNEL_OPTIONS)
+    if address.startswith(_SEVERAL):
+        named.update(_SEVERAL_OPTIONS)
+    if address.startswith(_SEVERAL) or is_one_of_many:
+        named.update(_STANDBY_OPTIONS)
+    return tuple(named.items())
+
+
 def open_channel(
-    address: str, options: ClientOptions, more: tuple[tuple[str, int], ...] = ()
+    address: str,
+    options: ClientOptions,
+    *,
+    is_one_of_many: bool = False,
+    more: tuple[tuple[str, int], ...] = (),
 ) -> grpc.Channel:
-    """A channel to the server, encrypted if the options say so."""
+    """A channel to one address, encrypted if the options say so."""
+    arguments = (*channel_options(address, is_one_of_many=is_one_of_many), *more)
     if options.tls is None:
-        return grpc.insecure_channel(address, options=(*CHANNEL_OPTIONS, *more))
-    credentials = options.tls.credentials()
-    return grpc.secure_channel(address, credentials, options=(*CHANNEL_OPTIONS, *more))
+        return grpc.insecure_channel(address, options=arguments)
+    return grpc.secure_channel(address, options.tls.credentials(), options=arguments)
+
+
+def split_addresses(text: str) -> tuple[str, ...]:
+    """The addresses that a text names, separated by commas; those that gRPC reads stay whole."""
+    return (text,) if text.startswith((*_SEVERAL, "xds:")) else tuple(text.split(","))
+
+
+def check_addresses(text: str) -> str:
+    """Refuse addresses of which one cannot be one; gives them without spaces.
+
+    Raises:
+        InvalidRequestError: One is empty, or looks like a URL of something else.
+    """
+    if not isinstance(text, str):
+        return check_address(text)
+    return ",".join([check_address(each) for each in split_addresses(text.strip())])
 
 
 def check_address(address: str) -> str:

@@ -17,6 +17,9 @@ from breadbox.errors import (
     UnavailableError,
 )
 
+BACKOFF_S_MAX = 2.0
+TAKEOVER_BACKOFF_S_MAX = 0.5
+"""The same where one of several servers is about to lead."""
 SHORTEST_S = 0.02
 """An attempt with less time than this is not worth making."""
 
@@ -35,9 +38,11 @@ class RetryPolicy:
     """The same, while the server is there and asks to wait."""
     attempts_max: int = 1000
     """Attempts of one call, the first included; reached only if failures come at once."""
+    places: int = 1
+    """Addresses that attempts go to in turn: each is tried once without waiting."""
     backoff_s_first: float = 0.1
     """Ceiling of the first wait; doubled with every attempt."""
-    backoff_s_max: float = 2.0
+    backoff_s_max: float = BACKOFF_S_MAX
     """Ceiling of every wait: a server that is back is found about this soon."""
 
 
@@ -102,7 +107,11 @@ class RetryBudget:
         wanted_s = hint_s(error)
         if wanted_s is None or self.attempts >= self._policy.attempts_max:
             return None
-        delay_s = wanted_s + backoff_s(self._policy, self.attempts, self._rng)
+        rounds, place = divmod(self.attempts, self._policy.places)
+        is_next_place = is_outage(error) and place > 0
+        delay_s = wanted_s
+        if not is_next_place:
+            delay_s += backoff_s(self._policy, max(1, rounds), self._rng)
         if isinstance(error, BackpressureError):
             self.answered()
             if self._backpressure_since is None:
@@ -114,6 +123,8 @@ class RetryBudget:
                 # Silence took the last attempt's time already: some of what is left is for it.
                 delay_s = min(delay_s, left_s / 2)
                 left_s -= SHORTEST_S
+            if is_next_place and rounds == 0 and not was_silent(error):
+                return 0.0  # Also where nothing is to be tried again: this one was not tried yet.
         if left_s <= 0 or wanted_s > left_s:
             return None
         return min(delay_s, left_s)

@@ -94,6 +94,12 @@ def _schema_mismatch(failure: Failure) -> errors.ReplayBufferError:
     return errors.SchemaMismatchError(failure.text, *fields)
 
 
+def _answered(failure: Failure) -> errors.ReplayBufferError:
+    error = errors.UnavailableError(failure.text)
+    error.was_answered = True
+    return error
+
+
 def _standby(failure: Failure) -> errors.ReplayBufferError:
     try:
         lag_s = float(failure.text_of("lag_s"))
@@ -152,7 +158,7 @@ BY_REASON: Mapping[int, Callable[[Failure], errors.ReplayBufferError]] = {
     errors_pb2.WORKERS_FULL: lambda failure: errors.LimitExceededError(failure.text),
     errors_pb2.DRAINING: lambda failure: errors.UnavailableError(failure.text),
     errors_pb2.STANDBY: _standby,
-    errors_pb2.STORE_UNAVAILABLE: lambda failure: errors.UnavailableError(failure.text),
+    errors_pb2.STORE_UNAVAILABLE: _answered,
     errors_pb2.UNAUTHENTICATED: lambda failure: errors.UnauthenticatedError(
         f"{failure.text}; give one as BREADBOX_TOKEN, --token or connect(token=...)"
     ),

@@ -298,15 +298,16 @@ async def test_a_grant_arrives_as_plain_types(caller: Caller, fake: FakeService)
 
 @pytest.mark.parametrize("row", server_status.TABLE.items(), ids=lambda row: row[0].__name__)
 async def test_every_refusal_of_the_server_arrives_as_the_librarys_own_error(
-    row: tuple[type[Exception], server_status.Row], caller: Caller, fake: FakeService
+    row: tuple[type[Exception], server_status.Row], kind: str, address: str, fake: FakeService
 ) -> None:
     _, told = row
     reason = errors_pb2.ErrorReason.Name(told.reason)
     answer = refuse(told.code, reason, retry_delay_s=told.retry_delay_s, request_id="abc")
-    # Sent once by the library, so that what may pass is raised too.
+    # Sent once by the library, so that what may pass is raised too; to a standby until it leads.
     fake.will("ReportEpisodes", answer)
-    with pytest.raises(errors.ReplayBufferError) as caught:
-        await caller.call("report_episodes", [EPISODE])
+    async with make_caller(kind, address, reconnect_s=0.0) as caller:
+        with pytest.raises(errors.ReplayBufferError) as caught:
+            await caller.call("report_episodes", [EPISODE])
     assert isinstance(caught.value.__cause__, grpc.RpcError)
     assert "abc" == caught.value.request_id
     assert type(caught.value) is not errors.ReplayBufferError

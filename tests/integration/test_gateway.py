@@ -17,6 +17,7 @@ import pytest
 import breadbox
 from breadbox import errors
 from breadbox.options import ClientOptions
+from breadbox.route import Route
 from breadbox.stores.gateway_store import GatewayStore
 from breadbox.stores.keys import payload_id_of_key
 from breadbox.testing import ServerProcess, start_server
@@ -134,7 +135,7 @@ def test_learners_go_to_the_store_where_they_are_given_a_way_of_their_own(
 
 def test_a_server_without_a_gateway_says_so(tmp_path: Path) -> None:
     with start_server() as server:
-        store = GatewayStore(server.address, ClientOptions())
+        store = GatewayStore(Route(server.address), ClientOptions())
         with pytest.raises(errors.NotSupportedError, match="--gateway"):
             store.write_many([in_buffers(payload_of(2000))])
         store.close()
@@ -372,7 +373,7 @@ def test_a_write_that_its_caller_gives_up_leaves_nothing_behind(
     host, _, port = world.server.address.rpartition(":")
     with Proxy((host, int(port))) as proxy:
         options = ClientOptions(token=world.tokens[Role.PRODUCER], deadline_s=1.0)
-        store = GatewayStore(proxy.address, options)
+        store = GatewayStore(Route(proxy.address), options)
         store.write_many([in_buffers(payload_of(2000))])
         proxy.fall_silent_after(5 * MIB, to_target=True)
         with pytest.raises(errors.StoreUnavailableError):
@@ -387,7 +388,7 @@ def test_a_server_that_ends_ends_although_payloads_are_on_their_way(world: World
     host, _, port = world.server.address.rpartition(":")
     with Proxy((host, int(port))) as proxy, ThreadPoolExecutor(1) as pool:
         options = ClientOptions(token=world.tokens[Role.PRODUCER], deadline_s=30.0)
-        store = GatewayStore(proxy.address, options)
+        store = GatewayStore(Route(proxy.address), options)
         proxy.fall_silent_after(MIB, to_target=True)
         writing = pool.submit(store.write_many, [[memoryview(bytearray(20 * MIB))]])
         eventually_sync(lambda: proxy.is_silent, "the payload on its way")

@@ -15,11 +15,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import breadbox
 from breadbox.stores import open_store
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
 from breadbox_server import probe
 from support.eventually import eventually_sync
+from support.fragments import vector_fragment
 from support.load import CALL_S, SESSION, Load, fragments_of
 from support.redis_server import RedisServer
 from support.served import info_of
@@ -85,11 +87,14 @@ def redis() -> Iterator[RedisServer]:
 class Pair:
     """Servers on one journal, of which at most one leads."""
 
-    def __init__(self, stack: ExitStack, redis: RedisServer, folder: Path, count: int = 2) -> None:
+    def __init__(
+        self, stack: ExitStack, redis: RedisServer, folder: Path, *more: str, count: int = 2
+    ) -> None:
         self.redis = redis
         self.servers = [
             ServerProcess(
                 *("--store", redis.url, *LIMITS, "--standby", "--metrics-listen", "127.0.0.1:0"),
+                *more,
                 log=folder / f"server{number}.log",
             )
             for number in range(count)
@@ -222,6 +227,46 @@ def test_a_stopped_leader_that_wakes_acknowledges_grants_and_deletes_nothing(
         known = load.acknowledged | {("w", index) for index in range(HELD)}
         known |= {("new", index) for index in range(200)}
         assert (set(), 1) == (known - set(found), max(found.values()))
+
+
+@pytest.mark.parametrize("form", ["{0},{1}", "{1},{0}", "ipv4:{0},{1}"])
+def test_a_client_that_knows_both_servers_rides_through_a_takeover(
+    form: str, redis: RedisServer, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        leader, standby = Pair(stack, redis, tmp_path).servers
+        addresses = form.format(leader.address, standby.address)
+        client = stack.enter_context(breadbox.connect(addresses))
+        session = client.start_session().session_id
+        for index in range(5):
+            client.append(vector_fragment(index, session_id=session))
+        leader.kill()
+        for index in range(5, 10):
+            client.append(vector_fragment(index, session_id=session))
+        with client.fetch(10) as lease:
+            indices = sorted(each.fragment_index for each in lease.fragments())
+        assert list(range(10)) == indices
+        # And back, once there is somebody to go back to.
+        leader.start_standby()
+        standby.kill()
+        client.append(vector_fragment(10, session_id=session))
+        leader.wait_serving(TAKEOVER_S)
+        assert 1 == client.get_buffer().state.chunk_count
+
+
+def test_payloads_that_pass_through_the_gateway_find_the_server_that_leads(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        leader, standby = Pair(stack, redis, tmp_path, "--gateway").servers
+        addresses = f"{standby.address},{leader.address}"
+        client = stack.enter_context(breadbox.connect(addresses))
+        session = client.start_session().session_id
+        client.append(vector_fragment(0, session_id=session))
+        leader.kill()
+        client.append(vector_fragment(1, session_id=session))
+        with client.fetch(2) as lease:
+            assert [0, 1] == sorted(each.fragment_index for each in lease.fragments())
 
 
 def test_a_leader_that_ends_in_order_is_replaced_at_once(

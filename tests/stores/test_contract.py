@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from breadbox.options import ClientOptions
+from breadbox.route import Route
 from breadbox.stores import open_custodian, open_store
 from breadbox.stores.gateway_store import GatewayStore
 from breadbox.testing import start_server
@@ -35,7 +36,7 @@ class Prompt(GatewayStore):
     """Comes back from a deletion once the server is done with it, as other stores do."""
 
     def __init__(self, address: str, url: str) -> None:
-        super().__init__(address, ClientOptions())
+        super().__init__(Route(address), ClientOptions())
         self._url = url
 
     def delete_many(self, references: Sequence[PayloadReference]) -> None:

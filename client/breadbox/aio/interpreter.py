@@ -18,7 +18,7 @@ import grpc
 from breadbox import calls, status
 from breadbox.errors import ClosedError, ReplayBufferError, StoreUnavailableError
 from breadbox.operations import Attempted, Both, Context, Do, Effect, Invoke, Operation, Sleep
-from breadbox.options import CHANNEL_OPTIONS, ClientOptions
+from breadbox.options import ClientOptions, channel_options
 from breadbox.stores.deadline import Deadline
 from breadbox.tasks import end_tasks
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
@@ -29,11 +29,14 @@ THREADS_MAX = 16
 """Threads of one client that move payloads: as many as a store has connections."""
 
 
-def open_channel(address: str, options: ClientOptions) -> grpc.aio.Channel:
-    """A channel to the server, encrypted if the options say so."""
+def open_channel(
+    address: str, options: ClientOptions, *, is_one_of_many: bool = False
+) -> grpc.aio.Channel:
+    """A channel to one address, encrypted if the options say so."""
+    arguments = channel_options(address, is_one_of_many=is_one_of_many)
     if options.tls is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, options.tls.credentials(), options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=arguments)
+    return grpc.aio.secure_channel(address, options.tls.credentials(), options=arguments)
 
 
 async def _in_thread(threads: Executor, function: Callable[[Deadline], T], deadline: Deadline) -> T:
@@ -78,7 +81,9 @@ class Kept:
 
 
 class Interpreter:
-    """Runs the operations of one client, over one connection, in the loop it was made in.
+    """Runs the operations of one client, over a connection to each address.
+
+    In the loop it was made in.
 
     Args:
         context: The client's.
@@ -88,8 +93,12 @@ class Interpreter:
         self.context = context
         # Of its own: a store that is silent must not hold up what others run in threads.
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="breadbox-aio")
-        self._channel = open_channel(context.address, context.options)
-        self._stub = ReplayBufferServiceStub(self._channel)
+        addresses = context.route.addresses
+        self._channels = [
+            open_channel(each, context.options, is_one_of_many=len(addresses) > 1)
+            for each in addresses
+        ]
+        self._stubs = [ReplayBufferServiceStub(channel) for channel in self._channels]
         self._metadata = context.options.metadata()
         self._kept: set[asyncio.Task[None]] = set()
         self.closed = False
@@ -103,7 +112,8 @@ class Interpreter:
         try:
             await end_tasks(self._kept)
         finally:
-            await self._channel.close()
+            for channel in self._channels:
+                await channel.close()
             self.context.slot.close()
             self._threads.shutdown(wait=False)
 
@@ -166,13 +176,18 @@ class Interpreter:
             return Attempted(error=error)
 
     async def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
-        method = getattr(self._stub, call.method)
+        place = self.context.route.place
+        method = getattr(self._stubs[place], call.method)
         try:
             return await method(call.request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise status.from_rpc_error(
-                error, self.context.address, encrypted=self.context.options.tls is not None
-            ) from error
+            told = status.from_rpc_error(
+                error,
+                self.context.route.addresses[place],
+                encrypted=self.context.options.tls is not None,
+            )
+            self.context.route.failed(place, told)
+            raise told from error
         except grpc.aio.UsageError as error:  # What gRPC raises on a closed channel.
             raise ClosedError(f"{call.method}: {error}") from error
         except asyncio.CancelledError:

@@ -19,7 +19,7 @@ class Connection(Settings):
     """A server, and what is shown to it."""
 
     server: str = DEFAULT_SERVER
-    """Address of the server, HOST:PORT or unix:PATH."""
+    """Address of the server, HOST:PORT or unix:PATH; of servers on one journal all, with commas."""
     token: str | None = setting(None, secret=True)
     """Bearer token, or @FILE that holds it; better set in the environment than given here."""
     tls: bool = False

@@ -24,6 +24,7 @@ from breadbox.errors import (
     UnavailableError,
 )
 from breadbox.options import ClientOptions, open_channel
+from breadbox.route import Route
 from breadbox.status import from_rpc_error
 from breadbox.stores.abstract import AbstractStore, check_sound
 from breadbox.stores.base import PayloadReceiver
@@ -52,30 +53,21 @@ class GatewayStore(AbstractStore):
     buffer; a producer may read weights besides.
     """
 
-    def __init__(self, address: str, options: ClientOptions) -> None:
+    def __init__(self, route: Route, options: ClientOptions) -> None:
         """Connect on use.
 
         Args:
-            address: Of the server.
+            route: To the server: the client's, so that both find the one that leads.
             options: The client's.
         """
         super().__init__(options.deadline_s)
-        self._address = address
+        self._route = route
         self._options = options
         self._metadata = options.metadata()
-        # Not the connection that others of this process have to the same address.
-        self._channel = open_channel(address, options, (("grpc.use_local_subchannel_pool", 1),))
-        self._discard_payloads = ReplayBufferServiceStub(self._channel).DiscardPayloads
-        # Not the stub's: what carries payload bytes is packed here.
-        self._write_payloads: Any = self._channel.stream_stream(
-            _SERVICE + "WritePayloads",
-            response_deserializer=pb.WritePayloadsResponse.FromString,
-        )
-        self._read_payloads: Any = self._channel.unary_stream(
-            _SERVICE + "ReadPayloads",
-            request_serializer=pb.ReadPayloadsRequest.SerializeToString,
-            response_deserializer=unpack_read,
-        )
+        is_one_of_many = len(route.addresses) > 1
+        self._lines = [
+            _Line(address, options, is_one_of_many=is_one_of_many) for address in route.addresses
+        ]
         self._watch = _Watch()
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
@@ -90,10 +82,10 @@ class GatewayStore(AbstractStore):
         """See PayloadStore."""
         deadline = self._begin()
         check_sound(references)
-        with self._translated(), ExitStack() as opened:
+        with self._line() as line, ExitStack() as opened:
 
             def ask(ranges: Sequence[Range]) -> Iterator[Any]:
-                call = self._read_payloads(_request(ranges), metadata=self._metadata)
+                call = line.read_payloads(_request(ranges), metadata=self._metadata)
                 return opened.enter_context(closing(self._watch.answers(call, deadline)))
 
             read(partial(_Answers, ask), list(enumerate(references)), receiver)
@@ -104,18 +96,19 @@ class GatewayStore(AbstractStore):
         ids = [reference.payload_id for reference in references]
         for first in range(0, len(ids), _PAYLOADS_MAX):
             request = pb.DiscardPayloadsRequest(payload_ids=ids[first : first + _PAYLOADS_MAX])
-            with self._translated():
-                self._discard_payloads(request, timeout=deadline.left_s(), metadata=self._metadata)
+            with self._line() as line:
+                line.discard_payloads(request, timeout=deadline.left_s(), metadata=self._metadata)
 
     def _close(self) -> None:
-        self._channel.close()
+        for line in self._lines:
+            line.channel.close()
         self._watch.close()
 
     def _write(
         self, payloads: Sequence[Sequence[memoryview]], deadline: Deadline
     ) -> list[PayloadReference]:
-        with self._translated():
-            call = self._write_payloads(_messages(payloads, deadline), metadata=self._metadata)
+        with self._line() as line:
+            call = line.write_payloads(_messages(payloads, deadline), metadata=self._metadata)
             # But for the last answer, which has them all, they say that bytes were stored.
             return [
                 PayloadReference(each.payload_id, each.size_bytes, each.piece_size_bytes)
@@ -124,22 +117,52 @@ class GatewayStore(AbstractStore):
             ]
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Raise what a store raises, for gRPC's errors."""
+    def _line(self) -> Iterator["_Line"]:
+        """The server to call; inside, what a store raises is raised for gRPC's errors."""
+        place = self._route.place
+        line = self._lines[place]
         try:
-            yield
+            yield line
         except grpc.RpcError as error:
             if self._closed.is_set():
                 raise ClosedError("the payload store is closed") from error
             encrypted = self._options.tls is not None
-            told = from_rpc_error(error, self._address, encrypted=encrypted)
+            told = from_rpc_error(error, line.address, encrypted=encrypted)
+            self._route.failed(place, told)
             raise _as_of_store(told) from error
+        except StoreUnavailableError as error:  # It was silent.
+            self._route.failed(place, error)
+            raise
         except grpc.FutureCancelledError as error:
             raise ClosedError("the payload store is closed") from error
         except ValueError as error:  # Of a closed channel.
             if not self._closed.is_set():
                 raise
             raise ClosedError("the payload store is closed") from error
+
+
+class _Line:
+    """A connection to one address, and the calls that are made over it."""
+
+    def __init__(self, address: str, options: ClientOptions, *, is_one_of_many: bool) -> None:
+        self.address = address
+        # Not the connection that others of this process have to the same address.
+        self.channel = open_channel(
+            *(address, options),
+            is_one_of_many=is_one_of_many,
+            more=(("grpc.use_local_subchannel_pool", 1),),
+        )
+        self.discard_payloads = ReplayBufferServiceStub(self.channel).DiscardPayloads
+        # Not the stub's: what carries payload bytes is packed here.
+        self.write_payloads: Any = self.channel.stream_stream(
+            _SERVICE + "WritePayloads",
+            response_deserializer=pb.WritePayloadsResponse.FromString,
+        )
+        self.read_payloads: Any = self.channel.unary_stream(
+            _SERVICE + "ReadPayloads",
+            request_serializer=pb.ReadPayloadsRequest.SerializeToString,
+            response_deserializer=unpack_read,
+        )
 
 
 class _Answers:
@@ -240,9 +263,9 @@ class _Watch:
                 self._changed.wait(LOOK_S if self._calls else None)
 
 
-def open_gateway_store(address: str, options: ClientOptions) -> GatewayStore:
-    """Open the store behind the server at an address. Connects on use."""
-    return GatewayStore(address, options)
+def open_gateway_store(route: Route, options: ClientOptions) -> GatewayStore:
+    """Open the store behind the server at the end of a route. Connects on use."""
+    return GatewayStore(route, options)
 
 
 def _request(ranges: Sequence[Range]) -> pb.ReadPayloadsRequest:
