@@ -47,7 +47,7 @@ test-integration: $(VENV)/.ready  ## Real processes, real Redis
 test-containers: $(VENV)/.ready  ## Build, start, drive and stop the containers
 	$(BIN)/python -m pytest tests/containers -m containers $(ARGS)
 
-test-peers: $(VENV)/.ready  ## Other projects' own code on Breadbox; pip fetches their packages
+test-peers: $(VENV)/.peers  ## Other projects' own code on Breadbox; pip fetches their packages
 	$(BIN)/python -m pytest tests/peers -m peers $(ARGS)
 
 test-dist: $(VENV)/.ready  ## The demo of an installed wheel, in an empty folder
@@ -137,6 +137,11 @@ bench-peers: $(VENV)/.ready  ## Reverb on the same workloads, where it can be in
 
 learn-check: $(VENV)/.ready  ## Does the reference PPO learn? Every task, three seeds; minutes
 	$(BIN)/python -m bench.learn_check $(ARGS)
+
+# Whatever torch is there stays: these take any.
+$(VENV)/.peers: pyproject.toml $(VENV)/.ready
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[sb3,torchrl]"
+	touch $@
 
 $(VENV)/.release: pyproject.toml $(VENV)/.ready
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[release]"

@@ -4,10 +4,12 @@ Without their dependencies: a simulator, a cluster or gigabytes of wheels are no
 test puts small stand-ins of these on the path, and says which.
 """
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 import pytest
@@ -42,11 +44,19 @@ def install(requirement: str, folder: Path) -> Path:
     return target
 
 
-def give_up(reason: str) -> NoReturn:
+def require(module: str, extra: str) -> ModuleType:
+    """Import what an extra of Breadbox brings; without it a module of tests gives up."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        give_up(f'{error.msg}: pip install "breadbox[{extra}]"', is_whole_module=True)
+
+
+def give_up(reason: str, *, is_whole_module: bool = False) -> NoReturn:
     """Skip the test; but fail it where `CI` is set."""
     if os.environ.get("CI"):
         pytest.fail(reason)
-    pytest.skip(reason)
+    pytest.skip(reason, allow_module_level=is_whole_module)
 
 
 def environment(*paths: Path) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Stable-Baselines3's own algorithms on Breadbox, and its own buffers beside ours.
 
-Needs its package and all that it imports: `pip install "breadbox[sb3]"`; skipped without.
+Needs its package and all that it imports, the extra `sb3`: `make test-peers` installs it.
 """
 
 import pickle  # noqa: TID251 - what checkpoints are, and ours alone
@@ -22,13 +22,12 @@ import breadbox
 from breadbox import errors
 from breadbox.environment import connect_from_environment
 from breadbox.testing import ServerProcess, start_server
+from peers.packages import require
 from support.documents import BLOCKS, ROOT
 from support.eventually import eventually_sync
 from support.token_files import write_tokens
 
-sb3 = pytest.importorskip(
-    "stable_baselines3", reason='needs Stable-Baselines3: pip install "breadbox[sb3]"'
-)
+sb3 = require("stable_baselines3", "sb3")
 
 import torch  # noqa: E402
 from stable_baselines3 import DQN, SAC  # noqa: E402

@@ -1,6 +1,6 @@
 """TorchRL's own collectors and losses on Breadbox.
 
-Needs its package and all that it imports: `pip install "breadbox[torchrl]"`; skipped without.
+Needs its package and all that it imports, the extra `torchrl`: `make test-peers` installs it.
 """
 
 import warnings
@@ -15,8 +15,9 @@ import breadbox
 from breadbox import errors
 from breadbox.advantages import estimate_advantages
 from breadbox.testing import ServerProcess, start_server
+from peers.packages import require
 
-pytest.importorskip("torchrl", reason='needs TorchRL: pip install "breadbox[torchrl]"')
+require("torchrl", "torchrl")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -28,8 +29,8 @@ with warnings.catch_warnings():
     from torchrl.objectives import DQNLoss, SoftUpdate
     from torchrl.objectives.value import GAE
 
-from breadbox.compat.torchrl import BreadboxReplayBuffer
-from support.documents import BLOCKS
+from breadbox.compat.torchrl import BreadboxReplayBuffer  # noqa: E402
+from support.documents import BLOCKS  # noqa: E402
 
 pytestmark = [
     pytest.mark.peers,
