@@ -180,6 +180,8 @@ class AppendQueue:
         self._is_deciding = False
         self.waiting_count = 0
         """Appends that wait for room."""
+        self._waiting_fragments = 0
+        """Of these: they hold as much memory as those that are pending, and have the same bound."""
         self.pending_count = 0
         """Fragments whose appends have not been answered, and do not wait for room."""
         self._slice_s = SLICE_S_ASSUMED
@@ -363,7 +365,11 @@ class AppendQueue:
         if job.done.done() or now >= job.wait_until:
             return False
         line = self._lines.get(job.buffer)
-        if job.place is None and self.waiting_count >= self._waiting_max:
+        is_full = (
+            self.waiting_count >= self._waiting_max
+            or self._waiting_fragments + len(job.fragments) > self._fragments_max
+        )
+        if job.place is None and is_full:
             return False
         if line is None:
             line = self._lines[job.buffer] = Line()
@@ -376,8 +382,7 @@ class AppendQueue:
             self._lines[job.buffer] = line
             if job.results:
                 job.wait_until = min(job.wait_until, now + PROGRESS_S)
-            self.waiting_count += 1
-            self._metrics.waiting_appends.set(self.waiting_count)
+            self._count_waiting(job, 1)
             job.timer = self._clock.call_at(job.wait_until, lambda: self._give_up(job))
         else:
             line.burst = 1
@@ -428,9 +433,13 @@ class AppendQueue:
             del self._lines[job.buffer]
         self._end_wait(job)
 
-    def _end_wait(self, job: _Job) -> None:
-        self.waiting_count -= 1
+    def _count_waiting(self, job: _Job, change: int) -> None:
+        self.waiting_count += change
+        self._waiting_fragments += change * len(job.fragments)
         self._metrics.waiting_appends.set(self.waiting_count)
+
+    def _end_wait(self, job: _Job) -> None:
+        self._count_waiting(job, -1)
         if job.timer is not None:
             job.timer.cancel()
 

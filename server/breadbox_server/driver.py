@@ -84,7 +84,12 @@ from breadbox_server.errors import AppendsFullError, OutageError, PayloadSizeErr
 from breadbox_server.housekeeping import Housekeeping
 from breadbox_server.jobs import Jobs
 from breadbox_server.lags import Arrivals
-from breadbox_server.limits import APPENDS_WAITING_MAX, READ_KEPT_PART, READ_LEASES_MAX
+from breadbox_server.limits import (
+    APPENDS_WAITING_MAX,
+    READ_KEPT_PART,
+    READ_LEASES_MAX,
+    WAITING_FRAGMENTS_MAX,
+)
 from breadbox_server.metrics import Metrics
 from breadbox_server.quotas import Quotas
 from breadbox_server.read_leases import ReadLease, ReadLeases
@@ -109,7 +114,7 @@ class DriverLimits:
     """Leases of readers at a time; the next ends the one that would end first."""
     read_kept_bytes_max: int = BufferConfig().capacity_bytes // READ_KEPT_PART
     """Payload bytes that left the buffers and that readers keep; beyond, their leases end."""
-    append_fragments_max: int = 65_536
+    append_fragments_max: int = WAITING_FRAGMENTS_MAX
     """Fragments that may wait for admission; further ones are refused with APPENDS_FULL."""
     append_waiting_max: int = APPENDS_WAITING_MAX
     """Appends that may wait for room; further ones are told at once that there is none."""

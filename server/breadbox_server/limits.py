@@ -120,6 +120,8 @@ TASKS_MAX: Final = 64
 
 APPENDS_WAITING_MAX: Final = 16_384
 """Appends that wait for room at a time."""
+WAITING_FRAGMENTS_MAX: Final = 65_536
+"""Fragments of these, and as many of those that wait for nothing but their turn."""
 READ_LEASES_MAX: Final = 16_384
 """Leases of those who read by a cursor, at a time."""
 READ_KEPT_PART: Final = 8
@@ -536,7 +538,7 @@ LIMITS: Final = (
         metric="breadbox_read_leases",
     ),
     Limit(
-        "appends that wait for room at a time",
+        f"appends that wait for room at a time, of at most {WAITING_FRAGMENTS_MAX:,} fragments",
         APPENDS_WAITING_MAX,
         "",
         Scope.SERVER,

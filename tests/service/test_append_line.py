@@ -351,6 +351,25 @@ async def test_beyond_the_limit_nobody_waits() -> None:
         assert [ADMITTED] == await line.calls["a"]
 
 
+async def test_those_who_wait_have_no_more_fragments_than_the_server_holds_for_them() -> None:
+    """Else who appends many at a time would fill its memory while a buffer is full."""
+    async with served(ONE) as it:
+        it.server.driver.appends._fragments_max = 5  # noqa: SLF001 - no option sets it
+        await it.start()
+        await it.fill(1)
+        line = Line(it)
+        for name in ("a", "b"):
+            line.send(name, *(it.metadata(index, worker_id=name) for index in range(2)))
+        await eventually(lambda: line.waiting_count == 2)
+        assert [BUFFER_FULL] * 2 == await line.send(
+            "c", *(it.metadata(index, worker_id="c") for index in range(2))
+        )
+        line.calls["a"].cancel()
+        await eventually(lambda: line.waiting_count == 1)
+        line.send("d", *(it.metadata(index, worker_id="d") for index in range(3)))
+        await eventually(lambda: line.waiting_count == 2)
+
+
 async def test_those_who_wait_for_room_hold_up_nobody_whose_buffer_has_some() -> None:
     """They do not count among those that are about to be decided, of which there is a bound."""
     async with served(ONE) as it:
