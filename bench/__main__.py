@@ -17,14 +17,14 @@ from bench.mirror_rows import mirror_rows
 from bench.offline import HOW_TO_COMPARE, offline_rows
 from bench.payload_rows import payload_rows
 from bench.reading_rows import reading_rows
-from bench.recovery import recovery_rows
+from bench.recovery import recovery_rows, takeover_rows
 from bench.rollout import rollout_rows
 from bench.scale import scale_rows
 from bench.service_rows import service_rows
 
 _HERE = Path(__file__).parent
 _SECTIONS = ("payload", "service", "reading", "gateway", "rollout", "learner", "mirror", "core")
-_SECTIONS_BY_NAME = ("recovery", "offline", "scale")
+_SECTIONS_BY_NAME = ("recovery", "takeover", "offline", "scale")
 """Measured only where they are asked for: together they take longer than all the others."""
 
 
@@ -85,6 +85,8 @@ def _figures(
         yield from recovery_rows(
             fragment_count=20_000 if quick else 100_000, rounds=3 if quick else 5
         )
+    if "takeover" in sections:
+        yield from takeover_rows(fragment_count=20_000 if quick else 100_000, rounds=10)
     if "rollout" in sections:
         yield from rollout_rows(rounds=12 if quick else 40)
     if "learner" in sections:

@@ -94,7 +94,7 @@ def breadbox_server(store_url: str, *options: str) -> Iterator[Server]:
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        match = re.match(r"breadbox: serving on (\S+)", line)
+        match = re.match(r"breadbox: (?:serving|standing by) on (\S+)", line)
         if match is None:
             raise RuntimeError(f"the server did not start: {line!r}")
         yield Server(process, match[1])

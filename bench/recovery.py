@@ -1,21 +1,28 @@
 """Rows about restarts: how long a server that was killed takes until it answers again."""
 
+import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import breadbox
 from bench.measure import Figure
 from bench.processes import breadbox_server, memory_directory, redis_server
 from bench.workloads import SESSION_ID, numbered, vector_fragment
+from breadbox.stores.redis_factory import open_redis
+from breadbox_server.journal.claims import RENEW_S
 from breadbox_server.journal.compactor import compact
 from breadbox_server.journal.place import JournalPlace
+from breadbox_server.journal.redis_stream import ALIVE
+from breadbox_server.probe import probe
 
 _BATCH = 1024
 _READY_S = 2.0
+_TAKEOVER_S = 1.5
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,78 @@ class _Restart:
     """From the launch of the process to the first answered fetch."""
     cpu_s: float
     """Processor time of the server until then."""
+
+
+def takeover_rows(*, fragment_count: int, rounds: int) -> Iterator[Figure]:
+    """Measure takeovers by a warm standby: from kill -9 of the leader to the first grant."""
+    for is_elsewhere in (False, True):
+        where = "elsewhere" if is_elsewhere else "on the same host"
+        with _redis_store() as store_url:
+            took = sorted(_takeovers(store_url, fragment_count, rounds, is_elsewhere=is_elsewhere))
+        yield Figure(
+            name=f"takeover at {fragment_count:,} fragments, the leader {where}",
+            workload="vector",
+            value=statistics.median(took),
+            unit="s",
+            reach=_TAKEOVER_S,
+            is_lower_better=True,
+            peers={"slowest": took[-1], "quickest": took[0]},
+        )
+
+
+def _takeovers(
+    store_url: str, fragment_count: int, rounds: int, *, is_elsewhere: bool
+) -> Iterator[float]:
+    """Kill the leader again and again; gives the seconds to the first grant by the standby."""
+    options = ("--standby", *_options(fragment_count))
+    with ExitStack() as stack:
+        leader = stack.enter_context(breadbox_server(store_url, *options))
+        _wait_until(partial(_serves, leader.address))
+        with breadbox.connect(leader.address) as client:
+            client.start_session(SESSION_ID)
+            successive = numbered(vector_fragment(), "bench")
+            for start in range(0, fragment_count, _BATCH):
+                client.append_many(list(islice(successive, min(_BATCH, fragment_count - start))))
+        for _ in range(rounds):
+            standby = stack.enter_context(breadbox_server(store_url, *options))
+            _wait_until(partial(_is_current, standby.address))
+            with breadbox.connect(f"{leader.address},{standby.address}") as client:
+                assert len(client.fetch_fragments(1, max_wait_s=10.0).fragments) == 1
+                # At any time between two of its signs of life.
+                time.sleep(random.uniform(0.0, RENEW_S))
+                killed_at = time.perf_counter()
+                leader.kill()
+                if is_elsewhere:
+                    _hide_holder(store_url)
+                assert len(client.fetch_fragments(1, max_wait_s=10.0).fragments) == 1
+                yield time.perf_counter() - killed_at
+                assert fragment_count == client.get_buffer().state.chunk_count
+            leader = standby
+
+
+def _serves(address: str) -> bool:
+    return probe(address)[0] == "SERVING"
+
+
+def _is_current(address: str) -> bool:
+    _, reason = probe(address)
+    return reason.endswith("; 0 turns and 0.0 s behind")
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.05)
+
+
+def _hide_holder(store_url: str) -> None:
+    """Let nobody see that the process is gone that showed the last sign of life.
+
+    As for a standby on another host, which waits until that sign no longer counts.
+    """
+    client = open_redis(store_url)
+    token = client.get(ALIVE).split(b" ")[0]
+    client.set(ALIVE, token + b" elsewhere", px=max(1, client.pttl(ALIVE)))
+    client.close()
 
 
 def recovery_rows(*, fragment_count: int, rounds: int) -> Iterator[Figure]:

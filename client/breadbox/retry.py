@@ -18,7 +18,7 @@ from breadbox.errors import (
 )
 
 BACKOFF_S_MAX = 2.0
-TAKEOVER_BACKOFF_S_MAX = 0.5
+TAKEOVER_BACKOFF_S_MAX = 0.3
 """The same where one of several servers is about to lead."""
 SHORTEST_S = 0.02
 """An attempt with less time than this is not worth making."""

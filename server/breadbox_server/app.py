@@ -318,12 +318,14 @@ class _Ending:
         Of a server that failed nothing can become durable any more: who waits for that is cut off
         at once.
         """
-        self._begin()
         driver = self.driver
         if driver is None:
+            # Nobody was served: what the start has begun ends with it, and no end is watched.
+            self._health.end()
             await bounded(partial(self._server.stop, 0.0), STOP_S_MAX, "ending the server")
             return
         log.info("draining")
+        self._begin()
         driver.drain()
         grace_s = 0.0 if self._has_failed else self._grace_s
         await bounded(

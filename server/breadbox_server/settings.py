@@ -163,10 +163,10 @@ class Settings(LogSettings):
     takes_over: bool = setting(False, option="take_over")
     """Take a journal in Redis (from a directory none is displaced) from a server that lives; that
     one ends. Without it, this one starts once the other has ended or shown no sign of life for
-    1.5 s, else refuses to."""
+    1 s, else refuses to."""
     is_standby: bool = setting(False, option="standby")
     """Follow the journal, in Redis, of a server that leads, and go on in its place when it ends or
-    has shown no sign of life for 1.5 s; with nobody there, lead at once. Give all servers of a
+    has shown no sign of life for 1 s; with nobody there, lead at once. Give all servers of a
     journal this option: whichever comes first leads."""
     deletes_orphans: bool = setting(False, option="delete_orphans")
     """Delete payloads that no buffer knows however many they are, and although other journals have

@@ -37,7 +37,7 @@ LOOK_PERIOD_S: Final = 0.05
 """Between two looks at a journal of which everything is replayed."""
 RETRY_S: Final = 0.2
 """Between two looks at one that cannot be reached or read."""
-RETURN_S: Final = 2 * ALIVE_S
+RETURN_S: Final = 3 * ALIVE_S
 """Seconds that a server has to show itself once the journal's Redis answers again: signs of life
 run out while nobody can renew them, and a Redis that came back with less than it had needs the
 server that knows the rest."""

@@ -33,7 +33,7 @@ RETRY_DELAY_S: Final = 0.2
 """Seconds between attempts while the journal cannot be reached."""
 OUTAGE_S: Final = 1.0
 """Seconds without an answer after which journal or store count as away."""
-CONTEND_S: Final = 2 * RENEW_S
+CONTEND_S: Final = 4 * RENEW_S
 """Seconds in which a later server, if one lives, finds that its journal has come back as an earlier
 one's, and claims it again."""
 ENTRIES_MAX: Final = 65_536
