@@ -14,6 +14,7 @@ from bench.measure import Figure
 from bench.processes import breadbox_server, memory_directory, redis_server
 from bench.workloads import SESSION_ID, numbered, vector_fragment
 from breadbox.stores.redis_factory import open_redis
+from breadbox_server.app import WATCHED_S_MIN
 from breadbox_server.journal.claims import RENEW_S
 from breadbox_server.journal.compactor import compact
 from breadbox_server.journal.place import JournalPlace
@@ -70,8 +71,8 @@ def _takeovers(
             _wait_until(partial(_is_current, standby.address))
             with breadbox.connect(f"{leader.address},{standby.address}") as client:
                 assert len(client.fetch_fragments(1, max_wait_s=10.0).fragments) == 1
-                # At any time between two of its signs of life.
-                time.sleep(random.uniform(0.0, RENEW_S))
+                # As one that has stood by for a while, at any time between two signs of life.
+                time.sleep(WATCHED_S_MIN + random.uniform(0.0, RENEW_S))
                 killed_at = time.perf_counter()
                 leader.kill()
                 if is_elsewhere:

@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 import grpc
@@ -60,6 +62,9 @@ SERVICE_NAME: Final = replay_buffer_service_pb2.DESCRIPTOR.services_by_name[
 HEALTH_NAME: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 STOP_S_MAX: Final = 2.0
 """Seconds beyond the grace in which gRPC has to cut off the calls that are left."""
+WATCHED_S_MIN: Final = 10.0
+"""Seconds in which a server that leads has compared its books with a store that was started again:
+a standby that has known that start for longer need not do so before it serves."""
 FLUSH_S_MAX: Final = 5.0
 """Seconds that the last deletions may take; what is left is deleted at the next start."""
 
@@ -163,6 +168,7 @@ async def serving(
         ending = _Ending(server, health, settings.drain_grace_s, on_end)
 
         address = ""
+        watched = _Watched()
 
         def listen() -> None:
             nonlocal address
@@ -173,6 +179,7 @@ async def serving(
             """Answer those who ask for health, and tell all others that another server leads."""
             interceptor.hold(standby.refusal)
             health.standby = standby.reason
+            await watched.begin(custodian)
             listen()
             await server.start()
             on_standby(address)
@@ -209,7 +216,7 @@ async def serving(
                         listen()
                     ending.driver = driver
                     jobs.start(driver.run(ending.fail))
-                    await _open_books(driver, reconciler, books)
+                    await _open_books(driver, reconciler, books, watched.incarnation())
                     jobs.start(reconciler.run())
                     if books.compaction is not None:
                         jobs.start(books.compaction.run(driver.turns.lose))
@@ -357,15 +364,47 @@ def _one_line_errors() -> Iterator[None]:
         raise StartError(str(error)) from error
 
 
-async def _open_books(driver: Driver, reconciler: Reconciler, books: Books) -> None:
+class _Watched:
+    """Which start of the payload store a standby has known for long enough."""
+
+    def __init__(self) -> None:
+        self._incarnation = ""
+        self._since = inf
+
+    async def begin(self, custodian: PayloadCustodian) -> None:
+        """Take note of it.
+
+        Raises:
+            StartError: The store does not answer.
+        """
+        try:
+            self._incarnation = await custodian.incarnation()
+        except StoreError as error:
+            raise StartError(f"--store stopped answering: {error}; start again") from error
+        self._since = monotonic()
+
+    def incarnation(self) -> str:
+        """Empty: not for so long that who led has certainly compared books and store since."""
+        return self._incarnation if monotonic() - self._since >= WATCHED_S_MIN else ""
+
+
+async def _open_books(
+    driver: Driver, reconciler: Reconciler, books: Books, watched: str = ""
+) -> None:
     """Bring the books up to date before anybody is served.
+
+    Args:
+        driver: Their owner.
+        reconciler: Compares them with the store.
+        books: As they were opened.
+        watched: See `Reconciler.begin`.
 
     Raises:
         StartError: The store went away meanwhile.
     """
     driver.pump()
     try:
-        await reconciler.begin()
+        await reconciler.begin(watched)
     except StoreError as error:
         raise StartError(f"--store stopped answering: {error}; start again") from error
     await driver.settled()

@@ -98,17 +98,23 @@ class Reconciler:
         self._rest_until = 0.0
         self._outage = OutageLog(log, "comparing books and store")
 
-    async def begin(self) -> None:
+    async def begin(self, watched: str = "") -> None:
         """Drop, before anybody is served, what was lost while no server ran.
 
         So nothing of it is ever granted. What is left over takes longer to find, and is looked for
         while the server serves.
 
+        Args:
+            watched: Which start of the store there was while another server led and compared. Where
+                it is still the same nothing was lost meanwhile, and no more is looked for than
+                while the server serves. Empty: nobody knows.
+
         Raises:
             StoreUnavailableError: The store cannot be reached.
         """
         self._incarnation = await self._custodian.incarnation()
-        await self._drop_missing(BEGIN_BATCH)
+        if not watched or self._incarnation != watched:
+            await self._drop_missing(BEGIN_BATCH)
         self._is_compared = False
 
     async def reconcile(self) -> None:

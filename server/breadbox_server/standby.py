@@ -267,7 +267,10 @@ class Standby:
                     await check()
                     claim = await asyncio.to_thread(self._follower.claim, holder)
                     if claim is not None:
-                        return claim, await asyncio.to_thread(self._follower.recover)
+                        recovered = await asyncio.to_thread(self._follower.recover)
+                        self._metrics.standby_lag_turns.set(0)
+                        self._metrics.standby_lag.set(0)
+                        return claim, recovered
                 except JournalUnavailableError as error:
                     self._outage.failed(error)
                     wait_s = RETRY_S

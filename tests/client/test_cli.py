@@ -760,6 +760,32 @@ def test_a_doctor_who_finds_nothing_says_so(
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+def test_a_doctor_says_which_of_several_servers_leads(
+    address: str, fake: FakeService, tmp_path: Path
+) -> None:
+    open_store(f"file://{tmp_path}").close()
+    fake.will("GetStoreConfig", *[config_response(tmp_path)] * 3)
+    standby = FakeService()
+    refusal = refuse(
+        grpc.StatusCode.UNAVAILABLE,
+        "STANDBY",
+        leader="process 7 on b",
+        epoch="5",
+        lag_turns="2",
+        lag_s="0.4",
+    )
+    standby.will("ListBuffers", *[refusal] * 9)
+    with serving(standby) as other:
+        code, findings = examined(f"{other},{address}")
+        lag = f"{other} is a standby of process 7 on b, 2 turns and 0.4 s behind"
+        assert f"{lag}; {address} leads; epoch 5" == findings["servers"]["detail"]
+        assert (0, "good") == (code, findings["servers"]["verdict"])
+        _, findings = examined(f"{address},127.0.0.1:1")
+        assert "warning" == findings["servers"]["verdict"]
+        code, findings = examined(f"{other},127.0.0.1:1")
+        assert (1, "bad") == (code, findings["servers"]["verdict"])
+
+
 def test_a_doctor_looks_at_the_store_where_it_is_seen_from_here(
     address: str, fake: FakeService, tmp_path: Path
 ) -> None:

@@ -173,6 +173,31 @@ async def test_everything_is_compared_a_batch_at_a_time(monkeypatch: pytest.Monk
     assert {each.payload.payload_id for each in fragments} - gone == left
 
 
+@pytest.mark.parametrize(
+    ("watched", "left_count"),
+    [("", 1), ("another", 1), ("the same", 2)],
+)
+async def test_books_are_compared_before_anybody_is_served_unless_the_store_was_watched(
+    watched: str, left_count: int
+) -> None:
+    """A takeover need not ask for every payload: the server that led has, of the same start."""
+    custodian, clock, metrics = FakeCustodian(), ManualTimers(), Metrics(CollectorRegistry())
+    driver, reconciler = compared(custodian, clock, metrics)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(driver.run())
+        await driver.apply(StartSession(BUFFER, RUN))
+        fragments = [fragment(custodian, index) for index in range(2)]
+        await driver.append(BUFFER, fragments)
+        custodian.kept.discard(fragments[0].payload.payload_id)
+        known = await custodian.incarnation()
+        await reconciler.begin(known if watched == "the same" else watched)
+        assert left_count == len(list(driver.payloads(BUFFER)))
+        # While it serves, what is lost is found as ever.
+        await reconciler.look()
+        assert 1 == len(list(driver.payloads(BUFFER)))
+        running.cancel()
+
+
 async def test_orphans_beyond_those_that_are_remembered_are_found_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,9 +5,10 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from breadbox.cli.command import command
 from breadbox.cli.connection import Target
 from breadbox.diagnosis import idle_text, is_idle
 from breadbox.fragment import Fragment
+from breadbox.options import split_addresses
 from breadbox.payload import write_fragments
 from breadbox.stores import redact
 from breadbox.stores.base import PayloadStore
@@ -36,6 +38,8 @@ PROBE_CALLS = 50
 CLOCK_SKEW_S_MAX = 2.0
 """Wall clocks further apart than this make logs of two machines hard to put in order."""
 LATENCY_S_MAX = 0.02
+STANDBY_LAG_S_MAX = 1.0
+"""Beyond, a takeover takes noticeably longer."""
 STORE_BYTES_PER_S_MIN = 50e6
 
 
@@ -82,7 +86,7 @@ def doctor(target: Target) -> int:
     findings: list[Finding] = []
     console = frame.console()
     with target.connect() as client:
-        for finding in examine(client, target.store_url):
+        for finding in chain(_servers(target), examine(client, target.store_url)):
             findings.append(finding)
             if not target.as_json:
                 detail = frame.shown(finding.detail)
@@ -160,6 +164,11 @@ def _remedy(error: errors.ReplayBufferError) -> str:
                 "Something takes connections there: look whether it is a Breadbox that runs and is "
                 "not stopped, and at the load of its machine. --deadline-s waits for longer."
             )
+        case errors.StandbyError():
+            return (
+                "Give the addresses of all servers, with commas, as --server or BREADBOX_SERVER: "
+                "the one that leads is found."
+            )
         case errors.UnavailableError():
             return (
                 "Start `breadbox serve`, or name its address with --server: in a container the "
@@ -184,6 +193,49 @@ def _remedy(error: errors.ReplayBufferError) -> str:
             )
         case _:
             return "Look at the server's log."
+
+
+def _servers(target: Target) -> Iterator[Finding]:
+    """Which of several servers leads, and how far behind the others are."""
+    addresses = split_addresses(target.server)
+    if len(addresses) == 1:
+        return
+    told: list[str] = []
+    leaders = away = 0
+    behind_s = 0.0
+    epoch = 0
+    for address in addresses:
+        try:
+            with replace(target, server=address).connect() as client:
+                client.list_buffers()
+        except errors.StandbyError as error:
+            whose = f"of {error.leader}" if error.leader else "of nobody who is known to lead"
+            lag = f"{error.lag_turns} turns and {error.lag_s:.1f} s behind"
+            told.append(f"{address} is a standby {whose}, {lag}")
+            behind_s, epoch = max(behind_s, error.lag_s), max(epoch, error.epoch)
+        except errors.UnauthenticatedError:
+            told.append(f"{address} knows no such token")
+        except (errors.UnavailableError, errors.DeadlineExceededError):
+            told.append(f"{address} does not answer")
+            away += 1
+        else:
+            told.append(f"{address} leads")
+            leaders += 1
+    detail = "; ".join(told) + (f"; epoch {epoch}" if epoch else "")
+    if leaders == 0:
+        remedy = "Start a server there with --standby, or give the address of the one that leads."
+        yield Finding("servers", Verdict.BAD, detail, remedy)
+    elif leaders > 1:
+        remedy = "They are servers of different journals: give those of one."
+        yield Finding("servers", Verdict.BAD, detail, remedy)
+    elif away:
+        remedy = "Start it again: without it nobody takes over from the others."
+        yield Finding("servers", Verdict.WARNING, detail, remedy)
+    elif behind_s > STANDBY_LAG_S_MAX:
+        remedy = "A takeover would take that much longer: look at the standby's log and CPU."
+        yield Finding("servers", Verdict.WARNING, detail, remedy)
+    else:
+        yield Finding("servers", Verdict.GOOD, detail)
 
 
 def _this_side() -> Finding:
