@@ -68,6 +68,10 @@ class Server:
         used: float = times.user + times.system
         return used
 
+    def freeze(self) -> None:
+        """Let it do nothing more, without ending it."""
+        self._process.send_signal(signal.SIGSTOP)
+
     def kill(self) -> None:
         """Kill it as a crash would, and wait."""
         self._process.kill()

@@ -74,9 +74,11 @@ def _takeovers(
                 # As one that has stood by for a while, at any time between two signs of life.
                 time.sleep(WATCHED_S_MIN + random.uniform(0.0, RENEW_S))
                 killed_at = time.perf_counter()
-                leader.kill()
                 if is_elsewhere:
+                    # Frozen first: once its process is gone, a standby beside it sees that.
+                    leader.freeze()
                     _hide_holder(store_url)
+                leader.kill()
                 assert len(client.fetch_fragments(1, max_wait_s=10.0).fragments) == 1
                 yield time.perf_counter() - killed_at
                 assert fragment_count == client.get_buffer().state.chunk_count

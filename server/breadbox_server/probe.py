@@ -32,19 +32,19 @@ def local_address(environment: Mapping[str, str]) -> str:
     return f"{ANY_ADDRESS.get(host, host)}:{port}"
 
 
-def probe(address: str) -> tuple[str, str]:
+def probe(address: str, within_s: float = PROBE_S) -> tuple[str, str]:
     """What the server at `address` reports for itself as a whole.
 
     Returns:
         The name of its serving status, and why it does not serve; empty where it does not say.
 
     Raises:
-        grpc.RpcError: It cannot be reached, or did not answer within `PROBE_S`.
+        grpc.RpcError: It cannot be reached, or did not answer within `within_s`.
     """
     with grpc.insecure_channel(address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         reply, call = check.with_call(
-            health_pb2.HealthCheckRequest(), timeout=PROBE_S, wait_for_ready=True
+            health_pb2.HealthCheckRequest(), timeout=within_s, wait_for_ready=True
         )
         told = dict(call.trailing_metadata() or ())
     status = str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))

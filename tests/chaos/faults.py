@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import breadbox
 from breadbox.errors import ReplayBufferError
 from breadbox.types import BufferConfig
+from chaos.servers import TAKEN, Servers
 from chaos.tally import Older
 from chaos.worlds import DiskWorld, RedisWorld
 from support.proxy import Proxy
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 WEIGHTS: Mapping[str, int] = {
     "kill-server": 30,
+    "end-server": 6,
+    "kill-standby": 6,
     "kill-actor": 20,
     "kill-mirror": 8,
     "kill-redis": 8,
@@ -41,12 +44,12 @@ OF_REDIS = {
 }
 """Faults that need Redis; a directory is locked by whoever runs, asleep or not."""
 OF_DISK = {"fill-disk"}
+OF_ONE_SERVER = ("cut-server", "second-server")
+"""Faults of a world in which nobody stands by."""
 LASTS_S = (0.2, 5.0)
 END_S = 45.0
 """Within which a server that was refused, or replaced, has to be gone."""
 CERTIFY_S = 60.0
-TAKEN = 2
-"""Exit status of a server whose journal another one took."""
 
 
 class Faults:
@@ -65,7 +68,17 @@ class Faults:
             "second-server": self._start_second,
         }
         world = chaos.world
-        if isinstance(world, RedisWorld):
+        if isinstance(chaos.server, Servers):
+            assert isinstance(world, RedisWorld)
+            self._actions |= self._of_pair(chaos.server)
+            self._actions |= {
+                "kill-redis": partial(self._kill_redis, world),
+                "stop-redis": partial(self._stop_redis, world),
+                "cut-store": partial(self._cut_store, world),
+            }
+            for name in OF_ONE_SERVER:
+                self._actions.pop(name, None)
+        elif isinstance(world, RedisWorld):
             self._actions |= {
                 "kill-redis": partial(self._kill_redis, world),
                 "stop-redis": partial(self._stop_redis, world),
@@ -86,6 +99,8 @@ class Faults:
     def happen(self) -> None:
         """Let one thing happen: each once at first, then by weight."""
         self._end_what_is_over()
+        if isinstance(self._chaos.server, Servers) and not self.is_lasting("redis"):
+            self._chaos.server.mend()
         world = self._chaos.world
         if (
             "older-redis" in self.names
@@ -100,6 +115,42 @@ class Faults:
         self._chaos.tally.faults[name] += 1
         self._chaos.say(name)
         self._actions[name]()
+
+    def _of_pair(self, pair: Servers) -> dict[str, Callable[[], None]]:
+        """What happens to whichever leads, and to the other."""
+
+        def kill() -> None:
+            self.heal("redis", "store")
+            leader = pair.leader()
+            pair.again(leader, leader.kill)
+
+        def end() -> None:
+            self.heal("redis", "store")
+            leader = pair.leader()
+            pair.again(leader, leader.stop)
+
+        def kill_standby() -> None:
+            self.heal("redis", "store")
+            standby = pair.standby()
+            pair.again(standby, standby.kill)
+
+        def stop() -> None:
+            self.heal("server", "redis", "store")
+            leader = pair.leader()
+            leader.signal(signal.SIGSTOP)
+
+            def go_on() -> None:
+                if leader.is_running():
+                    leader.signal(signal.SIGCONT)
+
+            self._last("server", go_on)
+
+        return {
+            "kill-server": kill,
+            "end-server": end,
+            "kill-standby": kill_standby,
+            "stop-server": stop,
+        }
 
     @property
     def has_new(self) -> bool:
@@ -160,7 +211,7 @@ class Faults:
 
     def _stop_server(self) -> None:
         self.heal("server")
-        server = self._chaos.server
+        server = self._only_server()
         server.signal(signal.SIGSTOP)
         self._last("server", partial(server.signal, signal.SIGCONT))
 
@@ -202,7 +253,7 @@ class Faults:
         if self._serves(second):
             # On a busy machine the first may have shown no sign of life for long enough.
             self._chaos.tally.faults["second-server took over"] += 1
-            self._expect_end(self._chaos.server)
+            self._expect_end(self._only_server())
             self._succeed(second)
         else:
             self._certify()
@@ -211,14 +262,14 @@ class Faults:
         self.heal()
         second = self._chaos.new_server("--take-over")
         if self._serves(second):
-            self._expect_end(self._chaos.server)
+            self._expect_end(self._only_server())
             self._succeed(second)
         else:
             self._chaos.tally.wrong.append(f"--take-over was refused: {second.log.read_text()}")
 
     def _replace_stopped(self) -> None:
         self.heal()
-        old = self._chaos.server
+        old = self._only_server()
         old.signal(signal.SIGSTOP)
         second = self._chaos.new_server()
         serves = self._serves(second)
@@ -255,6 +306,10 @@ class Faults:
             return
         if status != TAKEN:
             self._chaos.tally.wrong.append(f"a server that was replaced ended with {status}")
+
+    def _only_server(self) -> ServerProcess:
+        assert isinstance(self._chaos.server, ServerProcess)
+        return self._chaos.server
 
     def _succeed(self, second: ServerProcess) -> None:
         self._chaos.server = second

@@ -28,6 +28,7 @@ from chaos.actors import FRAGMENTS_PER_CHUNK  # noqa: E402
 from chaos.audit import SETTLE_S, STALENESS_MAX, USES_MAX, Audit  # noqa: E402
 from chaos.faults import LASTS_S, OF_DISK, OF_REDIS, WEIGHTS, Faults  # noqa: E402
 from chaos.ledger import read_ledgers  # noqa: E402
+from chaos.servers import Servers  # noqa: E402
 from chaos.tally import Tally  # noqa: E402
 from chaos.worlds import World, disk_world, redis_world  # noqa: E402
 from support.eventually import eventually_sync  # noqa: E402
@@ -69,6 +70,8 @@ class Options:
     """Whether it goes on until each fault has happened."""
     keeps_all: bool = False
     """Whether nothing leaves the buffer, and a mirror holds all of it: nobody fetches."""
+    has_standby: bool = False
+    """Whether there are two servers, of which one leads; only over Redis."""
     is_told: bool = False
     """Whether each fault is written down as it happens."""
 
@@ -114,7 +117,7 @@ class Actor:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "chaos.actors", self.kind, *extra),
-                    *("--server", self._chaos.front.address, "--name", self.name),
+                    *("--server", self._chaos.clients_address, "--name", self.name),
                     *("--folder", str(self._chaos.folder)),
                     *("--width", str(self._chaos.world.width)),
                     *("--seed", str(self._chaos.rng.getrandbits(32))),
@@ -177,7 +180,12 @@ class Chaos:
         self.rng = random.Random(options.seed)
         self.tally = Tally()
         self._server_count = 0
-        self.server = self.new_server()
+        self.server: ServerProcess | Servers
+        if options.has_standby:
+            pair = [self.new_server("--standby") for _ in range(2)]
+            self.server = Servers(pair, self.tally.wrong)
+        else:
+            self.server = self.new_server()
         self.publisher = Actor(self, "publisher", "publisher")
         capacity = CAPACITY_STEPS_OF_ALL if options.keeps_all else CAPACITY_STEPS
         self.mirrors = [
@@ -216,8 +224,15 @@ class Chaos:
             log=self.folder / f"server-{self._server_count}.log",
         )
 
+    @property
+    def clients_address(self) -> str:
+        """Where clients look for the server."""
+        return self.server.address if self.options.has_standby else self.front.address
+
     def lead_to_server(self) -> None:
         """Lead clients that connect from now on to the server that there is now."""
+        if self.options.has_standby:
+            return  # They find it by themselves.
         host, port = self.server.address.rsplit(":", 1)
         self.front.target = (host, int(port))
 
@@ -349,6 +364,9 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", choices=sorted(WEIGHTS), help="let nothing else happen"
     )
+    parser.add_argument(
+        "--standby", action="store_true", help="two servers on one journal, over Redis alone"
+    )
     parser.add_argument("--verbose", action="store_true", help="tell each fault as it happens")
     parser.add_argument("--keep", type=Path, help="folder for ledgers and logs; must not exist")
     parsed = parser.parse_args()
@@ -358,6 +376,8 @@ def main() -> int:
         frozenset() if parsed.empty_redis or parsed.only else {"empty-redis"}
     )
     has_problems = False
+    if parsed.standby:
+        parsed.store = "redis"
     for store in ("redis", "file") if parsed.store == "both" else (parsed.store,):
         share = 1.0
         if parsed.store == "both":
@@ -378,6 +398,7 @@ def main() -> int:
                     store=store,
                     faults=faults,
                     kills_min=parsed.kills_min,
+                    has_standby=parsed.standby,
                     is_told=parsed.verbose,
                 )
             )

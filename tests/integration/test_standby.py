@@ -177,9 +177,11 @@ def test_a_killed_leader_is_replaced_and_nothing_acknowledged_is_lost_or_doubled
         leased = caller.grant(100, "before")
         with Load(leader.address, redis.url) as load:
             load.wait_for(200)
-            leader.kill()
             if not is_seen:
+                # Stopped first: once its process is gone, the standby would see that.
+                leader.signal(signal.SIGSTOP)
                 seen_elsewhere(redis)
+            leader.kill()
             standby.wait_serving(TAKEOVER_S)
             load.wait_end()
         heir = Caller(stack, standby)

@@ -147,6 +147,14 @@ class ServerProcess:
         assert bound is not None
         resource.setrlimit(resource.RLIMIT_NOFILE, (bound, bound))
 
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def poll(self) -> int | None:
+        """The exit status of one that has ended by itself; None: it runs, or was ended."""
+        return None if self._process is None else self._process.poll()
+
     def signal(self, number: int) -> None:
         """Send a signal."""
         os.kill(self.pid, number)
