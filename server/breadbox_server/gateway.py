@@ -17,7 +17,6 @@ Invariants:
 """
 
 import asyncio
-import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -183,9 +182,13 @@ class Gateway:
         async with self.calls.taken(caller.name, peer):
             reading: tuple[Future[None], memoryview] | None = None
             # Fresh memory costs as much as a copy; these are used in turns.
-            memories = itertools.cycle((bytearray(), bytearray()))
-            for part in _in_parts(ranges):
-                following = self._read_ahead(part, next(memories))
+            memories = [bytearray(), bytearray()]
+            for number, part in enumerate(_in_parts(ranges)):
+                size_bytes = sum(length for _, _, length in part)
+                if len(memories[number % 2]) < size_bytes:
+                    # Not grown: the thread that filled it may not have let go of it yet.
+                    memories[number % 2] = bytearray(size_bytes)
+                following = self._read_ahead(part, memories[number % 2])
                 if reading is not None:
                     await self._send(*reading, send)
                 reading = following
@@ -232,9 +235,7 @@ class Gateway:
     def _read_ahead(
         self, part: Sequence[Range], memory: bytearray
     ) -> "tuple[Future[None], memoryview]":
-        size_bytes = sum(length for _, _, length in part)
-        memory.extend(bytes(max(0, size_bytes - len(memory))))
-        filled = memoryview(memory)[:size_bytes]
+        filled = memoryview(memory)[: sum(length for _, _, length in part)]
         wanted, at = [], 0
         for reference, start, length in part:
             wanted.append(Part(reference, start, [filled[at : at + length]]))

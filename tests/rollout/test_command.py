@@ -1,7 +1,6 @@
 """`breadbox rollout` and `breadbox generate`, as processes and as commands."""
 
 import json
-import resource
 import signal
 import subprocess
 import sys
@@ -236,11 +235,11 @@ def test_generate_ends_at_the_first_frame_that_an_environment_does_not_draw(
 def test_generate_without_room_is_one_line_that_names_the_file(tmp_path: Path) -> None:
     """A limit on the size of files stands in for a full disk: both refuse the next bytes."""
     done = subprocess.run(
-        [sys.executable, "-m", "breadbox.cli.main", "generate", "--env", "CartPole-v1",
+        ["sh", "-c", 'ulimit -f 4 && exec "$@"', "sh",
+         sys.executable, "-m", "breadbox.cli.main", "generate", "--env", "CartPole-v1",
          "--policy", "random", "--media", "none", "--episodes", "1000", "--no-progress",
          "--out", str(tmp_path / "g")],
         capture_output=True, text=True, timeout=120, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048)),
     )  # fmt: skip
     assert 2 == done.returncode, done.stderr
     *log, line = done.stderr.splitlines()

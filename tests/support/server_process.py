@@ -111,13 +111,12 @@ class ServerProcess:
         assert self._process is None
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                serve_command("--listen", self.address, *self.arguments),
+                [*self._bounds(), *serve_command("--listen", self.address, *self.arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 env=self._environment,
-                preexec_fn=self._bound_files if self._files_max is not None else None,
             )
 
     def _read_line(self, within_s: float | None) -> str:
@@ -142,10 +141,15 @@ class ServerProcess:
         self._reap()
         raise AssertionError(f"the server did not start:\n{self.log.read_text()}")
 
-    def _bound_files(self) -> None:
-        bound = self._files_max
-        assert bound is not None
-        resource.setrlimit(resource.RLIMIT_NOFILE, (bound, bound))
+    def _bounds(self) -> list[str]:
+        """What bounds the files of the command that follows.
+
+        Not Python code between fork and exec: there gRPC polls in threads of its own, and ends the
+        process when its files are closed under them.
+        """
+        if self._files_max is None:
+            return []
+        return ["sh", "-c", f'ulimit -n {self._files_max} && exec "$@"', "sh"]
 
     def is_running(self) -> bool:
         """Whether it was started and has not ended."""
