@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -394,6 +394,9 @@ async def test_a_renewed_claim_tells_which_start_of_redis_has_it() -> None:
         assert first == await writer.renew(BEGINNING)
         server.kill()
         server.start()
+        # Some releases of redis-py find out by use that a connection is gone.
+        with suppress(JournalUnavailableError):
+            await writer.renew(BEGINNING)
         assert await writer.renew(BEGINNING) not in ("", first)
         await writer.close()
         archive.close()
