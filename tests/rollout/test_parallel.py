@@ -53,13 +53,15 @@ def test_each_agent_has_fragments_of_its_own_that_end_when_it_does(per_process: 
     service = FakeService()
     service.publish("s", 0)
     scripts = {"red_0": "....t", "red_1": "..c", "red 2": ".......t"}
+    named = {f"w-{env}-{agent}" for env in (0, 1) for agent in ("red_0", "red_1", "red-2")}
     with running_worker(
         service, "", spec=spec_of(scripts), envs_per_process=per_process
     ) as rollout:
-        rollout.wait_for_fragments(60)
-        service.wait_until(lambda: len(rollout.by_worker().get("w-1-red_1", [])) >= 4)
+        # Each environment in its own time: on a busy machine one may be far ahead.
+        service.wait_until(
+            lambda: all(len(rollout.by_worker().get(each, [])) >= 4 for each in named)
+        )
     check_all(service)
-    named = {f"w-{env}-{agent}" for env in (0, 1) for agent in ("red_0", "red_1", "red-2")}
     assert named == set(rollout.by_worker())
     assert ("....t" * 8)[:16] == ends_of(rollout, "w-0-red_0")[:16]
     assert ("..c" * 8)[:16] == ends_of(rollout, "w-0-red_1")[:16]
@@ -73,8 +75,8 @@ def test_an_agent_that_joins_later_begins_an_episode_and_one_that_vanishes_is_cu
     service.publish("s", 0)
     scripts = {"early": "......t", "late": "..v"}
     with running_worker(service, "", spec=spec_of(scripts, late=["late"])) as rollout:
-        rollout.wait_for_fragments(30)
         service.wait_until(lambda: len(rollout.by_worker().get("w-0-late", [])) >= 3)
+        service.wait_until(lambda: len(rollout.by_worker().get("w-0-early", [])) >= 2)
     check_all(service)
     assert "..c..c..c..c" == ends_of(rollout, "w-0-late")[:12]
     assert "......t" == ends_of(rollout, "w-0-early")[:7]
@@ -102,7 +104,7 @@ def test_an_episode_may_be_cut_off_for_all_agents() -> None:
     with running_worker(
         service, "", spec=spec_of({"a": "...t", "b": "."}), episode_steps_max=6
     ) as rollout:
-        rollout.wait_for_fragments(30)
+        service.wait_until(lambda: len(rollout.by_worker().get("w-0-b", [])) >= 3)
     check_all(service)
     assert ".....c.....c" == ends_of(rollout, "w-0-b")[:12]
 
