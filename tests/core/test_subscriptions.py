@@ -64,6 +64,16 @@ class Followed(World):
             self.release(self.granted().lease_id)
 
 
+def test_there_are_none_until_somebody_subscribes() -> None:
+    world = Followed()
+    world.fill(2)
+    assert () == world.buffers.subscriptions(DEFAULT_BUFFER)
+    world.subscribe(after=0)
+    assert [READER] == [each.name for each in world.buffers.subscriptions(DEFAULT_BUFFER)]
+    world.unsubscribe()
+    assert () == world.buffers.subscriptions(DEFAULT_BUFFER)
+
+
 def test_what_is_used_up_is_kept_until_it_was_passed() -> None:
     world = Followed()
     world.subscribe()
