@@ -33,6 +33,7 @@ from breadbox.v1 import fragment_pb2  # noqa: E402
 from breadbox.v1 import replay_buffer_service_pb2 as pb  # noqa: E402
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub  # noqa: E402
 from breadbox_server.probe import probe  # noqa: E402
+from support.eventually import eventually_sync  # noqa: E402
 from support.redis_server import RedisServer  # noqa: E402
 from support.server_process import ServerProcess  # noqa: E402
 
@@ -194,8 +195,8 @@ class Endings:
             with Load(server.address, self._redis.url) as load:
                 load.wait_until_under_way()
                 time.sleep(self._rng.uniform(0.0, 0.3))
-                began_at = time.monotonic()
                 if self._kind == "sigterm":
+                    began_at = time.monotonic()
                     server.signal(15)
                 else:
                     stack.enter_context(self._server("successor", "--take-over"))
@@ -205,15 +206,16 @@ class Endings:
             self.tally.appended += load.appended
 
     def _see_that_it_notices(self, address: str) -> None:
-        give_up_at = time.monotonic() + NOTICE_S_MAX
-        while time.monotonic() < give_up_at:
+        def is_noticed() -> bool:
             try:
-                if probe(address)[0] != "SERVING":
-                    return
+                return probe(address)[0] != "SERVING"
             except grpc.RpcError:
-                return
-            time.sleep(0.02)
-        self._tell(f"says SERVING {NOTICE_S_MAX} s after it was replaced")
+                return True
+
+        try:
+            eventually_sync(is_noticed, "its replacement being noticed", within_s=NOTICE_S_MAX)
+        except AssertionError as late:
+            self._tell(f"says SERVING: {late}")
 
     def _see_the_end(self, server: ServerProcess, began_at: float) -> None:
         try:
