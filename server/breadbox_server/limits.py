@@ -31,8 +31,9 @@ KEEPALIVE_ANSWER_S: Final = 10.0
 """Seconds in which it has to give one; so its waiters leave the queue within 40."""
 PING_INTERVAL_S_MIN: Final = 10.0
 """Seconds between a client's own pings; ours ping every 30 while a fetch blocks."""
-STREAMS_MAX: Final = 4096
-"""Calls in progress of one connection."""
+STREAMS_MAX: Final = 256
+"""Calls in progress of one connection, those included that were given up and that nobody has looked
+at yet: the loop takes one call at a time, so whoever comes next waits behind all of them."""
 METADATA_BYTES: Final = 16 * 2**10
 METADATA_BYTES_MAX: Final = 64 * 2**10
 """Metadata of a call: above the first some calls are refused, above the second all."""
@@ -69,9 +70,10 @@ CALLS_RESERVED: Final = 1024
 ARRIVALS_MAX: Final = 128
 ARRIVAL_S: Final = 10.0
 """Seconds in which the message of a call has to be here."""
-UNASKED_MAX: Final = 1000
-UNASKED_MAX_HARD: Final = 3000
-"""Calls that the loop has not seen yet: above the first some are refused, above the second all."""
+UNASKED_MAX: Final = 500
+UNASKED_MAX_HARD: Final = 1000
+"""Calls that the loop has not looked at yet, less than a second of its work: above the first
+some are refused, above the second all."""
 WATCHES_MAX: Final = 4096
 """Watches of the health service."""
 MESSAGE_BYTES_MAX: Final = 2 * 2**20
