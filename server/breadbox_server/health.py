@@ -5,18 +5,22 @@ the server, whose status is changed without an `await`.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from breadbox_server.limits import WATCHES_MAX
+from breadbox_server.limits import WATCHES_MAX, WATCHES_OF_CONNECTION_MAX
+from breadbox_server.traffic import is_told_apart
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Status = health_pb2.HealthCheckResponse
 REASON_KEY: Final = "breadbox-reason"
 """Trailing metadata of an answer of NOT_SERVING: why, for people."""
+WARM_KEY: Final = "breadbox-warm"
+"""The same of one that stands by: "true" where it could lead at once."""
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types
@@ -32,8 +36,12 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types
         self._has_ended = False
         self.standby: Callable[[], str] = str
         """Says why a server that does not serve yet does not; empty: no more than that."""
+        self.is_warm: Callable[[], bool] = bool
+        """Whether one that stands by could lead at once."""
         self._changed: set[asyncio.Future[None]] = set()
         self._watch_count = 0
+        self._watches_of: Counter[str] = Counter()
+        """By connection."""
 
     def serve(self) -> None:
         """Say SERVING from now on, unless the server has ended."""
@@ -59,20 +67,29 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
         if self._status == Status.NOT_SERVING and (reason := self.standby()):
-            context.set_trailing_metadata(((REASON_KEY, reason),))
+            warm = str(self.is_warm()).lower()
+            context.set_trailing_metadata(((REASON_KEY, reason), (WARM_KEY, warm)))
         return Status(status=self._status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         """Say how a service is, now and when it changes, until the server ends."""
+        peer = context.peer()
+        if self._watches_of[peer] >= WATCHES_OF_CONNECTION_MAX and is_told_apart(peer):
+            await self._refuse(context, f"{WATCHES_OF_CONNECTION_MAX} watch on this connection")
         if self._watch_count >= WATCHES_MAX:
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{WATCHES_MAX} watch already; use Check"
-            )
+            await self._refuse(context, f"{WATCHES_MAX} watch")
         self._watch_count += 1
+        self._watches_of[peer] += 1
         try:
             await self._watch(request.service in self._services, context)
         finally:
             self._watch_count -= 1
+            self._watches_of[peer] -= 1
+            if not self._watches_of[peer]:
+                del self._watches_of[peer]
+
+    async def _refuse(self, context: Context, why: str) -> None:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{why} already; use Check")
 
     async def _watch(self, is_known: bool, context: Context) -> None:
         told = None

@@ -74,8 +74,10 @@ UNASKED_MAX: Final = 500
 UNASKED_MAX_HARD: Final = 1000
 """Calls that the loop has not looked at yet, less than a second of its work: above the first
 some are refused, above the second all."""
-WATCHES_MAX: Final = 4096
-"""Watches of the health service."""
+WATCHES_MAX: Final = CALLS_MAX // 2
+"""Watches of the health service: one of each connection that `CONNECTIONS_MAX` allows, since a
+client that finds its servers by a name calls none that does not let it watch."""
+WATCHES_OF_CONNECTION_MAX: Final = 4
 MESSAGE_BYTES_MAX: Final = 2 * 2**20
 """A request: 4096 fragments with the longest names are 1.5 MiB; more is a broken peer."""
 TOKEN_LENGTH_MAX: Final = 512
@@ -329,6 +331,13 @@ LIMITS: Final = (
         f"RESOURCE_EXHAUSTED; from {_shown_bytes(METADATA_BYTES)} on for more and more calls",
     ),
     Limit("request", MESSAGE_BYTES_MAX, "bytes", Scope.MESSAGE, "RESOURCE_EXHAUSTED"),
+    Limit(
+        "watches of the health service on a connection",
+        WATCHES_OF_CONNECTION_MAX,
+        "",
+        Scope.CONNECTION,
+        "RESOURCE_EXHAUSTED; Check goes on",
+    ),
     Limit(
         "watches of the health service",
         WATCHES_MAX,
