@@ -33,6 +33,9 @@ _SEVERAL_OPTIONS: Final = (
         "grpc.service_config",
         '{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}',
     ),
+    # A server that was started again may have another address: gRPC asks for the name's records
+    # when a connection ends, by default not twice in 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
 )
 _STANDBY_OPTIONS: Final = (
     # There is another server to go to: one that is cut off, or stands still, is left within 15 s.

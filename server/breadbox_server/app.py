@@ -178,7 +178,7 @@ async def serving(
         async def stand_by(standby: Standby) -> None:
             """Answer those who ask for health, and tell all others that another server leads."""
             interceptor.hold(standby.refusal)
-            health.standby = standby.reason
+            health.standby, health.is_warm = standby.reason, standby.is_warm
             await watched.begin(custodian)
             listen()
             await server.start()

@@ -42,6 +42,9 @@ RETURN_S: Final = 3 * ALIVE_S
 run out while nobody can renew them, and a Redis that came back with less than it had needs the
 server that knows the rest."""
 
+WARM_LAG_S_MAX: Final = 5.0
+"""Further behind than this a standby would have to read for a while before it leads."""
+
 Restore = Callable[[Iterable[BufferSnapshot]], BufferSet]
 
 
@@ -69,6 +72,8 @@ class Follower:
         self._is_away = False
         self._current_at = now()
         """When the core was last known to be as the journal is."""
+        self._is_read = False
+        """Whether the core has come to the journal's end since it began."""
 
     def step(self) -> bool:
         """Take in what is new, some of it at a time.
@@ -90,13 +95,13 @@ class Follower:
         self._see(sight)
         if self._replay is None:
             if not sight.snapshot:
-                self._current_at = self._now()
+                self._current_at, self._is_read = self._now(), True
                 return False
             self._load()
             return True
         if not sight.turns or not self._goes_on(sight.turns[0]):
             is_known, sequence = self._last is not None, self._replay.sequence
-            self._replay = self._last = None
+            self._begin_again()
             if not is_known:
                 raise JournalDamagedError(f"{self._view.shown} lacks turn {sequence}")
             log.info("the journal has gone past turn %d: reading it again", sequence)
@@ -110,14 +115,18 @@ class Follower:
                 self._replay.add(turn.sequence, turn.record)
                 self._last = turn
         except JournalError:
-            # Perhaps it was begun again, right behind what was read.
-            self._replay = self._last = None
+            # Perhaps the journal was begun again, right behind what was read.
+            self._begin_again()
             raise
         self._replay.forget(sight.snapshot)
         if self.lag_turns:
             return True
-        self._current_at = self._now()
+        self._current_at, self._is_read = self._now(), True
         return False
+
+    def _begin_again(self) -> None:
+        self._replay = self._last = None
+        self._is_read = False
 
     def _load(self) -> None:
         # The one before goes first: there is room for one.
@@ -155,6 +164,10 @@ class Follower:
         """Seconds for which the core may not have been as the journal is."""
         lag_s = self._now() - self._current_at
         return 0.0 if lag_s < RETRY_S and not self.lag_turns else lag_s
+
+    def is_warm(self) -> bool:
+        """Whether it could lead at once: all is read, but for what came within the last seconds."""
+        return self._is_read and self.lag_s <= WARM_LAG_S_MAX
 
     @property
     def leader(self) -> Holder | None:
@@ -242,6 +255,10 @@ class Standby:
             f"stands by: {whose}, epoch {follower.epoch}; {follower.lag_turns} turns and "
             f"{follower.lag_s:.1f} s behind"
         )
+
+    def is_warm(self) -> bool:
+        """Whether it could lead at once."""
+        return self._follower.is_warm()
 
     async def lead(self, check: Callable[[], Awaitable[None]]) -> tuple[Claim, Recovered | None]:
         """Return once the journal is this server's, with the core as it is then.

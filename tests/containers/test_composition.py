@@ -231,3 +231,58 @@ def test_training_goes_on_after_redis_was_killed(
     composition.start("redis")
 
     await_training(client, within_s=START_S)
+
+
+SERVERS = ("server", "standby")
+
+
+def leader_of(composition: Composition) -> str:
+    """The service that leads, which may have changed on a busy machine; nobody is killed."""
+    found: list[str] = []
+
+    def leads() -> bool:
+        found[:] = [each for each in SERVERS if composition.stands_by(each) == ""]
+        return len(found) == 1
+
+    eventually_sync(leads, "one server that leads", within_s=START_S)
+    return found[0]
+
+
+@pytest.fixture
+def pair(composition: Composition, client: breadbox.Client) -> Iterator[breadbox.Client]:
+    """A client of both servers: the profile `ha` is brought up beside what runs."""
+    composition.compose("--profile", "ha", "up", "--detach", "--no-build")
+    eventually_sync(lambda: composition.is_healthy("standby"), "health", within_s=START_S)
+    with breadbox.connect(
+        composition.addresses,
+        token=composition.token,
+        store_url=composition.store_url,
+        reconnect_s=BACK_S,
+    ) as connected:
+        yield connected
+    # Others know of one server.
+    composition.compose("--profile", "ha", "rm", "--stop", "--force", "standby")
+    composition.compose("up", "--detach", "--no-build")
+    eventually_sync(lambda: composition.stands_by("server") == "", "the lead", within_s=START_S)
+
+
+def test_training_goes_on_with_the_other_server_when_the_leaders_container_is_killed(
+    composition: Composition, pair: breadbox.Client
+) -> None:
+    """To and back; workers and learner were there before the second server was."""
+    await_training(pair, within_s=START_S)
+    for _ in range(2):
+        leader = leader_of(composition)
+        (other,) = set(SERVERS) - {leader}
+        before = admitted(pair)
+        composition.kill(leader)
+        await_training(pair, within_s=START_S)
+        assert "" == composition.stands_by(other)
+        assert admitted(pair) > before
+
+        composition.start(leader)
+        eventually_sync(
+            lambda: composition.is_healthy(leader) and composition.stands_by(leader) != "",  # noqa: B023
+            "a standby",
+            within_s=START_S,
+        )

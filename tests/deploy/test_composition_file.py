@@ -105,7 +105,7 @@ def test_each_service_mounts_the_secrets_of_one_reader_and_can_change_none() -> 
         name: [volume.split("/")[2].split(":")[0] for volume in volumes]
         for name, volumes in mounted.items()
     }
-    expected = {"redis": ["redis"], "server": ["server"], "prometheus": []}
+    expected = {"redis": ["redis"], "server": ["server"], "standby": ["server"], "prometheus": []}
     expected["grafana"] = ["dashboards"]
     for name in services():
         for prefix, reader in (
@@ -120,6 +120,26 @@ def test_what_cannot_be_had_everywhere_sits_behind_a_profile() -> None:
     default = {name for name, service in services().items() if "profiles" not in service}
 
     assert {"secrets", "redis", "server", "rollout_worker", "learner", "prometheus"} == default
+
+
+def test_the_other_server_is_as_the_first_but_for_its_ports_and_clients_know_the_name_of_both() -> (
+    None
+):
+    found = services()
+    server, standby = found["server"], found["standby"]
+    own = {"ports": None, "profiles": None}
+    assert server | own == standby | own
+    assert ["ha"] == standby["profiles"]
+    assert not set(server["ports"]) & set(standby["ports"])
+    (name,) = server["networks"]["service"]["aliases"]
+    clients = {
+        each["environment"]["BREADBOX_SERVER"]
+        for each in found.values()
+        if "BREADBOX_SERVER" in each.get("environment", {})
+    }
+    assert {f"dns:///{name}:50051"} == clients
+    # Whoever is second is no reason to hold up those who wait for a server.
+    assert "--alive" in server["healthcheck"]["test"]
 
 
 def test_only_those_that_move_payloads_are_on_the_stores_network() -> None:

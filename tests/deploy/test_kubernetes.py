@@ -14,8 +14,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from breadbox.options import ClientOptions
+from breadbox.options import ClientOptions, channel_options
 from breadbox_server.credentials import TOKENS, write_secrets
+from breadbox_server.probe import ALIVE, READY
 from support.command_options import command_options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -200,15 +201,61 @@ def test_the_autoscaler_scales_what_is_there_by_what_prometheus_records() -> Non
     assert offered["resources"] == {"namespaced": False}
 
 
-def test_the_server_is_one_and_never_two_during_an_update() -> None:
-    (server,) = [
-        manifest
-        for manifest, _ in workloads()
-        if (manifest["kind"], manifest["metadata"]["name"]) == ("Deployment", "server")
+def server_of(made: list[Manifest], kind: str) -> Manifest:
+    (found,) = [
+        each for each in made if (each["kind"], each["metadata"]["name"]) == (kind, "server")
     ]
+    return found
 
-    assert 1 == server["spec"]["replicas"]
-    assert {"type": "Recreate"} == server["spec"]["strategy"]
+
+def test_one_server_leads_and_another_stands_by_also_during_an_update() -> None:
+    spec = server_of(manifests(), "Deployment")["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    env = {each["name"]: each.get("value") for each in container["env"]}
+
+    assert (2, "true") == (spec["replicas"], env["BREADBOX_STANDBY"])
+    update = {"maxSurge": 1, "maxUnavailable": 0}
+    assert {"type": "RollingUpdate", "rollingUpdate": update} == spec["strategy"]
+    (spread,) = spec["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["labelSelector"] == spec["selector"], "both on the node that dies"
+    assert "ScheduleAnyway" == spread["whenUnsatisfiable"], "a cluster of one node runs both"
+
+
+def test_probes_leave_a_standby_alone_and_call_it_ready_once_it_could_lead() -> None:
+    (container,) = server_of(manifests(), "Deployment")["spec"]["template"]["spec"]["containers"]
+    arguments = {
+        name: container[f"{name}Probe"]["exec"]["command"][3:]
+        for name in ("startup", "readiness", "liveness")
+    }
+
+    assert {"startup": [ALIVE], "readiness": [READY], "liveness": [ALIVE]} == arguments
+
+
+def test_a_drain_leaves_one_server_of_two() -> None:
+    """And never waits for one that is not ready; what is allowed counts those that are."""
+    budget = server_of(manifests(), "PodDisruptionBudget")["spec"]
+    deployment = server_of(manifests(), "Deployment")["spec"]
+
+    assert 1 == budget["maxUnavailable"] < deployment["replicas"]
+    assert "AlwaysAllow" == budget["unhealthyPodEvictionPolicy"]
+    assert budget["selector"] == deployment["selector"]
+
+
+def test_clients_find_every_server_behind_the_name_and_ask_each_for_its_health() -> None:
+    service = server_of(manifests(), "Service")
+    (port,) = [each["port"] for each in service["spec"]["ports"] if each["name"] == "grpc"]
+    name = f"dns:///{service['metadata']['name']}:{port}"
+    known = {
+        variable["value"]
+        for _, container in containers()
+        for variable in container["env"]
+        if variable["name"] == "BREADBOX_SERVER"
+    }
+
+    assert "None" == service["spec"]["clusterIP"], "an address of its own leads to a standby, too"
+    assert service["spec"]["publishNotReadyAddresses"] is True, "health decides, not readiness"
+    assert {name} == known
+    assert "round_robin" in dict(channel_options(name, is_one_of_many=False))["grpc.service_config"]
 
 
 def test_settings_are_options_of_the_command_that_runs() -> None:

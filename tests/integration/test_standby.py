@@ -162,6 +162,12 @@ def test_the_first_of_two_leads_and_the_other_refuses_saying_who(
         assert "NOT_SERVING" == status
         assert f"stands by: process {leader.pid} on" in reason
         assert (1, 0) == (probe.main([standby.address]), probe.main(["--alive", standby.address]))
+        eventually_sync(lambda: is_current(standby), "a standby that has read the journal")
+        assert [0, 0] == [probe.main(["--ready", each.address]) for each in (leader, standby)]
+        # Behind, it goes on living, but could not go on in the leader's place.
+        redis.kill()
+        eventually_sync(lambda: probe.main(["--ready", standby.address]) == 1, within_s=30)
+        assert 0 == probe.main(["--alive", standby.address])
 
 
 @pytest.mark.parametrize("number", ROUNDS)

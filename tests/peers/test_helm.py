@@ -138,6 +138,8 @@ VARIANTS = {
     "GPUs": ("rolloutWorker.gpu=1", "learner.gpu=4"),
     "a learner elsewhere": ("learner.enabled=false",),
     "two in a namespace": ("namePrefix=pong-",),
+    "one server": ("server.replicas=1",),
+    "three servers, without a budget": ("server.replicas=3", "server.podDisruptionBudget=null"),
     "no policies": ("networkPolicy.enabled=false", "rolloutWorker.podDisruptionBudget=null"),
     "images of one's own": (
         "images.registry=registry.example/team/",
@@ -206,12 +208,21 @@ def test_without_tokens_or_tls_the_server_is_told_that_this_is_meant(render: Ren
     assert not {"BREADBOX_TOKENS", "BREADBOX_TLS_CERT"} & clear.keys()
 
 
+def test_one_server_stands_by_for_nobody_and_holds_up_no_drain(render: Render) -> None:
+    found = by_key(render("server.replicas=1"))
+
+    assert ("PodDisruptionBudget", "server") not in found
+    server = found["Deployment", "server"]
+    assert "BREADBOX_STANDBY" not in env_of(server)
+    assert {"type": "Recreate"} == server["spec"]["strategy"]
+
+
 def test_two_releases_in_a_namespace_share_no_name_and_no_pod(render: Render) -> None:
     one, other = by_key(render("namePrefix=pong-")), by_key(render())
 
     assert not one.keys() & other.keys()
     worker = env_of(one["Deployment", "pong-rollout-worker"])
-    assert "pong-server:50051" == worker["BREADBOX_SERVER"]
+    assert "dns:///pong-server:50051" == worker["BREADBOX_SERVER"]
 
 
 def test_a_service_monitor_selects_the_servers_service(render: Render) -> None:
@@ -230,7 +241,7 @@ def test_a_service_monitor_selects_the_servers_service(render: Render) -> None:
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        ("server.replicas=2", "replicas"),
+        ("server.replicas=0", "replicas"),
         ("rolloutWorker.gpu=-1", "gpu"),
         ("images.registry=registry.example", "registry"),
         ("learner.targetReturn=much", "targetReturn"),

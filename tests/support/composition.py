@@ -20,6 +20,8 @@ COMMAND_S_MAX = 180.0
 PORTS = (
     "BREADBOX_PORT",
     "BREADBOX_METRICS_PORT",
+    "BREADBOX_STANDBY_PORT",
+    "BREADBOX_STANDBY_METRICS_PORT",
     "BREADBOX_REDIS_PORT",
     "BREADBOX_PROMETHEUS_PORT",
 )
@@ -88,10 +90,18 @@ class Composition:
         """Of the server, from this host."""
         return f"127.0.0.1:{self._ports['BREADBOX_PORT']}"
 
+    @property
+    def addresses(self) -> str:
+        """Of the server and of the profile `ha`'s other one, from this host."""
+        return self._environment_of("env", "ha")["BREADBOX_SERVER"]
+
     @cached_property
     def environment(self) -> dict[str, str]:
         """What a person's command line needs, as `make env` prints it."""
-        printed = self.compose("run", "--rm", "--no-deps", "-T", "secrets", "env")
+        return self._environment_of("env")
+
+    def _environment_of(self, *command: str) -> dict[str, str]:
+        printed = self.compose("run", "--rm", "--no-deps", "-T", "secrets", *command)
         lines = [line.removeprefix("export ") for line in printed.splitlines() if line.strip()]
         return dict(line.split("=", 1) for line in lines)
 
@@ -151,7 +161,7 @@ class Composition:
 
     def down(self) -> None:
         """Stop and delete everything of this project but the images. Idempotent."""
-        self.compose("down", "--volumes", "--remove-orphans")
+        self.compose("--profile", "ha", "down", "--volumes", "--remove-orphans")
 
     def remove_images(self) -> None:
         """Delete the images that `build` tagged; their layers stay in the engine's cache."""
@@ -180,6 +190,14 @@ class Composition:
         """Whether the service's own health check passes now."""
         state = self.inspect(service)["State"]
         return bool(state.get("Health", {}).get("Status") == "healthy")
+
+    def stands_by(self, service: str) -> str:
+        """Why a server does not serve; empty: it does."""
+        status: str = self.inspect(service)["State"]["Status"]
+        if status != "running":
+            return status
+        script = "python -m breadbox_server.probe 2>&1 || :"
+        return self.docker("exec", self.container(service), "sh", "-c", script).strip()
 
     def kill(self, service: str) -> None:
         """Kill a service with SIGKILL, as a crash or the kernel would."""

@@ -59,7 +59,7 @@ tolerations:
 
 {{- /* How a client reaches the server. (dict "root" $ "secret" NAME "part" .Values.learner) */ -}}
 {{- define "breadbox.clientEnv" -}}
-- {name: BREADBOX_SERVER, value: "{{ include "breadbox.name" (dict "root" .root "part" "server") }}:50051"}
+- {name: BREADBOX_SERVER, value: "dns:///{{ include "breadbox.name" (dict "root" .root "part" "server") }}:50051"}
 {{- if .root.Values.tls.enabled }}
 - {name: BREADBOX_TLS_CA, value: /etc/breadbox/tls/ca.crt}
 {{- end }}
