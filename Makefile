@@ -5,6 +5,8 @@ BIN = $(VENV)/bin
 ARGS ?=
 # Most of the time of the tests is spent in waiting for real deadlines; a file's tests stay together.
 SIDE_BY_SIDE ?= -n 3 --dist loadfile
+# Many tests start processes of their own: each would compile every module again.
+export PYTHONDONTWRITEBYTECODE =
 IMAGES ?= breadbox/server:local breadbox/rollout-worker:local breadbox/learner:local
 # The plugin of Docker where it is installed, else the older program of its own.
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)

@@ -5,12 +5,18 @@
 Where a process has several event loops, gRPC wakes all of them for one event, and asyncio logs for
 each but the first that there was nothing to read (grpc/grpc#25364), or that the event was of a loop
 which a test before had closed: that harms nobody, and no test of logs should see it.
+
+Torch computes with one thread here, and in every process that a test starts: the threads of several
+processes, each as many as there are cores, wait for each other by spinning, and a small network
+then took three times the time of the processor that it needs.
 """
 
 import logging
 import os
 
 from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile(
     "ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]

@@ -3,15 +3,12 @@
 Method: run it in a kernel of its own, as Jupyter would, and look at what its cells show.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-nbformat = pytest.importorskip("nbformat", reason="no extra but dev has the notebook's runner")
-nbclient = pytest.importorskip("nbclient", reason="no extra but dev has the notebook's runner")
-pytest.importorskip("ipykernel", reason="no extra but dev has the notebook's kernel")
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"
 TABLES = {
@@ -26,6 +23,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """The cells of code, executed in a folder that has nothing else in it."""
+    # Here, since importing them takes seconds, which everybody who collects tests would spend.
+    nbformat = pytest.importorskip("nbformat", reason="no extra but dev has the notebook's runner")
+    nbclient = pytest.importorskip("nbclient", reason="no extra but dev has the notebook's runner")
+    pytest.importorskip("ipykernel", reason="no extra but dev has the notebook's kernel")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     where = {"metadata": {"path": str(tmp_path_factory.mktemp("notebook"))}}
     nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=where).execute()
@@ -60,5 +61,5 @@ def test_the_policy_learns_and_the_returns_are_plotted(cells: list[Any]) -> None
 
 def test_its_outputs_are_not_committed() -> None:
     """They would be of another version than the code; whoever runs it sees them."""
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    assert [] == [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert [] == [output for cell in notebook["cells"] for output in cell.get("outputs", [])]

@@ -32,7 +32,10 @@ def blocks() -> Iterator[Block]:
         if path.endswith(".md"):
             yield from blocks_in((ROOT / path).read_text(), path)
         elif path.startswith(sources):
-            tree = ast.parse((ROOT / path).read_text())
+            source = (ROOT / path).read_text()
+            if "```" not in source:
+                continue
+            tree = ast.parse(source)
             kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
             texts = [
                 ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)
