@@ -70,10 +70,11 @@ CALLS_RESERVED: Final = 1024
 ARRIVALS_MAX: Final = 128
 ARRIVAL_S: Final = 10.0
 """Seconds in which the message of a call has to be here."""
-UNASKED_MAX: Final = 500
-UNASKED_MAX_HARD: Final = 1000
-"""Calls that the loop has not looked at yet, less than a second of its work: above the first
-some are refused, above the second all."""
+UNASKED_MAX: Final = 1000
+UNASKED_MAX_HARD: Final = 3000
+"""Calls that the loop has not looked at yet: above the first some are refused, above the second
+all. Not fewer: a thousand producers that are too fast together wait in turn here, and those that
+are refused come back by chance."""
 WATCHES_MAX: Final = CALLS_MAX // 2
 """Watches of the health service: one of each connection that `CONNECTIONS_MAX` allows, since a
 client that finds its servers by a name calls none that does not let it watch."""
