@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
-# Most of the time of the tests is spent in waiting for real deadlines; a file's tests stay together.
-SIDE_BY_SIDE ?= -n 3 --dist loadfile
+# Much of the time of the tests is spent in waiting for real deadlines. A file's tests stay together,
+# in the order of tests/conftest.py: what takes longest first.
+SIDE_BY_SIDE ?= -n 4 --dist loadfile --no-loadscope-reorder
+ELSEWHERE = not containers and not peers and not dist
 # Many tests start processes of their own: each would compile every module again.
 export PYTHONDONTWRITEBYTECODE =
 IMAGES ?= breadbox/server:local breadbox/rollout-worker:local breadbox/learner:local
@@ -12,7 +14,7 @@ IMAGES ?= breadbox/server:local breadbox/rollout-worker:local breadbox/learner:l
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 .DEFAULT_GOAL := help
-.PHONY: attacks docs verify-reference reference help setup demo test test-quick test-core test-service test-integration test-containers test-peers test-dist \
+.PHONY: attacks docs verify-reference reference help setup demo test test-long test-quick test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos verify-coverage \
   verify-spelling verify-blocking blocking verify-limits limits protos released-protos simulate fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
 
@@ -27,11 +29,14 @@ setup: $(VENV)/.ready  ## Make the virtual environment with everything in it
 demo: $(VENV)/.ready  ## Watch an agent learn CartPole through the service (ARGS="--help" for options)
 	$(BIN)/breadbox demo $(ARGS)
 
-test: $(VENV)/.ready  ## All tests but those that need containers, other projects' packages or a wheel
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not containers and not peers and not dist" $(ARGS)
+test: $(VENV)/.ready  ## Eight minutes on two cores: all tests but long ones, and those with targets of their own
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "$(ELSEWHERE) and not long" $(ARGS)
+
+test-long: $(VENV)/.ready  ## What is long by nature: every attack, chaos, simulations, learning to a target
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "$(ELSEWHERE) and long" $(ARGS)
 
 test-quick: $(VENV)/.ready  ## For the inner loop, within 90 seconds: core, server, client and payloads
-	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not integration and not slow" tests/core tests/oracles \
+	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not integration and not slow and not long" tests/core tests/oracles \
 	  tests/service tests/client tests/payload tests/protos $(ARGS)
 
 test-core: $(VENV)/.ready  ## The pure core alone
@@ -61,7 +66,7 @@ attacks: $(VENV)/.ready  ## Attack a server, and hold the times of its honest ca
 test-gpu: $(VENV)/.ready  ## What needs a CUDA device
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
-verify: verify-format verify-lint verify-spelling verify-types verify-imports verify-protos verify-blocking verify-limits verify-reference verify-coverage test  ## Everything that must hold before a merge
+verify: verify-format verify-lint verify-spelling verify-types verify-imports verify-protos verify-blocking verify-limits verify-reference verify-coverage test test-long  ## Everything that must hold before a merge
 
 verify-format: $(VENV)/.ready
 	$(BIN)/ruff format --check .

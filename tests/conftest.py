@@ -9,11 +9,15 @@ which a test before had closed: that harms nobody, and no test of logs should se
 Torch computes with one thread here, and in every process that a test starts: the threads of several
 processes, each as many as there are cores, wait for each other by spinning, and a small network
 then took three times the time of the processor that it needs.
+
+Several processes that share the files begin with those that start servers, workers and learners,
+since a file that takes minutes and is begun last is waited for alone.
 """
 
 import logging
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,6 +34,12 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("integration")}
+        items.sort(key=lambda item: item.path not in slow)
 
 
 def _tells_something(record: logging.LogRecord) -> bool:

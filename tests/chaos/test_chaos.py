@@ -10,6 +10,7 @@ import pytest
 
 from chaos.faults import WEIGHTS
 from chaos.run import Options, run_chaos
+from support.tiers import long_but
 
 pytestmark = [pytest.mark.chaos, pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -24,7 +25,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", long_but(1, RUNS))
 def test_nothing_acknowledged_is_lost_whatever_happens(tmp_path: Path, name: str) -> None:
     seed = random.SystemRandom().randrange(2**32)
     store, faults, seconds = RUNS[name]
@@ -39,6 +40,7 @@ def test_nothing_acknowledged_is_lost_whatever_happens(tmp_path: Path, name: str
     assert tally.mirrored > 0, summary
 
 
+@pytest.mark.long
 def test_a_mirror_holds_what_was_acknowledged_when_all_are_killed_in_turn(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     options = Options(8.0, seed, tmp_path, faults=KILLED, has_each=True, keeps_all=True)

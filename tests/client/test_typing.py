@@ -74,7 +74,7 @@ def check(client: breadbox.Client, lease: breadbox.Lease, fragment: breadbox.Fra
 """
 
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module", params=["mypy", "pyright"])

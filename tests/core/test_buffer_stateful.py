@@ -15,6 +15,7 @@ from breadbox_server.core import state
 from breadbox_server.core.holdings import Holdings
 from breadbox_server.core.inputs import ReleaseMode
 from core.buffer_machine import PRIORITIES, WORKERS, BufferMachine, make_config
+from support.tiers import long_but
 
 SETTINGS = settings(
     max_examples=100,
@@ -44,7 +45,7 @@ def test_buffer_keeps_its_rules_under_any_sequence_of_inputs() -> None:
     run_state_machine_as_test(BufferMachine, settings=SETTINGS)
 
 
-@pytest.mark.parametrize("seed", range(WALK_COUNT))
+@pytest.mark.parametrize("seed", long_but(8, range(WALK_COUNT)))
 def test_buffer_keeps_its_rules_on_a_long_walk(seed: int) -> None:
     walk(BufferMachine(), seed, WALK_LENGTH)
 

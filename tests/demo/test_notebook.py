@@ -40,17 +40,20 @@ def shown_by(cells: list[Any], last_line: str) -> Any:
     return output.data
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TABLES)
 def test_what_holds_arrays_is_shown_as_a_table(cells: list[Any], name: str) -> None:
     words = re.sub(r"<[^>]*>", " ", shown_by(cells, name)["text/html"])
     assert TABLES[name] in " ".join(words.split())
 
 
+@pytest.mark.long
 def test_everything_was_admitted_and_used_up(cells: list[Any]) -> None:
     assert 8 == shown_by(cells, "client.append_many(fragments)")["text/plain"].count("admitted")
     assert "0" == shown_by(cells, "client.get_buffer().state.fragment_count")["text/plain"]
 
 
+@pytest.mark.long
 def test_the_policy_learns_and_the_returns_are_plotted(cells: list[Any]) -> None:
     text = shown_by(cells, "np.nanmean(means[:5]), np.nanmean(means[-5:])")["text/plain"]
     before, after = map(float, re.findall(r"\((\d+\.\d+)\)", text))

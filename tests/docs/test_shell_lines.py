@@ -73,6 +73,7 @@ def typed(*places: str, folder: Path, changes: dict[str, str]) -> subprocess.Com
     return subprocess.CompletedProcess(shell.args, shell.returncode, output)
 
 
+@pytest.mark.long
 def test_an_expert_is_recorded_imported_and_exported_by_the_lines_of_the_page(
     tmp_path: Path,
 ) -> None:

@@ -33,6 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
     resource = r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?(?:https?:)?//[^>]*>"
     sheet = r"<link[^>]*rel=[\"']?(?:stylesheet|preload|icon)[^>]*href=[\"']?(?:https?:)?//[^>]*>"
@@ -46,6 +47,7 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
         assert not re.search(r"url\([\"']?(?:https?:)?//|@import", sheet_file.read_text())
 
 
+@pytest.mark.long
 def test_what_documents_link_in_the_repository_is_linked_in_the_site(site: Path) -> None:
     home = (site / "index.html").read_text()
     for target in ("operate.html", "security.html", "performance.html"):
@@ -54,6 +56,7 @@ def test_what_documents_link_in_the_repository_is_linked_in_the_site(site: Path)
     assert "Security</a>" in (site / "operate.html").read_text(), "by its title, not its path"
 
 
+@pytest.mark.long
 def test_the_notebook_is_shown_with_what_its_cells_say(site: Path) -> None:
     page = (site / "quickstart.html").read_text()
     assert "<td>float32</td>" in page, "a batch, as a table"
@@ -63,6 +66,7 @@ def test_the_notebook_is_shown_with_what_its_cells_say(site: Path) -> None:
     assert 'href="quickstart.html"' in (site / "testing.html").read_text()
 
 
+@pytest.mark.long
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     import breadbox
 

@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(660
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dqn_mirror.py"
 
 
+@pytest.mark.long
 def test_dqn_with_two_actors_learns_cartpole_through_the_mirror() -> None:
     ended = subprocess.run(
         [sys.executable, str(EXAMPLE), "--target", "195", "--seconds-max", "500"],

@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TARGETS = {"prioritised_dqn.py": 195.0, "recurrent_q.py": 120.0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TARGETS)
 def test_two_actors_and_a_learner_reach_the_target(name: str) -> None:
     ended = subprocess.run(

@@ -73,6 +73,7 @@ def strangers(it: Ground, folder: Path, count: int) -> Iterator[list[Stranger]]:
         each.channel.close()
 
 
+@pytest.mark.long
 def test_writes_that_are_never_finished(tmp_path: Path) -> None:
     with ground(tmp_path, "--gateway", has_tokens=True) as it:
         is_over = threading.Event()
@@ -107,6 +108,7 @@ def test_payloads_that_are_never_announced(tmp_path: Path) -> None:
         assert {"", "GATEWAY_FULL"} == set(refused)
 
 
+@pytest.mark.long
 def test_readers_that_take_nothing(tmp_path: Path) -> None:
     with ground(tmp_path, "--gateway", has_tokens=True) as it:
 

@@ -44,6 +44,7 @@ def conversations(
     return [stack.enter_context(Conversation(it.address, *settings)) for _ in range(count)]
 
 
+@pytest.mark.long
 @both_kinds
 def test_calls_whose_messages_never_come(tmp_path: Path, has_tokens: bool) -> None:
     with ground(tmp_path, has_tokens=has_tokens) as it:
@@ -60,6 +61,7 @@ def test_calls_whose_messages_never_come(tmp_path: Path, has_tokens: bool) -> No
         it.attack(attack)
 
 
+@pytest.mark.long
 @both_kinds
 @pytest.mark.parametrize("connection_count", [1, 16])
 def test_messages_that_are_never_finished(
@@ -94,6 +96,7 @@ def test_messages_that_are_never_finished(
         it.attack(attack)
 
 
+@pytest.mark.long
 def test_calls_that_are_given_up_as_soon_as_they_begin(tmp_path: Path) -> None:
     block = call_headers(SERVICE + "ListBuffers")
 
@@ -136,6 +139,7 @@ def watch_health(stranger: Conversation, count: int) -> None:
         stranger.send(frame(DATA, END_STREAM, stream, message_prefix(0)))
 
 
+@pytest.mark.long
 def test_thousands_who_watch_the_health_and_hang_up_at_once(tmp_path: Path) -> None:
     with ground(tmp_path) as it:
 
@@ -148,6 +152,7 @@ def test_thousands_who_watch_the_health_and_hang_up_at_once(tmp_path: Path) -> N
         it.attack(attack)
 
 
+@pytest.mark.long
 def test_those_who_watch_the_health_and_take_nothing_hold_up_no_end(tmp_path: Path) -> None:
     with ground(tmp_path) as it, contextlib.ExitStack() as stack:
 
@@ -159,6 +164,7 @@ def test_those_who_watch_the_health_and_take_nothing_hold_up_no_end(tmp_path: Pa
         it.attack(attack)
 
 
+@pytest.mark.long
 def test_half_requests_for_the_metrics_take_neither_files_nor_threads(tmp_path: Path) -> None:
     with ground(tmp_path, files_max=1024) as it, contextlib.ExitStack() as stack:
         host, port = urlsplit(it.server.metrics_url).netloc.rsplit(":")
@@ -178,6 +184,7 @@ def test_half_requests_for_the_metrics_take_neither_files_nor_threads(tmp_path: 
     assert outcome.files_peak < 128
 
 
+@pytest.mark.long
 def test_idle_connections_that_hold_every_place(tmp_path: Path) -> None:
     with ground(tmp_path, files_max=1024) as it, contextlib.ExitStack() as stack:
 

@@ -21,6 +21,7 @@ from support import http2
 from support.eventually import eventually_sync
 from support.redis_server import RedisServer
 from support.server_process import ServerProcess, plain_environment, serve_command
+from support.tiers import long_but
 
 ROUNDS = int(os.environ.get("BREADBOX_ENDINGS", "4"))
 CALL_S = 10.0
@@ -29,7 +30,7 @@ WATCH = "/grpc.health.v1.Health/Watch"
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120 + 40 * ROUNDS)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", long_but(1, KINDS))
 def test_every_server_ends_under_load(kind: str, tmp_path: Path) -> None:
     """redis-py swallowed a cancellation now and then, and what it was meant for never ended."""
     seed = random.SystemRandom().randrange(2**32)

@@ -193,6 +193,7 @@ def kill_and_restart(redis: RedisServer) -> None:
     redis.start()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_worker_and_a_learner_go_on_by_themselves_when_redis_is_back(
     redis: RedisServer, server: ServerProcess, tmp_path: Path

@@ -94,6 +94,7 @@ def test_every_block_has_a_name_and_is_run_here() -> None:
     assert {"learner", "asyncio", "advantages", "dataset", "ranks"} == set(python_blocks())
 
 
+@pytest.mark.long
 def test_the_whole_learner_learns_under_every_seed(
     client: breadbox.Client, server: ServerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:

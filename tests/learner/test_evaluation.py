@@ -278,6 +278,7 @@ def learn(address: str, folder: Path, *arguments: str) -> subprocess.CompletedPr
 
 @pytest.mark.integration
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_evaluations_of_cartpole_rise_and_are_recorded_over_environment_steps(
     tmp_path: Path,
 ) -> None:

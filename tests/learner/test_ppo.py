@@ -17,6 +17,7 @@ from breadbox_learner.ppo_config import PpoConfig
 from breadbox_policies import PolicyModule, make_policy
 from support.collating import collate
 from support.local_rollout import LocalRollout
+from support.tiers import long_but
 
 
 def make_cartpole(steps_max: int = 500) -> gymnasium.Env[Any, Any]:
@@ -56,7 +57,7 @@ def returns_of(fragments: list[Fragment]) -> list[float]:
 
 
 @pytest.mark.parametrize("advantages", ["gae", "vtrace"])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", long_but(1, [0, 1]))
 def test_it_learns_cartpole(seed: int, advantages: str) -> None:
     """From about 20 at random to over 100 within 25,000 steps."""
     policy = cartpole_policy(seed=seed)

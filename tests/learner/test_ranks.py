@@ -329,6 +329,7 @@ def test_ranks_skip_a_draw_together_where_nothing_of_a_share_fits(
     assert [1.0] * 4 == [record["use_count_mean"] for record in records]
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_ends_the_other_in_time_and_a_restart_goes_on(
     server: ServerProcess, ranks: RankProcesses
 ) -> None:
@@ -368,6 +369,7 @@ def test_torchrun_starts_ranks_that_get_every_fragment_once(
         check_shares(read_reports(out), world_size=2, fragments=32)
 
 
+@pytest.mark.long
 def test_torchrun_trains_and_restarts_the_ranks_when_one_is_killed(
     server: ServerProcess, torchrun: Torchrun, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from simulation.faults import World
 from simulation.server import Variant
 from simulation.simulate import Outcome, replay_command, simulate
 from simulation.variants import VARIANTS
+from support.tiers import long_but
 
 SEEDS_PER_BATCH = 16
 """Of these each world has its share."""
@@ -20,7 +21,7 @@ PLANTED_SEEDS_MAX = 200
 PLANTED = [kind for kind in VARIANTS.values() if kind is not Variant]
 
 
-@pytest.mark.parametrize("batch", range(BATCH_COUNT))
+@pytest.mark.parametrize("batch", long_but(1, range(BATCH_COUNT)))
 def test_nothing_acknowledged_is_lost_doubled_or_left_behind(batch: int) -> None:
     for seed in range(batch * SEEDS_PER_BATCH, (batch + 1) * SEEDS_PER_BATCH):
         outcome = simulate(seed)

@@ -8,7 +8,7 @@ _POLL_S = 0.005
 
 
 async def eventually(
-    condition: Callable[[], bool], what: str = "the condition", *, within_s: float = 10.0
+    condition: Callable[[], bool], what: str = "the condition", *, within_s: float = 30.0
 ) -> None:
     """Return as soon as `condition` holds; fail after `within_s`."""
     give_up_at = time.monotonic() + within_s
@@ -18,7 +18,7 @@ async def eventually(
 
 
 def eventually_sync(
-    condition: Callable[[], bool], what: str = "the condition", *, within_s: float = 10.0
+    condition: Callable[[], bool], what: str = "the condition", *, within_s: float = 30.0
 ) -> None:
     """`eventually` for tests without a loop."""
     give_up_at = time.monotonic() + within_s

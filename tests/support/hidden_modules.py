@@ -1,7 +1,8 @@
 """Programs that run as if some of what is installed here were not."""
 
+import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import packages_distributions, requires
 
 from packaging.requirements import Requirement
@@ -24,9 +25,15 @@ def modules_beyond(*extras: str) -> set[str]:
     brought = _closure(extras)
     return {
         module
-        for module, distributions in packages_distributions().items()
+        for module, distributions in _distributions().items()
         if not {_normal(each) for each in distributions} & brought
     }
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """By top-level module; half a second, since every installed file is looked at."""
+    return packages_distributions()
 
 
 def _closure(extras: Iterable[str]) -> set[str]:
