@@ -240,7 +240,7 @@ def read_failure(
 
 
 def from_rpc_error(
-    error: grpc.RpcError, address: str, *, encrypted: bool
+    error: grpc.RpcError, address: str, *, encrypted: bool, is_one_of_many: bool = False
 ) -> errors.ReplayBufferError:
     """Read a failure of gRPC, blocking or asyncio.
 
@@ -249,6 +249,7 @@ def from_rpc_error(
             `InternalError`.
         address: Named when nobody answers there.
         encrypted: Whether the connection was to be encrypted.
+        is_one_of_many: Whether the client has other addresses, too.
     """
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return errors.InternalError(f"gRPC failed without a status: {error!r}")
@@ -258,4 +259,10 @@ def from_rpc_error(
         return errors.DeadlineExceededError(f"{address} did not answer in time: {failure.text}")
     if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
         return unreachable(failure.text, address, encrypted=encrypted)
+    if failure.reason == "STANDBY":
+        failure.text += (
+            f"; none of the client's addresses leads, of which {address} was asked last"
+            if is_one_of_many
+            else "; give clients the addresses of all servers, as HOST:PORT,HOST:PORT"
+        )
     return error_of(failure)

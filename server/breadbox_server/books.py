@@ -24,6 +24,7 @@ from breadbox_server.errors import StartError
 from breadbox_server.jobs import CLOSE_S_MAX, bounded
 from breadbox_server.journal.claims import Claim, Holder, epoch_after
 from breadbox_server.journal.compaction import SIZE_BYTES_MAX, Compaction
+from breadbox_server.journal.life_signs import LifeSigns
 from breadbox_server.journal.limits import limits_of_text, limits_to_text
 from breadbox_server.journal.place import AUTO, NONE, JournalPlace
 from breadbox_server.journal.recovery import Recovered, begin, look, recover
@@ -31,7 +32,7 @@ from breadbox_server.journal.storage import JournalArchive, JournalError, Journa
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.metrics import Metrics
 from breadbox_server.settings import Settings
-from breadbox_server.standby import Restore, Standby
+from breadbox_server.standby import Follower, Restore, Standby
 
 log = logging.getLogger(__name__)
 
@@ -92,11 +93,18 @@ async def books_open(
         archive = view or place.open_archive()
     except JournalError as error:
         raise _cannot_start(error) from error
+    signs = LifeSigns(archive)
+    signs.start()
+
+    async def close_signs() -> None:
+        await bounded(partial(asyncio.to_thread, signs.close), CLOSE_S_MAX, "ending signs of life")
+
     try:
         check = partial(_check_store, archive, settings, custodian)
         await check()
         if view is not None:
-            standby = Standby(view, _restorer(settings, rng, epoch_after()), metrics)
+            follower = Follower(view, _restorer(settings, rng, epoch_after()))
+            standby = Standby(follower, metrics)
             await on_standby(standby)
             claim, found = await standby.lead(check)
             recovered = found or _begin(archive, settings, rng)
@@ -107,9 +115,11 @@ async def books_open(
         _apply_new_limits(archive, settings, recovered)
         writer = place.open_writer(claim, sync=settings.has_journal_sync)
     except JournalError as error:
+        await close_signs()
         archive.close()
         raise _cannot_start(error) from error
     except BaseException:
+        await close_signs()
         archive.close()
         raise
     journal = TurnJournal(
@@ -131,6 +141,7 @@ async def books_open(
     }
 
     def note_settings() -> None:
+        signs.end()  # Turns are written, and with them come others.
         for name, text in journal.notes.items():
             if archive.read_note(name) != text:
                 archive.write_note(name, text)
@@ -141,6 +152,7 @@ async def books_open(
             note_settings,
         )
     finally:
+        await close_signs()
         # The claim first: SQLite's lock goes with the archive.
         await bounded(writer.close, CLOSE_S_MAX, "closing the journal")
         archive.close()

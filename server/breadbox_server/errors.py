@@ -135,10 +135,7 @@ class StandbyError(DomainError):
         self, leader: str = "", epoch: int = 0, lag_turns: int = 0, lag_s: float = 0.0
     ) -> None:
         whose = f"{leader} leads" if leader else "nobody leads at the moment"
-        super().__init__(
-            f"this server stands by, and {whose}; give clients the addresses of all servers, as "
-            "HOST:PORT,HOST:PORT"
-        )
+        super().__init__(f"this server stands by, and {whose}")
         self.leader = leader
         self.epoch = epoch
         self.lag_turns = lag_turns

@@ -72,7 +72,7 @@ class Follower:
         self._is_away = False
         self._current_at = now()
         """When the core was last known to be as the journal is."""
-        self._is_read = False
+        self.is_read = False
         """Whether the core has come to the journal's end since it began."""
 
     def step(self) -> bool:
@@ -95,7 +95,7 @@ class Follower:
         self._see(sight)
         if self._replay is None:
             if not sight.snapshot:
-                self._current_at, self._is_read = self._now(), True
+                self._current_at, self.is_read = self._now(), True
                 return False
             self._load()
             return True
@@ -121,12 +121,12 @@ class Follower:
         self._replay.forget(sight.snapshot)
         if self.lag_turns:
             return True
-        self._current_at, self._is_read = self._now(), True
+        self._current_at, self.is_read = self._now(), True
         return False
 
     def _begin_again(self) -> None:
         self._replay = self._last = None
-        self._is_read = False
+        self.is_read = False
 
     def _load(self) -> None:
         # The one before goes first: there is room for one.
@@ -163,11 +163,11 @@ class Follower:
     def lag_s(self) -> float:
         """Seconds for which the core may not have been as the journal is."""
         lag_s = self._now() - self._current_at
-        return 0.0 if lag_s < RETRY_S and not self.lag_turns else lag_s
+        return 0.0 if self.is_read and lag_s < RETRY_S and not self.lag_turns else lag_s
 
     def is_warm(self) -> bool:
         """Whether it could lead at once: all is read, but for what came within the last seconds."""
-        return self._is_read and self.lag_s <= WARM_LAG_S_MAX
+        return self.is_read and self.lag_s <= WARM_LAG_S_MAX
 
     @property
     def leader(self) -> Holder | None:
@@ -229,13 +229,12 @@ class Standby:
     """Follows a journal until it leads.
 
     Args:
-        view: The journal.
-        restore: Builds a core from a snapshot's buffers.
+        follower: Of the journal.
         metrics: Shows how far behind it is.
     """
 
-    def __init__(self, view: JournalView, restore: Restore, metrics: Metrics) -> None:
-        self._follower = Follower(view, restore)
+    def __init__(self, follower: Follower, metrics: Metrics) -> None:
+        self._follower = follower
         self._metrics = metrics
         self._outage = OutageLog(log, "following the journal")
 
@@ -251,10 +250,12 @@ class Standby:
         """Why this server does not serve, for people."""
         follower = self._follower
         whose = f"{follower.leader.shown} leads" if follower.leader else "nobody leads"
-        return (
-            f"stands by: {whose}, epoch {follower.epoch}; {follower.lag_turns} turns and "
-            f"{follower.lag_s:.1f} s behind"
+        behind = (
+            f"{follower.lag_turns} turns and {follower.lag_s:.1f} s behind"
+            if follower.is_read
+            else "has not read the journal yet"
         )
+        return f"stands by: {whose}, epoch {follower.epoch}; {behind}"
 
     def is_warm(self) -> bool:
         """Whether it could lead at once."""

@@ -94,6 +94,21 @@ def test_where_nobody_leads_the_call_ends_in_time_and_says_who_does(
     assert time.monotonic() - began_at < 2.3
     assert ("process 7 on b", 5) == (caught.value.leader, caught.value.epoch)
     assert all(service.received for service, _ in services)
+    # It has all addresses already.
+    assert "none of the client's addresses leads" in str(caught.value)
+    assert "give clients" not in str(caught.value)
+
+
+def test_who_has_one_address_of_a_standby_is_told_to_give_all(
+    services: list[tuple[FakeService, str]],
+) -> None:
+    (standby, address), _ = services
+    standby.will("ListBuffers", *[STANDBY] * 100)
+    with (
+        breadbox.connect(address, reconnect_s=0) as client,
+        pytest.raises(errors.StandbyError, match="give clients the addresses of all servers"),
+    ):
+        client.list_buffers()
 
 
 def test_one_that_leads_and_lacks_its_journal_is_not_left_for_a_standby(

@@ -449,6 +449,9 @@ class SimulatedArchive:
         self._owner, self._has_seen_owner = claim, True
         return claim
 
+    def show_life(self) -> None:
+        """No time passes in a start."""
+
     def is_begun(self) -> bool:
         return self._journal.contents.snapshot is not None or self._journal.newest is not None
 

@@ -185,6 +185,7 @@ class Interpreter:
                 error,
                 self.context.route.addresses[place],
                 encrypted=self.context.options.tls is not None,
+                is_one_of_many=len(self.context.route.addresses) > 1,
             )
             self.context.route.failed(place, told)
             raise told from error

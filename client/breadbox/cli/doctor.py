@@ -166,8 +166,8 @@ def _remedy(error: errors.ReplayBufferError) -> str:
             )
         case errors.StandbyError():
             return (
-                "Give the addresses of all servers, with commas, as --server or BREADBOX_SERVER: "
-                "the one that leads is found."
+                "See that a server leads, and give the addresses of all, with commas, as --server "
+                "or BREADBOX_SERVER: the one that leads is found."
             )
         case errors.UnavailableError():
             return (

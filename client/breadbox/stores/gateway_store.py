@@ -127,7 +127,10 @@ class GatewayStore(AbstractStore):
             if self._closed.is_set():
                 raise ClosedError("the payload store is closed") from error
             encrypted = self._options.tls is not None
-            told = from_rpc_error(error, line.address, encrypted=encrypted)
+            is_one_of_many = len(self._lines) > 1
+            told = from_rpc_error(
+                error, line.address, encrypted=encrypted, is_one_of_many=is_one_of_many
+            )
             self._route.failed(place, told)
             raise _as_of_store(told) from error
         except StoreUnavailableError as error:  # It was silent.

@@ -21,8 +21,9 @@ RENEW_S: Final = 0.25
 ALIVE_S: Final = 1.0
 """Seconds for which a sign of life counts: three late ones in a row cost a leader its journal where
 somebody waits for it. On two cores that ten processes wanted, signs came 0.4 s late at most."""
-STARTING_S: Final = 10.0
-"""The same of the first sign, behind which the journal is read back before any other comes."""
+STARTING_S: Final = 3.0
+"""The same of the signs of a server that starts, which a thread shows beside one that reads the
+journal back: it may have to wait for it."""
 
 _PROC: Final = Path("/proc")
 

@@ -203,6 +203,8 @@ class RedisArchive:
         self._shown = redact(url)
         self._owner: str | None = None
         """Who had the journal when it was claimed, or first read; None: neither has happened."""
+        self._holder: Holder | None = None
+        """Who has claimed it through this."""
         with _translated_errors():
             self._client: Any = open_redis(url)
 
@@ -228,7 +230,15 @@ class RedisArchive:
             raise JournalHeldError(_holder(answer[1]), max(0, answer[2]) / 1000)
         claim = as_claim(answer[1], holder)
         self._owner = claim.to_text()
+        self._holder = holder
         return claim
+
+    def show_life(self) -> None:
+        """See JournalArchive."""
+        if self._holder is not None:
+            sign = (_sign_of(self._holder), "PX", round(STARTING_S * 1000))
+            with _translated_errors():
+                self._eval(_anyway("SET", ALIVE, *sign))
 
     def is_begun(self) -> bool:
         """See JournalArchive."""
@@ -397,8 +407,7 @@ class RedisWriter:
 
     def _sign_of_life(self) -> tuple[str, int]:
         """And for how many milliseconds it counts."""
-        holder = self._claim.holder
-        return f"{holder.token} {holder.to_text()}", round(ALIVE_S * 1000)
+        return _sign_of(self._claim.holder), round(ALIVE_S * 1000)
 
     async def _claim_again(self) -> None:
         """Raise the epoch beyond the one that was lost, so that nothing of it can come back."""
@@ -464,6 +473,10 @@ def _checked(answer: list[bytes]) -> Any:
 def _sequence_of(entry_id: bytes) -> int:
     """Of an entry of the stream; 0 for none."""
     return int(entry_id.split(b"-")[0] or 0)
+
+
+def _sign_of(holder: Holder) -> str:
+    return f"{holder.token} {holder.to_text()}"
 
 
 def _holder(alive: bytes) -> Holder:

@@ -113,6 +113,9 @@ class SqliteArchive:
         self._reserve.with_room(partial(_write_owner, self._connection, claim))
         return claim
 
+    def show_life(self) -> None:
+        """See JournalArchive: the lock is one."""
+
     def is_begun(self) -> bool:
         """See JournalArchive."""
         with _translated_errors():

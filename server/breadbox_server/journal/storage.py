@@ -61,7 +61,7 @@ class JournalNewerError(JournalError):
 
 
 class JournalArchive(Protocol):
-    """A journal as whoever reads it back sees it. Blocking; for one thread.
+    """A journal as whoever reads it back sees it. Blocking; for one thread, but for `show_life`.
 
     Raises (all methods):
         JournalUnavailableError: It cannot be reached.
@@ -85,6 +85,14 @@ class JournalArchive(Protocol):
 
         Raises:
             JournalHeldError: Another server shows signs of life; nothing was changed.
+        """
+
+    def show_life(self) -> None:
+        """Show a sign of life of who has claimed it through this; of nobody: nothing. Any thread.
+
+        Raises:
+            JournalTakenError: Another server has claimed it since.
+            JournalLostError: It has come back as it was before the claim.
         """
 
     def is_begun(self) -> bool:

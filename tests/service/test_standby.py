@@ -1,0 +1,62 @@
+"""What a standby says of itself while it has not read the journal yet."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from breadbox_server.core.buffers import BufferSet
+from breadbox_server.core.snapshot import BufferSnapshot
+from breadbox_server.journal.claims import Holder
+from breadbox_server.journal.storage import JournalUnavailableError, Sight
+from breadbox_server.metrics import Metrics
+from breadbox_server.standby import WARM_LAG_S_MAX, Follower, Standby
+from support.clock import ManualClock
+
+
+class EmptyJournal:
+    """One that a leader has just claimed and written nothing to."""
+
+    is_away = False
+
+    def look(self, first: int) -> Sight:
+        if self.is_away:
+            raise JournalUnavailableError("away")
+        leader = Holder("token", "host", 7)
+        return Sight(5, leader, 0.9, "first", newest=0, snapshot=0, turns=())
+
+
+def never(taken: Iterable[BufferSnapshot]) -> BufferSet:
+    raise AssertionError("there is no snapshot")
+
+
+def followed(journal: Any, clock: ManualClock) -> tuple[Standby, Follower]:
+    follower = Follower(journal, never, now=clock)
+    return Standby(follower, Metrics(CollectorRegistry())), follower
+
+
+def test_one_that_has_read_nothing_yet_says_so_and_is_not_ready_to_lead() -> None:
+    """Else who waits for it to be warm ends the leader while it reads."""
+    clock = ManualClock()
+    standby, follower = followed(EmptyJournal(), clock)
+    assert not standby.is_warm()
+    assert standby.reason().endswith("; has not read the journal yet")
+    clock.advance(0.1)
+    assert 0.1 == standby.refusal().lag_s
+
+    assert not follower.step()
+    assert standby.is_warm()
+    assert standby.reason().endswith("; 0 turns and 0.0 s behind")
+
+
+def test_one_that_has_not_reached_the_journal_for_a_while_is_not_ready_any_more() -> None:
+    clock = ManualClock()
+    journal = EmptyJournal()
+    standby, follower = followed(journal, clock)
+    follower.step()
+    clock.advance(WARM_LAG_S_MAX)
+    assert standby.is_warm()
+    clock.advance(0.1)
+    assert not standby.is_warm()
+    follower.step()
+    assert standby.is_warm()
