@@ -19,7 +19,7 @@ from support.eventually import eventually_sync
 from support.served import reason_of
 from support.token_files import bearer, line_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(180)]
 
 MIB = 2**20
 
@@ -73,7 +73,6 @@ def strangers(it: Ground, folder: Path, count: int) -> Iterator[list[Stranger]]:
         each.channel.close()
 
 
-@pytest.mark.long
 def test_writes_that_are_never_finished(tmp_path: Path) -> None:
     with ground(tmp_path, "--gateway", has_tokens=True) as it:
         is_over = threading.Event()
@@ -108,7 +107,6 @@ def test_payloads_that_are_never_announced(tmp_path: Path) -> None:
         assert {"", "GATEWAY_FULL"} == set(refused)
 
 
-@pytest.mark.long
 def test_readers_that_take_nothing(tmp_path: Path) -> None:
     with ground(tmp_path, "--gateway", has_tokens=True) as it:
 

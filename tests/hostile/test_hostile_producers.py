@@ -31,7 +31,6 @@ from support.load import CALL_S, SESSION, fragments_of
 from support.redis_server import RedisServer
 from support.served import info_of, reason_of
 from support.server_process import ServerProcess, status_bytes
-from support.tiers import long_but
 from support.token_files import bearer
 
 ADMITTED = fragment_pb2.ADMISSION_OUTCOME_ADMITTED
@@ -270,19 +269,17 @@ def report_tasks_that_are_none(target: Target, number: int) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "attack",
-    long_but(
-        1,
-        [
-            claim_sizes_and_pieces,
-            claim_many_pieces,
-            jump_in_the_name_of_another,
-            send_parts_that_are_empty,
-            report_tasks_that_are_none,
-        ],
-    ),
+    [
+        claim_sizes_and_pieces,
+        claim_many_pieces,
+        jump_in_the_name_of_another,
+        send_parts_that_are_empty,
+        report_tasks_that_are_none,
+    ],
 )
 def test_an_honest_pair_beside_a_producer_that_lies_is_unharmed(
     tmp_path: Path, attack: Callable[[Target, int], None]

@@ -57,6 +57,7 @@ def test_demo_learns_leaves_a_report_and_nothing_else(tmp_path: Path) -> None:
     assert [] == processes_of(tmp_path)
 
 
+@pytest.mark.long
 def test_demo_ends_with_status_1_at_its_time_limit(tmp_path: Path) -> None:
     done = subprocess.run(
         demo_command(tmp_path, "--target-return", "1000000", "--time-limit", "15"),

@@ -119,6 +119,7 @@ def test_it_goes_on_from_its_checkpoint(
     assert written[1]["episode_count"] <= written[2]["episode_count"]
 
 
+@pytest.mark.long
 def test_a_run_is_neither_overwritten_nor_mixed_unless_told_so(
     server: ServerProcess, tmp_path: Path, learners: Learners
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_run_is_neither_overwritten_nor_mixed_unless_told_so(
     assert [1, 2] == [record["update"] for record in records(tmp_path)]
 
 
+@pytest.mark.long
 def test_a_killed_learner_goes_on_where_its_checkpoint_was(
     server: ServerProcess, tmp_path: Path, learners: Learners
 ) -> None:
