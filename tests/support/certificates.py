@@ -42,6 +42,7 @@ class Authority:
     ) -> Signed:
         """Sign a certificate for a server at `host`, or for a client.
 
+        Of several, names or IP addresses, with commas, it is for each.
         A negative `valid` makes one that expired so long ago.
         """
         key = ec.generate_private_key(ec.SECP256R1())
@@ -51,7 +52,7 @@ class Authority:
             self._builder(subject, valid)
             .public_key(key.public_key())
             .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]),
+                x509.SubjectAlternativeName([_named(each) for each in host.split(",")]),
                 critical=False,
             )
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
@@ -78,3 +79,10 @@ class Authority:
             .not_valid_before(now - 2 * DAY)
             .not_valid_after(now + valid)
         )
+
+
+def _named(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
