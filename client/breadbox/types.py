@@ -405,6 +405,8 @@ class StoreConfig:
     server_version: str
     server_unix_s: float | None = None
     """The server's wall clock when it answered, in seconds since 1970; None: it did not say."""
+    journal_epoch: int = 0
+    """Of the server's claim of its journal; grows with every takeover. 0: it has no journal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ import re
 
 from breadbox.errors import TlsError, UnavailableError
 
-_NEVER_CONNECTED = "failed to connect"
-"""In gRPC's text where a connection was tried and none came about."""
+_NEVER_CONNECTED = re.compile("failed to connect|connections to all backends failing")
+"""In gRPC's text where connections were tried, to one server or to several, and none came about."""
 
 _CERTIFICATE = (
     (
@@ -53,6 +53,11 @@ _OTHER = (
         r"Domain name not found|DNS resolution failed|address lookup failed|errors resolving",
         "its name is not known here; look for a typing error, or use an address",
     ),
+    (
+        r"backend unhealthy",
+        "a server is there, and none leads of those that the name stands for: see that all servers "
+        "are among its records, and their logs",
+    ),
     (r"No such file or directory", "there is no such socket; is the server running?"),
 )
 
@@ -72,7 +77,7 @@ def unreachable(details: str, address: str, *, encrypted: bool) -> UnavailableEr
     for pattern, meaning in _OTHER:
         if re.search(pattern, details):
             return UnavailableError(f"no answer from {address}: {meaning}")
-    if _NEVER_CONNECTED not in details:
+    if _NEVER_CONNECTED.search(details) is None:
         return UnavailableError(f"no answer from {address}: {details}")
     for pattern, meaning in (*_CERTIFICATE, *_HANDSHAKE):
         if encrypted and re.search(pattern, details):

@@ -520,6 +520,7 @@ def store_config_from_wire(
         server_unix_s=(
             message.server_time.ToNanoseconds() * 1e-9 if message.HasField("server_time") else None
         ),
+        journal_epoch=message.journal_epoch,
     )
 
 

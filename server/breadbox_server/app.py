@@ -211,7 +211,7 @@ async def serving(
                     gateway = _open_gateway(settings, driver, clock, metrics, parts)
                     if gateway is not None:
                         stack.callback(gateway.close)
-                    entrance.lead_to(_build_service(settings, driver, metrics, gateway))
+                    entrance.lead_to(_build_service(settings, driver, metrics, gateway, books))
                     if not settings.is_standby:
                         listen()
                     ending.driver = driver
@@ -497,7 +497,7 @@ def _build_server(
 
 
 def _build_service(
-    settings: Settings, driver: Driver, metrics: Metrics, gateway: Gateway | None
+    settings: Settings, driver: Driver, metrics: Metrics, gateway: Gateway | None, books: Books
 ) -> ReplayBufferService:
     return ReplayBufferService(
         driver,
@@ -508,6 +508,7 @@ def _build_service(
             unannounced_s=settings.unannounced_s,
             piece_size_bytes=settings.piece_size_bytes,
             server_version=__version__,
+            journal_epoch=lambda: books.epoch,
         ),
         default_config=settings.default_config,
         gateway=gateway,

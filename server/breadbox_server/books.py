@@ -58,6 +58,11 @@ class Books:
     note_settings: Callable[[], None] = lambda: None
     """To be called once the core's first decisions are durable."""
 
+    @property
+    def epoch(self) -> int:
+        """Of this server's claim of the journal; 0: there is none."""
+        return 0 if self.journal is None else self.journal.custody.epoch
+
 
 @asynccontextmanager
 async def books_open(

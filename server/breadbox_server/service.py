@@ -4,7 +4,7 @@ Whatever a method raises is told to the caller by `breadbox_server.interceptors`
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
@@ -74,6 +74,8 @@ class StoreAdvice:
     unannounced_s: float
     piece_size_bytes: int
     server_version: str
+    journal_epoch: Callable[[], int] = int
+    """Of the server's claim of its journal, as it is now; 0: it has none."""
 
 
 class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServicer):
@@ -409,6 +411,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             piece_size_bytes=advice.piece_size_bytes,
             server_version=advice.server_version,
             server_time=server_time,
+            journal_epoch=advice.journal_epoch(),
         )
 
     async def ReportEpisodes(

@@ -760,6 +760,19 @@ def test_a_doctor_who_finds_nothing_says_so(
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+def test_a_doctor_says_since_which_takeover_the_server_leads(
+    address: str, fake: FakeService, tmp_path: Path
+) -> None:
+    """Also where nobody stands by who could say it."""
+    open_store(f"file://{tmp_path}").close()
+    leading = config_response(tmp_path)
+    leading.journal_epoch = 5
+    fake.will("GetStoreConfig", *[leading] * 3)
+    _, findings = examined(address)
+    told = ("good", "the server that answers leads, in epoch 5")
+    assert told == (findings["journal"]["verdict"], findings["journal"]["detail"])
+
+
 def test_a_doctor_says_which_of_several_servers_leads(
     address: str, fake: FakeService, tmp_path: Path
 ) -> None:

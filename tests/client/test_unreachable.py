@@ -61,6 +61,10 @@ def test_of_grpcs_words_only_the_cause_is_repeated() -> None:
         ),
         ("DNS resolution failed for host:1: C-ares status is not ARES_SUCCESS", "name is not"),
         (f"{HERE}Failed to connect to remote host: No such file or directory", "no such socket"),
+        (
+            "connections to all backends failing; last error: ipv4:127.0.0.2:1: backend unhealthy",
+            "none leads",
+        ),
         ("Socket closed", "Socket closed"),
         ("keepalive watchdog timeout", "watchdog"),
     ],

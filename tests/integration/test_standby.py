@@ -151,10 +151,13 @@ def test_the_first_of_two_leads_and_the_other_refuses_saying_who(
 ) -> None:
     with ExitStack() as stack:
         leader, standby = Pair(stack, redis, tmp_path).servers
-        Caller(stack, leader).start_session()
+        caller = Caller(stack, leader)
+        caller.start_session()
         with pytest.raises(grpc.RpcError) as caught:
             Caller(stack, standby).held()
         info = info_of(caught.value)
+        config = caller.call("GetStoreConfig", pb.GetStoreConfigRequest())
+        assert str(config.journal_epoch) == info.metadata["epoch"]
         assert (grpc.StatusCode.UNAVAILABLE, "STANDBY") == (caught.value.code(), info.reason)
         assert f"process {leader.pid} on" in info.metadata["leader"]
         assert 2 == health_of(stack, standby), "NOT_SERVING"

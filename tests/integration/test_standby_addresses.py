@@ -97,6 +97,14 @@ def test_each_server_shows_a_certificate_for_its_own_address(
 
 def test_a_name_with_a_record_for_each_server_leads_to_the_one_that_leads(crew: Crew) -> None:
     leader, standby = crew.pair(named=(NAME, NAME))
+    alone = crew.names(HOSTS[1])
+    with (
+        breadbox.connect(
+            f"dns://{alone.address}/{NAME}:{crew.port}", tls=crew.tls, reconnect_s=0, deadline_s=5
+        ) as lost,
+        pytest.raises(errors.UnavailableError, match="none leads of those"),
+    ):
+        lost.get_buffer()
     # The standby first, which a client that asks nobody for health might stay with.
     names = crew.names(HOSTS[1], HOSTS[0])
     client = crew.client(f"dns://{names.address}/{NAME}:{crew.port}")
@@ -120,6 +128,9 @@ def test_a_certificate_for_another_name_is_refused_whoever_leads(crew: Crew) -> 
     client.start_session()
     with pytest.raises(errors.TlsError, match="for another name"):
         crew.client(standby.address).get_buffer()
+    names = crew.names(HOSTS[0], HOSTS[1])
+    with pytest.raises(errors.TlsError, match="for another name"):
+        crew.client(f"dns://{names.address}/{NAME}:{crew.port}").get_buffer()
 
 
 def test_a_standby_refuses_tokens_as_the_leader_does_and_reads_them_again(crew: Crew) -> None:

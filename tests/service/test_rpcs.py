@@ -478,7 +478,7 @@ async def test_the_store_is_told_to_clients() -> None:
         reply = await it.stub.GetStoreConfig(pb.GetStoreConfigRequest(), timeout=CALL_S)
     assert "redis://:secret@fake.invalid:6379/0" == reply.store_url
     assert (120, 2**20) == (reply.unannounced_duration.seconds, reply.piece_size_bytes)
-    assert "0.1.0" == reply.server_version
+    assert ("0.1.0", 0) == (reply.server_version, reply.journal_epoch), "there is no journal"
 
 
 async def test_reported_episodes_are_counted() -> None:

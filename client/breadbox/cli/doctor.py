@@ -125,6 +125,9 @@ def examine(client: breadbox.Client, store_url: str | None) -> Iterator[Finding]
         yield Finding("store", Verdict.BAD, _one_line(error), _remedy(error))
     if config is None:
         return
+    if config.journal_epoch:
+        detail = f"the server that answers leads, in epoch {config.journal_epoch}"
+        yield Finding("journal", Verdict.GOOD, detail)
     yield _versions(config.server_version)
     yield _clock(client)
     yield _checked("store", lambda: _store(client, store_url or config.store_url))

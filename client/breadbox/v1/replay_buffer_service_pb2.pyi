@@ -421,18 +421,20 @@ class GetStoreConfigRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStoreConfigResponse(_message.Message):
-    __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version", "server_time")
+    __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version", "server_time", "journal_epoch")
     STORE_URL_FIELD_NUMBER: _ClassVar[int]
     UNANNOUNCED_DURATION_FIELD_NUMBER: _ClassVar[int]
     PIECE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVER_TIME_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_EPOCH_FIELD_NUMBER: _ClassVar[int]
     store_url: str
     unannounced_duration: _duration_pb2.Duration
     piece_size_bytes: int
     server_version: str
     server_time: _timestamp_pb2.Timestamp
-    def __init__(self, store_url: _Optional[str] = ..., unannounced_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., piece_size_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., server_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    journal_epoch: int
+    def __init__(self, store_url: _Optional[str] = ..., unannounced_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., piece_size_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., server_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., journal_epoch: _Optional[int] = ...) -> None: ...
 
 class ReportEpisodesRequest(_message.Message):
     __slots__ = ("buffer", "episodes")
