@@ -14,8 +14,8 @@ from breadbox.errors import (
     WaitElapsedError,
 )
 from breadbox.mirror import ReplayMirror
+from breadbox.mirror import following as following_module
 from breadbox.mirror import memory as memory_module
-from breadbox.mirror import replay as replay_module
 from breadbox.types import BufferConfig
 from mirror.fake_feed import FakeFeed
 from support.eventually import eventually_sync
@@ -31,8 +31,8 @@ def feed() -> FakeFeed:
 
 @pytest.fixture
 def mirror(feed: FakeFeed, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplayMirror]:
-    monkeypatch.setattr(replay_module, "POLL_S", 0.05)
-    monkeypatch.setattr(replay_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(following_module, "POLL_S", 0.05)
+    monkeypatch.setattr(following_module, "RETRY_S", 0.01)
     with ReplayMirror(feed, capacity_steps=100, seed=1) as made:
         yield made
 
@@ -194,7 +194,7 @@ def test_limits_for_on_policy_learners_are_told_of_once(
 def test_who_waits_is_told_what_keeps_the_steps(
     feed: FakeFeed, monkeypatch: pytest.MonkeyPatch, cause: str, words: str
 ) -> None:
-    monkeypatch.setattr(replay_module, "POLL_S", 0.1)
+    monkeypatch.setattr(following_module, "POLL_S", 0.1)
     if cause == "no session":
         feed.session_id = ""
     if cause == "silence":

@@ -5,6 +5,7 @@ steps is one gathering of rows however many arrays there are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 from breadbox.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
 from breadbox.fragment import Fragment, Tree
 from breadbox.mirror.frames import FrameLayout, FramePlan, FrameRing, Piece
-from breadbox.mirror.memory_map import lazy_array
 from breadbox.mirror.tensors import itself
 from breadbox.payload.dtypes import BFLOAT16, as_leaf, stored_array
 from breadbox.trees import (
@@ -66,6 +66,10 @@ class Leaf(NamedTuple):
     type_name: str
 
 
+ArrayFor = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+"""Gives memory: by name, of a shape, of a type."""
+
+
 class Rows(NamedTuple):
     """Rows that were gathered: bytes [..., row]."""
 
@@ -74,58 +78,91 @@ class Rows(NamedTuple):
     """What makes a leaf of an array."""
 
 
-class Columns:
-    """The memory of *capacity* steps that are like those of a fragment."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What steps are like, and how their arrays lie in rows; the same wherever the rows are."""
 
-    def __init__(
-        self, fragment: Fragment, capacity: int, frame_stack: Mapping[str, int] | None
-    ) -> None:
-        """Lay the columns out.
+    structures: dict[str, Structure]
+    leaves: dict[str, list[Leaf]]
+    """Of each tree of a fragment."""
+    columns: dict[str, Column]
+    row_bytes: int
+    frames: dict[str, FrameLayout]
+    """Of the observations that are not in rows, by path."""
+
+    @classmethod
+    def of(cls, fragment: Fragment, frame_stack: Mapping[str, int]) -> "Layout":
+        """Lay out what is like the steps of a fragment.
 
         Raises:
             InvalidRequestError: `frame_stack` names no array of the observations, or no axis of it.
             UnsupportedArrayError: An array cannot be kept.
         """
-        self.capacity = capacity
-        self._structures: dict[str, Structure] = {}
-        self._leaves: dict[str, list[Leaf]] = {}
+        structures: dict[str, Structure] = {}
+        every: dict[str, list[Leaf]] = {}
         for name in _TREES:
-            self._structures[name], self._leaves[name] = _leaves_of(name, getattr(fragment, name))
-        self._names = {
-            name: [leaf.path for leaf in leaves] for name, leaves in self._leaves.items()
-        }
-        self._next_names = ["next_" + path for path in self._names["obs"]]
-        self.rings: dict[str, FrameRing] = {}
+            structures[name], every[name] = _leaves_of(name, getattr(fragment, name))
+        frames: dict[str, FrameLayout] = {}
         small: dict[str, tuple[np.dtype[Any], tuple[int, ...], str]] = {
             name: (dtype, (), dtype.str) for name, dtype in _OWN.items()
         }
-        stacks = dict(frame_stack or {})
-        for name, leaves in self._leaves.items():
+        stacks = dict(frame_stack)
+        for name, leaves in every.items():
             for leaf in leaves:
                 axis = stacks.pop(leaf.path, None)
                 size_bytes = leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
                 if name == "obs" and (axis is not None or size_bytes >= FRAME_MIN_BYTES):
-                    layout = FrameLayout(leaf.shape, leaf.dtype, _axis_of(leaf, axis))
-                    self.rings[leaf.path] = FrameRing(layout, capacity)
+                    frames[leaf.path] = FrameLayout(leaf.shape, leaf.dtype, _axis_of(leaf, axis))
                     small[_at(leaf.path)] = small[_next_at(leaf.path)] = (_OWN["handle"], (), "<i8")
                     continue
                 small[leaf.path] = (leaf.dtype, leaf.shape, leaf.type_name)
                 if name == "obs":
                     small["next_" + leaf.path] = small[leaf.path]
         if stacks:
+            names = [leaf.path for leaf in every["obs"]]
             raise InvalidRequestError(
-                "frame_stack", f"names {sorted(stacks)}; observations have {self._names['obs']}"
+                "frame_stack", f"names {sorted(stacks)}; observations have {names}"
             )
-        self._columns, self.row_bytes = _laid_out(small)
-        self._rows = lazy_array((capacity, self.row_bytes), np.dtype(np.uint8))
+        columns, row_bytes = laid_out(small)
+        return cls(structures, every, columns, row_bytes, frames)
+
+
+class Columns:
+    """The memory of *capacity* steps of one layout.
+
+    Args:
+        layout: Of the steps.
+        capacity: Steps that there is room for.
+        array_for: What gives memory by a name of its own: "rows", or the path of frames.
+    """
+
+    def __init__(self, layout: Layout, capacity: int, array_for: ArrayFor) -> None:
+        self.capacity = capacity
+        self.row_bytes = layout.row_bytes
+        self._structures, self._leaves = layout.structures, layout.leaves
+        self._columns = layout.columns
+        self._names = {
+            name: [leaf.path for leaf in leaves] for name, leaves in self._leaves.items()
+        }
+        self._next_names = ["next_" + path for path in self._names["obs"]]
+        self.rings = {
+            path: FrameRing(each, capacity, lambda *like, path=path: array_for(path, *like))
+            for path, each in layout.frames.items()
+        }
+        self._rows = array_for("rows", (capacity, self.row_bytes), np.dtype(np.uint8))
         self._views = self._views_of(self._rows)
         self._scratch = np.zeros((1, self.row_bytes), np.uint8)
         self._scratch_views = self._views_of(self._scratch)
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of all rows, and of the frames that were written to."""
-        return self._rows.nbytes + sum(ring.size_bytes for ring in self.rings.values())
+    def row_size_bytes(self) -> int:
+        """Bytes of all rows."""
+        return int(self._rows.nbytes)
+
+    @property
+    def frame_size_bytes(self) -> int:
+        """Bytes of the frames that were written to."""
+        return sum(ring.size_bytes for ring in self.rings.values())
 
     def _views_of(self, rows: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
         return {
@@ -306,7 +343,7 @@ def _axis_of(leaf: Leaf, axis: int | None) -> int | None:
     return axis % len(leaf.shape)
 
 
-def _laid_out(
+def laid_out(
     small: Mapping[str, tuple[np.dtype[Any], tuple[int, ...], str]],
 ) -> tuple[dict[str, Column], int]:
     """Give each array its place in the row: such that each is aligned, the widest types first."""

@@ -1,6 +1,5 @@
 """Copies steps out of columns, into batches."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -87,20 +86,6 @@ def sequence_batch(
         value=columns.tree("value", gathered),
         extras=columns.tree("extras", gathered),
     )
-
-
-def copied(leaf: Any) -> Any:
-    """A copy of an array or tensor."""
-    return leaf.clone() if hasattr(leaf, "clone") else np.array(leaf)
-
-
-def stacked(leaves: Sequence[Any]) -> Any:
-    """Join arrays, or tensors, along a new first axis."""
-    if hasattr(leaves[0], "clone"):
-        import torch
-
-        return torch.stack(list(leaves))
-    return np.stack(leaves)
 
 
 def _emptied(leaf: Any, where: NDArray[np.bool_]) -> Any:

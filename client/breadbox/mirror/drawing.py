@@ -37,7 +37,7 @@ class Draws:
         index = self._held.index
         low, high = index.low, index.high
         drawn = self.rng.integers(low, high, count)
-        if not index.unusable:
+        if not index.unusable_count:
             return drawn
         usable = self._held.columns.column("is_usable")
         while len(wrong := np.flatnonzero(~usable[self._held.rows(drawn)])):
@@ -64,7 +64,8 @@ class Draws:
     ) -> tuple[Numbers, NDArray[np.float32]]:
         """Draw fragments whose first step is kept, and whose recurrent state is known."""
         index = self._held.index
-        fragments = index.fragments
+        fragments, states = index.fragments, index.states
+        assert states is not None
         drawn = np.full(count, NONE, dtype=np.int64)
         left = np.arange(count)
         for _ in range(_DRAWS_MAX):
@@ -72,9 +73,9 @@ class Draws:
                 steps, _ = self.by_priority(len(left), prioritised)
                 found = self._held.columns.column("fragment")[self._held.rows(steps)]
             else:
-                found = self.rng.integers(fragments.first, fragments.end, len(left))
+                found = self.rng.integers(index.fragment_low, fragments.end, len(left))
             fits = fragments.get("start", found) >= index.low
-            fits &= np.fromiter((number in index.states for number in found.tolist()), np.bool_)
+            fits &= states.has(found)
             drawn[left[fits]] = found[fits]
             left = left[~fits]
             if not len(left):
@@ -92,7 +93,7 @@ class Draws:
         for place, number in enumerate(drawn.tolist()):
             steps = np.arange(index.fragments.get("start", number), index.end_of(number))
             sums[place] = tree.weights(self._held.rows(steps)).sum()
-        weight = (sums / tree.total * len(index.states)) ** -prioritised.beta
+        weight = (sums / tree.total * index.state_count) ** -prioritised.beta
         normalised: NDArray[np.float32] = (weight / weight.max()).astype(np.float32)
         return normalised
 

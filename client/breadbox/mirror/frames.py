@@ -1,13 +1,13 @@
 """Large observations, each stored once: a ring of frames, with stacks of frames taken apart."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.errors import InvalidRequestError
-from breadbox.mirror.memory_map import lazy_array
 
 
 class Region(NamedTuple):
@@ -92,9 +92,19 @@ class FrameRing:
     Fragments lie in it side by side, in the order of arrival; the oldest go first. It takes memory
     as it fills. It grows up to a little more than what the steps need that are kept, since ends of
     episodes and fragments need frames of their own.
+
+    Args:
+        layout: Of the observations.
+        capacity_steps: For how many steps.
+        make_array: Gives memory of a shape and type.
     """
 
-    def __init__(self, layout: FrameLayout, capacity_steps: int) -> None:
+    def __init__(
+        self,
+        layout: FrameLayout,
+        capacity_steps: int,
+        make_array: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]],
+    ) -> None:
         self.layout = layout
         self._size_max = capacity_steps * (layout.depth + 2) + layout.depth + 2
         self._top = 0
@@ -102,7 +112,7 @@ class FrameRing:
         self._head = 0
         self._regions: deque[Region] = deque()
         element_count = int(np.prod(layout.frame_shape, dtype=np.int64))
-        self._frames = lazy_array((self._size_max, element_count), layout.dtype)
+        self._frames = make_array((self._size_max, element_count), layout.dtype)
         self._offsets = np.arange(1 - layout.depth, 1)
 
     @property

@@ -1,7 +1,9 @@
 """The steps that a memory holds, and how fragments get there."""
 
 import threading
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import numpy as np
@@ -9,44 +11,49 @@ from numpy.typing import NDArray
 
 from breadbox.errors import InvalidRequestError
 from breadbox.fragment import Fragment
-from breadbox.mirror.columns import Columns
-from breadbox.mirror.copying import copied
+from breadbox.mirror.columns import Columns, Layout
 from breadbox.mirror.frames import FramePlan
-from breadbox.mirror.index import StepIndex
+from breadbox.mirror.index import FilledIndex, Numbers, StepIndex
+from breadbox.mirror.memory_map import Memory
 from breadbox.mirror.outcomes import ends_of, following
 from breadbox.mirror.priorities import StepPriorities, SumTree
-from breadbox.trees import map_tree
+from breadbox.mirror.states import StateLayout, States
 
 CHUNK_STEP_BITS: Final = 24
 """Of a handle, for the step within its chunk; the chunk's id is above."""
+SPARE_PART: Final = 16
+"""One of so many steps of the capacity is the room that is kept beyond it."""
 
 
-class Holdings:
-    """Columns, index and priorities of the latest steps. Step s is in row s % capacity_steps.
+def row_count_of(capacity_steps: int) -> int:
+    """Rows for so many steps.
+
+    More than these, so that a step's memory is used again only some time after it is shown no more:
+    who has chosen it until then may still copy it.
+    """
+    return capacity_steps + capacity_steps // SPARE_PART
+
+
+class Holdings(ABC):
+    """Columns, index and priorities of the latest steps: step s is in row s % row_count.
 
     Args:
         capacity_steps: Steps that are kept; the oldest go first.
-        frame_stack: Paths of observations that are stacks of frames, and their axes.
     """
 
-    def __init__(self, capacity_steps: int, frame_stack: Mapping[str, int]) -> None:
+    index: StepIndex
+    priorities: StepPriorities
+
+    def __init__(self, capacity_steps: int) -> None:
         self.capacity_steps = capacity_steps
+        self.row_count = row_count_of(capacity_steps)
         self.changed = threading.Condition(threading.RLock())
-        """Guards everything but the columns' contents; told of each fragment."""
+        """Guards everything but the columns' contents; told of what comes."""
         self.inserted_count = 0
         """Steps taken in over its whole life."""
-        self._frame_stack = dict(frame_stack)
-        self._writing = threading.Lock()
+        self.size_bytes = 0
+        """Bytes of memory for steps: all of the rows, and the frames that were written to."""
         self._columns: Columns | None = None
-        self._next_handle = 0
-        self._chunk_offset = 0
-        """What is added to ids of chunks in handles."""
-        self._forget(0)
-
-    def _forget(self, next_number: int) -> None:
-        self._is_fresh = True
-        self.index = StepIndex(self.changed, next_number)
-        self.priorities = StepPriorities(self.capacity_steps)
 
     @property
     def columns(self) -> Columns:
@@ -59,36 +66,155 @@ class Holdings:
         """Steps that are kept."""
         return self.index.high - self.index.low
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of memory for steps: all of the rows, and the frames that were written to."""
-        return 0 if self._columns is None else self._columns.size_bytes
-
-    def rows(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def rows(self, numbers: Numbers) -> Numbers:
         """Rows of steps."""
-        return numbers % self.capacity_steps
+        return numbers % self.row_count
 
-    def kept_rows(self) -> NDArray[np.int64]:
+    def kept_rows(self) -> Numbers:
         """Rows of all steps that are kept, the oldest first."""
         return self.rows(np.arange(self.index.low, self.index.high))
 
     def tree(self, alpha: float) -> SumTree:
-        """Priorities to the power of *alpha*, by row."""
+        """Priorities to the power of *alpha*, by row; called under the lock."""
+        self._keep_priorities_up()
         tree = self.priorities.tree(alpha)
         if tree is None:
             rows = self.kept_rows()
             tree = self.priorities.weigh(alpha, rows, self.columns.column("is_usable")[rows])
         return tree
 
-    def clear(self) -> None:
-        """Forget all steps; numbers and handles are not used again."""
-        with self._writing, self.changed:
-            self._forget(self.index.high)
-            self._columns = None
-            self.changed.notify_all()
+    def _keep_priorities_up(self) -> None:
+        """Give priorities to the steps that came, and take them from those that went."""
+        known, low, high = self.priorities, self.index.low, self.index.high
+        if known.are_kept:
+            known.drop(self.slices(known.low, min(low, known.high) - known.low))
+            start = max(low, known.high)
+            rows = self.rows(np.arange(start, high))
+            unusable = rows[~self.columns.column("is_usable")[rows]]
+            known.add(self.slices(start, high - start), unusable)
+        known.low, known.high = low, high
 
+    def slices(self, number: int, count: int) -> list[slice]:
+        """The rows of so many steps, from this one on."""
+        if count <= 0:
+            return []
+        size = self.row_count
+        start = number % size
+        if start + count <= size:
+            return [slice(start, start + count)]
+        return [slice(start, size), slice(0, start + count - size)]
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """See what there is now; called under the lock."""
+
+    @abstractmethod
+    def still_has(self, number: int) -> bool:
+        """Whether the memory of this step, and of all after it, is as it was at `refresh`."""
+
+    @abstractmethod
+    def is_steady(self) -> bool:
+        """Whether nothing that can be looked up has gone since `refresh`."""
+
+    @abstractmethod
+    def held_up(self) -> AbstractContextManager[Any]:
+        """While nothing goes; called under the lock, and for moments only."""
+
+    @abstractmethod
+    def wait_for(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something is so, under the lock; returns whether it is.
+
+        Raises:
+            ReplayBufferError: Whatever `is_there` raises.
+        """
+
+    @abstractmethod
     def extend(self, fragment: Fragment, chunk_id: int | None) -> int:
         """Take in a fragment; see `StepMemory.extend`."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all steps; numbers and handles are not used again."""
+
+
+class FilledHoldings(Holdings):
+    """What this process fills itself: the index and the columns are the true ones.
+
+    Args:
+        capacity_steps: Steps that are kept; the oldest go first.
+        frame_stack: Paths of observations that are stacks of frames, and their axes.
+        memory: For all of it.
+    """
+
+    index: FilledIndex
+
+    def __init__(self, capacity_steps: int, frame_stack: Mapping[str, int], memory: Memory) -> None:
+        super().__init__(capacity_steps)
+        self.on_change: Callable[[], None] = lambda: None
+        """Called under the lock with every change of what can be seen."""
+        self.layout: Layout | None = None
+        """Of the steps; None: there were none yet."""
+        self.places: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
+        """Where the memory of the columns is, by name: place, shape and type."""
+        self.generation = 0
+        """Times that all steps were forgotten."""
+        self.layout_count = 0
+        """Layouts that there have been, of steps and states."""
+        self._frame_stack = dict(frame_stack)
+        self._memory = memory
+        self._writing = threading.Lock()
+        self._next_handle = 0
+        self._chunk_offset = 0
+        """What is added to ids of chunks in handles."""
+        self._forget(0)
+
+    def _forget(self, next_number: int) -> None:
+        self._is_fresh = True
+        self._columns, self.layout, self.places = None, None, {}
+        self.size_bytes = 0
+        self.index = FilledIndex(next_number, self._memory, self.changed, self.tell)
+        self.priorities = StepPriorities(self.row_count, next_number)
+
+    def tell(self) -> None:
+        """Have readers see what there is; called under the lock."""
+        self.on_change()
+        self.changed.notify_all()
+
+    # As of this moment, which the lock holds still ---------------------------------------------
+
+    def refresh(self) -> None:
+        """See `Holdings.refresh`."""
+
+    def still_has(self, number: int) -> bool:
+        """See `Holdings.still_has`."""
+        return self.index.floor <= number
+
+    def is_steady(self) -> bool:
+        """See `Holdings.is_steady`."""
+        return True
+
+    def held_up(self) -> AbstractContextManager[Any]:
+        """See `Holdings.held_up`."""
+        return self.changed
+
+    def wait_for(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
+        """See `Holdings.wait_for`."""
+        return self.changed.wait_for(is_there, timeout_s)
+
+    # Taking in ---------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """See `Holdings.clear`."""
+        with self._writing, self.changed:
+            with self._memory.letting_go():
+                self._forget(self.index.high)
+                self.generation += 1
+                self.layout_count += 1
+                self.tell()
+            self._memory.forget()
+
+    def extend(self, fragment: Fragment, chunk_id: int | None) -> int:
+        """See `Holdings.extend`."""
         with self._writing:
             return self._extend(fragment, chunk_id)
 
@@ -100,12 +226,13 @@ class Holdings:
             )
         handle = self._handle_for(chunk_id, count)
         if self._columns is None:
-            self._columns = Columns(fragment, self.capacity_steps, self._frame_stack)
-        columns = self._columns
+            self._begin(Layout.of(fragment, self._frame_stack))
+        columns = self.columns
         arrays = columns.leaves_of(fragment)
         ends = ends_of(fragment)
         small, pieces = following(columns, fragment, arrays, ends)
         plans = columns.plans(arrays, pieces)
+        state = self._state_of(fragment)
         with self.changed:
             places = self._make_room(columns, plans, count)
         unusable = [step for step in ends if not ends[step].is_usable]
@@ -129,17 +256,42 @@ class Holdings:
         values |= columns.small(arrays, small)
         for path, plan in plans.items():
             values |= columns.write_frames(path, plan, places[path])
-        positions = self._slices(arrival.start, count)
-        columns.write(positions, values)
-        state = map_tree(copied, fragment.in_state)
+        columns.write(self.slices(arrival.start, count), values)
         with self.changed:
             self.index.add(arrival, count=count, handle=handle, state=state, unusable=unusable)
-            self.priorities.add(positions, usable)
             self._next_handle = handle + count
             self._is_fresh = False
             self.inserted_count += count
-            self.changed.notify_all()
+            self.size_bytes = columns.row_size_bytes + columns.frame_size_bytes
+            self.tell()
         return handle
+
+    def _begin(self, layout: Layout) -> None:
+        """Make the columns for steps of a layout."""
+
+        def array_for(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+            array, place = self._memory.array(shape, dtype)
+            self.places[name] = place, shape, dtype
+            return array
+
+        columns = Columns(layout, self.row_count, array_for)
+        with self.changed:
+            self._columns, self.layout = columns, layout
+            self.layout_count += 1
+
+    def _state_of(self, fragment: Fragment) -> dict[str, NDArray[Any]] | None:
+        """The arrays of a fragment's recurrent state; None: it has none."""
+        if fragment.in_state is None:
+            return None
+        if self.index.states is None:
+            states = States(StateLayout.of(fragment.in_state), self.index.fragments.end)
+            with self.changed:
+                self.index.states = states
+                self.layout_count += 1
+        else:
+            states = self.index.states
+        where = f"fragment {fragment.fragment_index} of worker {fragment.worker_id!r}"
+        return states.checked(fragment.in_state, where)
 
     def _handle_for(self, chunk_id: int | None, count: int) -> int:
         """The handle of a fragment's first step."""
@@ -166,8 +318,9 @@ class Holdings:
         """Let the oldest steps go that are in the way; returns where frames go."""
         index = self.index
         number = index.fragments.end
-        is_filling = self.step_count + count <= self.capacity_steps
-        self._evict(columns, index.high + count - self.capacity_steps)
+        is_filling = index.high - index.floor + count <= self.row_count
+        index.retire_before(index.high + count - self.capacity_steps)
+        self._evict(columns, index.high + count - self.row_count)
         places = {}
         for path, plan in plans.items():
             ring = columns.rings[path]
@@ -178,20 +331,13 @@ class Holdings:
             places[path] = place
         return places
 
-    def _evict(self, columns: Columns, low: int) -> None:
-        """Let the steps go that are older than *low*."""
+    def _evict(self, columns: Columns, floor: int) -> None:
+        """Have the memory of the steps that are older than *floor* used again."""
         index = self.index
-        if low <= index.low:
+        if floor <= index.floor:
             return
-        self.priorities.drop(self._slices(index.low, low - index.low))
-        index.drop_before(low)
-        for ring in columns.rings.values():
-            ring.drop_before(index.fragments.first)
-
-    def _slices(self, number: int, count: int) -> list[slice]:
-        """The rows of so many steps, from this one on."""
-        size = self.capacity_steps
-        start = number % size
-        if start + count <= size:
-            return [slice(start, start + count)]
-        return [slice(start, size), slice(0, start + count - size)]
+        with self._memory.letting_go():
+            index.drop_before(floor)
+            for ring in columns.rings.values():
+                ring.drop_before(index.fragments.first)
+            self.tell()

@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.fragment import Fragment
+from breadbox.mirror.memory_map import Memory
+from breadbox.mirror.states import States
 from breadbox.mirror.tables import Table
 
 NONE: Final = -1
@@ -58,36 +61,120 @@ class Arrival:
 class StepIndex:
     """Which steps are kept, by number, and which of them belong together.
 
-    Steps, fragments and episodes are numbered in the order in which they came. One thread makes
-    arrivals; whoever reads or changes anything holds the lock.
+    Steps, fragments and episodes are numbered in the order in which they came. Whoever reads or
+    changes anything holds the lock.
 
     Args:
-        lock: Taken by what does not need to be called under it.
         start: Number of the first step.
     """
 
-    def __init__(self, lock: threading.Condition, start: int) -> None:
+    def __init__(self, start: int) -> None:
         self.low = start
-        """Number of the oldest step kept."""
+        """Number of the oldest step that is shown."""
+        self.floor = start
+        """Number of the oldest step whose memory is not used again yet; at most `low`."""
         self.high = start
         """Number of the next step."""
-        self.unusable: deque[int] = deque()
-        """Steps kept of which nobody knows what they led to: never drawn by themselves."""
-        self.fragments = Table(
-            start=np.int64, count=np.int64, handle=np.int64, next=np.int64, episode=np.int64
-        )
-        self.states: dict[int, Any] = {}
-        """Recurrent states at the beginning of fragments."""
-        self.episodes = Table(fragment=np.int64, offset=np.int64, start=np.int64, count=np.int64)
-        self._lock = lock
-        self._streams: dict[tuple[str, str], Stream] = {}
-        self._owners: dict[int, tuple[str, str]] = {}
-        self._whole: list[int] = []
+        self.unusable_count = 0
+        """Steps shown of which nobody knows what they led to: never drawn by themselves."""
+        self.fragment_low = 0
+        """Number of the oldest fragment of which a step is shown."""
+        self.fragments = Table("start", "count", "handle", "next", "episode")
+        self.episodes = Table("fragment", "offset", "start", "count")
+        self.whole = Table("episode")
+        """Episodes of which all steps came, in the order in which they ended."""
+        self.states: States | None = None
+        """Recurrent states at the beginning of fragments; None: there was none yet."""
+        self.state_count = 0
+        """Of fragments of which a step is shown."""
 
     @property
     def usable_count(self) -> int:
         """Steps that can be drawn."""
-        return self.high - self.low - len(self.unusable)
+        return self.high - self.low - self.unusable_count
+
+    # Looking up --------------------------------------------------------------------------------
+
+    def end_of(self, fragment: int) -> int:
+        """Number of the step behind a fragment's last."""
+        return int(self.fragments.get("start", fragment) + self.fragments.get("count", fragment))
+
+    def numbers_of(self, handles: Numbers) -> Numbers:
+        """Numbers of the steps with these handles; NONE of those that are not kept."""
+        fragments = self.fragments
+        found = fragments.last_at_most("handle", handles)
+        inside = found >= fragments.first
+        found = np.where(inside, found, fragments.first)
+        if not len(fragments):
+            return np.full(len(handles), NONE, dtype=np.int64)
+        offsets = handles - fragments.get("handle", found)
+        inside &= offsets < fragments.get("count", found)
+        numbers = fragments.get("start", found) + offsets
+        return np.where(inside & (numbers >= self.low), numbers, NONE)
+
+    def onwards(
+        self, starts: Numbers, owners: Numbers, offsets: Numbers
+    ) -> tuple[Numbers, NDArray[np.bool_]]:
+        """Numbers [B, L] of the steps so many behind each start, of the same worker.
+
+        Args:
+            starts: Numbers [B] of steps that are kept.
+            owners: Numbers [B] of their fragments.
+            offsets: [B, L], each at least 0.
+
+        Returns:
+            The numbers; where there are none, the start's, and False in the mask.
+        """
+        fragments = self.fragments
+        owner = np.broadcast_to(owners[:, None], offsets.shape).copy()
+        offset = starts[:, None] - fragments.get("start", owner) + offsets
+        mask = np.ones(owner.shape, dtype=np.bool_)
+        while True:
+            counts = fragments.get("count", owner)
+            beyond = mask & (offset >= counts)
+            if not beyond.any():
+                break
+            following = fragments.get("next", owner)
+            # What came after this look at a memory that another process fills is not shown yet.
+            mask &= ~(beyond & ((following == NONE) | (following >= fragments.end)))
+            beyond &= mask
+            offset[beyond] -= counts[beyond]
+            owner[beyond] = following[beyond]
+        numbers = fragments.get("start", owner) + offset
+        return np.where(mask, numbers, starts[:, None]), mask
+
+    def whole_episodes(self) -> Numbers:
+        """Numbers of the episodes that are shown from their first step to their end."""
+        whole = self.whole.kept("episode")
+        return whole[self._are_held_whole(whole)]
+
+    def _are_held_whole(self, numbers: Numbers) -> NDArray[np.bool_]:
+        known = numbers >= self.episodes.first
+        if len(self.episodes):
+            known &= self.episodes.get("start", numbers) >= self.low
+        return known
+
+
+class FilledIndex(StepIndex):
+    """An index that one thread fills.
+
+    Args:
+        start: Number of the first step.
+        memory: For what it knows.
+        lock: Taken by what does not need to be called under it.
+        tell: Called under the lock, before memory is used again that others may read.
+    """
+
+    def __init__(
+        self, start: int, memory: Memory, lock: threading.Condition, tell: Callable[[], None]
+    ) -> None:
+        super().__init__(start)
+        self._memory = memory
+        self._lock = lock
+        self._tell = tell
+        self._unusable: deque[int] = deque()
+        self._streams: dict[tuple[str, str], Stream] = {}
+        self._owners: dict[int, tuple[str, str]] = {}
 
     # Coming and going --------------------------------------------------------------------------
 
@@ -155,13 +242,25 @@ class StepIndex:
                 open_ = [each.episode for each in self._streams.values()]
                 needed = [*open_, *lowest.tolist()]
                 episodes.drop_before(min([floor, *(each for each in needed if each != NONE)]))
-                self._whole = [each for each in self._whole if self._is_held_whole(each)]
+                if 4 * len(episodes) > 3 * episodes.size:
+                    episodes.grow(self._memory)  # Or this was to be done for a few again and again.
+                self._tell()
             return episodes.append(
-                fragment=arrival.number, offset=offset, start=arrival.start + offset, count=0
+                self._memory,
+                fragment=arrival.number,
+                offset=offset,
+                start=arrival.start + offset,
+                count=0,
             )
 
     def add(
-        self, arrival: Arrival, *, count: int, handle: int, state: Any, unusable: list[int]
+        self,
+        arrival: Arrival,
+        *,
+        count: int,
+        handle: int,
+        state: Mapping[str, NDArray[Any]] | None,
+        unusable: list[int],
     ) -> None:
         """Let readers see a fragment that is written.
 
@@ -169,96 +268,68 @@ class StepIndex:
             arrival: Where it goes.
             count: Its steps.
             handle: Of the first.
-            state: Its recurrent state; None: it has none.
+            state: Its recurrent state, as `States.checked` gives it; None: it has none.
             unusable: Which of its steps cannot be learned from.
         """
         number = arrival.number
+        if len(self.whole) + len(arrival.ended) > self.whole.size:
+            self._drop_whole()
+        self.fragments.append(
+            self._memory,
+            start=arrival.start,
+            count=count,
+            handle=handle,
+            next=NONE,
+            episode=arrival.lowest,
+        )
+        if self.states is not None:
+            self.states.append(self._memory, state)
+            self.state_count += state is not None
         if arrival.before != NONE:
             self.fragments.set("next", arrival.before, number)
-        self.fragments.append(
-            start=arrival.start, count=count, handle=handle, next=NONE, episode=arrival.lowest
-        )
         self._owners[number] = arrival.owner
-        if state is not None:
-            self.states[number] = state
         self._streams[arrival.owner] = arrival.stream
         self.high = arrival.start + count
-        self.unusable.extend(step + arrival.start for step in unusable)
+        self._unusable.extend(step + arrival.start for step in unusable)
+        self.unusable_count += len(unusable)
         for episode, length in arrival.ended:
             self.episodes.set("count", episode, length)
-            self._whole.append(episode)
+            self.whole.append(self._memory, episode=episode)
 
-    def drop_before(self, low: int) -> None:
-        """Forget the steps that are older than *low*."""
+    def _drop_whole(self) -> None:
+        """Forget the episodes at the front that are not whole any more."""
+        are_held = self._are_held_whole(self.whole.kept("episode"))
+        oldest = int(are_held.argmax()) if are_held.any() else len(are_held)
+        self.whole.drop_before(self.whole.first + oldest)
+        if 4 * len(self.whole) > 3 * self.whole.size:
+            self.whole.grow(self._memory)
+        self._tell()
+
+    def retire_before(self, low: int) -> None:
+        """Show the steps that are older than *low* no more."""
+        if low <= self.low:
+            return
         self.low = low
-        while self.unusable and self.unusable[0] < low:
-            self.unusable.popleft()
+        while self._unusable and self._unusable[0] < low:
+            self._unusable.popleft()
+            self.unusable_count -= 1
+        while self.fragment_low < self.fragments.end and self.end_of(self.fragment_low) <= low:
+            if self.states is not None:
+                self.state_count -= int(self.states.has(np.array([self.fragment_low]))[0])
+            self.fragment_low += 1
+
+    def drop_before(self, floor: int) -> None:
+        """Forget the steps that are older than *floor*: their memory is used again."""
+        self.retire_before(floor)
+        self.floor = floor
         fragments = self.fragments
         while len(fragments):
             oldest = fragments.first
-            if self.end_of(oldest) > low:
+            if self.end_of(oldest) > floor:
                 break
             owner = self._owners.pop(oldest)
             if self._streams[owner].fragment == oldest:
                 del self._streams[owner]
-            self.states.pop(oldest, None)
             fragments.drop_before(oldest + 1)
-
-    # Looking up --------------------------------------------------------------------------------
-
-    def end_of(self, fragment: int) -> int:
-        """Number of the step behind a fragment's last."""
-        return int(self.fragments.get("start", fragment) + self.fragments.get("count", fragment))
-
-    def numbers_of(self, handles: Numbers) -> Numbers:
-        """Numbers of the steps with these handles; NONE of those that are not kept."""
-        fragments = self.fragments
-        found = fragments.last_at_most("handle", handles)
-        inside = found >= fragments.first
-        found = np.where(inside, found, fragments.first)
-        if not len(fragments):
-            return np.full(len(handles), NONE, dtype=np.int64)
-        offsets = handles - fragments.get("handle", found)
-        inside &= offsets < fragments.get("count", found)
-        numbers = fragments.get("start", found) + offsets
-        return np.where(inside & (numbers >= self.low), numbers, NONE)
-
-    def onwards(
-        self, starts: Numbers, owners: Numbers, offsets: Numbers
-    ) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Numbers [B, L] of the steps so many behind each start, of the same worker.
-
-        Args:
-            starts: Numbers [B] of steps that are kept.
-            owners: Numbers [B] of their fragments.
-            offsets: [B, L], each at least 0.
-
-        Returns:
-            The numbers; where there are none, the start's, and False in the mask.
-        """
-        fragments = self.fragments
-        owner = np.broadcast_to(owners[:, None], offsets.shape).copy()
-        offset = starts[:, None] - fragments.get("start", owner) + offsets
-        mask = np.ones(owner.shape, dtype=np.bool_)
-        while True:
-            counts = fragments.get("count", owner)
-            beyond = mask & (offset >= counts)
-            if not beyond.any():
-                break
-            following = fragments.get("next", owner)
-            mask &= ~(beyond & (following == NONE))
-            beyond &= mask
-            offset[beyond] -= counts[beyond]
-            owner[beyond] = following[beyond]
-        numbers = fragments.get("start", owner) + offset
-        return np.where(mask, numbers, starts[:, None]), mask
-
-    def whole_episodes(self) -> Numbers:
-        """Numbers of the episodes that are kept from their first step to their end."""
-        self._whole = [each for each in self._whole if self._is_held_whole(each)]
-        return np.array(self._whole, dtype=np.int64)
-
-    def _is_held_whole(self, episode: int) -> bool:
-        return episode >= self.episodes.first and bool(
-            self.episodes.get("start", episode) >= self.low
-        )
+        if self.states is not None:
+            self.states.drop_before(fragments.first)

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
@@ -15,18 +16,21 @@ from breadbox.ahead import run_ahead
 from breadbox.errors import InvalidRequestError, WaitElapsedError
 from breadbox.fragment import Fragment, Tree
 from breadbox.mirror.batches import Prioritised, SequenceBatch, StepBatch
-from breadbox.mirror.copying import sequence_batch, stacked
+from breadbox.mirror.copying import sequence_batch
 from breadbox.mirror.drawing import Draws, RewardMap
 from breadbox.mirror.hindsight import GoalStrategy, Relabel, relabelled_with
-from breadbox.mirror.holdings import Holdings
+from breadbox.mirror.holdings import FilledHoldings, Holdings
 from breadbox.mirror.index import NONE, Numbers
-from breadbox.trees import map_tree
+from breadbox.mirror.memory_map import PrivateMemory
 from breadbox.types import Device
 
 _log = logging.getLogger(__name__)
 
 WAIT_PERIOD_S: Final = 30.0
 """Seconds between two lines about a wait that goes on."""
+
+ATTEMPTS: Final = 4
+"""Times that something is drawn or looked up before whoever fills the memory is held up for it."""
 
 Result = TypeVar("Result")
 
@@ -58,35 +62,40 @@ class StepMemory:
         seed: int | None = None,
         frame_stack: Mapping[str, int] | None = None,
     ) -> None:
-        _check_whole("capacity_steps", capacity_steps, 1)
-        self.capacity_steps = capacity_steps
+        check_whole("capacity_steps", capacity_steps, 1)
+        self._begin(FilledHoldings(capacity_steps, frame_stack or {}, PrivateMemory()), seed)
+
+    def _begin(self, held: Holdings, seed: int | None) -> None:
+        self.capacity_steps = held.capacity_steps
         self.late_update_count = 0
         """Priorities that were updated of steps no longer kept: ignored."""
-        self._held = Holdings(capacity_steps, frame_stack or {})
-        self._changed = self._held.changed
+        self._held = held
+        self._changed = held.changed
         """Guards everything below but the columns' contents; told of each fragment."""
-        self._draws = Draws(self._held, np.random.default_rng(seed))
-        self._failure: BaseException | None = None
-        """What ended whoever fills it: raised by the next call that draws or waits."""
+        self._draws = Draws(held, np.random.default_rng(seed))
         self._sampled_count = 0
-        self._waiting_count = 0
-        """Threads that wait for steps."""
 
     # What it holds -----------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Steps that can be sampled."""
-        return self._held.index.usable_count
+        with self._changed:
+            self._held.refresh()
+            return self._held.index.usable_count
 
     @property
     def step_count(self) -> int:
         """Steps that are kept: those too of which nobody knows what they led to."""
-        return self._held.step_count
+        with self._changed:
+            self._held.refresh()
+            return self._held.step_count
 
     @property
     def inserted_step_count(self) -> int:
         """Steps taken in over its whole life."""
-        return self._held.inserted_count
+        with self._changed:
+            self._held.refresh()
+            return self._held.inserted_count
 
     @property
     def sampled_step_count(self) -> int:
@@ -96,7 +105,9 @@ class StepMemory:
     @property
     def size_bytes(self) -> int:
         """Bytes of memory for steps: all of the rows, and the frames that were written to."""
-        return self._held.size_bytes
+        with self._changed:
+            self._held.refresh()
+            return self._held.size_bytes
 
     def wait_until(self, steps: int, timeout_s: float | None = None) -> None:
         """Wait until so many steps can be sampled. Logs what is awaited every 30 s.
@@ -132,18 +143,15 @@ class StepMemory:
         count = count or self.__len__
         begun_at = time.monotonic()
         waited_s = 0.0
+
+        def is_over() -> bool:
+            self._raise_failure()
+            return is_there()
+
         while True:
             left_s = WAIT_PERIOD_S if timeout_s is None else timeout_s - waited_s
-            with self._changed:
-                self._waiting_count += 1
-                try:
-                    is_over = self._changed.wait_for(
-                        lambda: self._failure is not None or is_there(), min(left_s, WAIT_PERIOD_S)
-                    )
-                finally:
-                    self._waiting_count -= 1
-                self._raise_failure()
-                if is_over:
+            with self._waiting(), self._changed:
+                if self._held.wait_for(is_over, min(left_s, WAIT_PERIOD_S)):
                     return
             waited_s = time.monotonic() - begun_at
             reason = f"{what} wanted, {count()} there"
@@ -153,6 +161,13 @@ class StepMemory:
                 raise WaitElapsedError(waited_s, reason)
             if left_s >= WAIT_PERIOD_S:
                 _log.warning("waited %.0f s so far: %s", waited_s, reason)
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """While somebody waits for steps."""
+        return nullcontext()
+
+    def _raise_failure(self) -> None:
+        """Raise what ended whoever fills it."""
 
     def _why_nothing_comes(self) -> str:
         """What keeps whoever fills it from doing so, as far as it knows."""
@@ -195,24 +210,46 @@ class StepMemory:
         Args:
             choose: Called under the lock; returns the steps that are read, and what copies them.
         """
-        with self._changed:
-            self._require_steps()
-            steps, copy = choose()
-        copied = copy()
-        with self._changed:
-            if not len(steps) or self._held.index.low <= steps.min():
+        held = self._held
+        for _ in range(ATTEMPTS):
+            with self._changed:
+                held.refresh()
+                self._require_steps()
+                try:
+                    steps, copy = choose()
+                except (InvalidRequestError, AssertionError, IndexError):
+                    # What it looked at was written over meanwhile, by another process.
+                    if held.is_steady():
+                        raise
+                    continue
+            copied = copy()
+            if not len(steps) or held.still_has(int(steps.min())):
                 return copied
+        with self._changed, held.held_up():
+            held.refresh()
             self._require_steps()
             _, copy = choose()
             return copy()
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+    def _look_up(self, look: Callable[[], Result]) -> Result:
+        """Look something up, again if something went meanwhile; called under the lock.
+
+        Args:
+            look: Changes nothing.
+        """
+        held = self._held
+        for _ in range(ATTEMPTS):
+            held.refresh()
+            found = look()
+            if held.is_steady():
+                return found
+        with held.held_up():
+            held.refresh()
+            return look()
 
     def _require_steps(self) -> None:
         self._raise_failure()
-        if not len(self):
+        if not self._held.index.usable_count:
             raise InvalidRequestError("batch_size", "finds no step to sample; see wait_until")
 
     def sample(
@@ -245,8 +282,8 @@ class StepMemory:
             InvalidRequestError: An argument is out of its range, there is no such device, or there
                 is no step to sample.
         """
-        _check_whole("batch_size", batch_size, 1, 1 << 24)
-        _check_whole("n_step", n_step, 1, 1024)
+        check_whole("batch_size", batch_size, 1, 1 << 24)
+        check_whole("n_step", n_step, 1, 1024)
         _check_number("gamma", gamma, 0, 1)
         how = _how(prioritised)
 
@@ -287,19 +324,18 @@ class StepMemory:
             InvalidRequestError: An argument is out of its range, there is no such device, or there
                 is no step to sample.
         """
-        _check_whole("batch_size", batch_size, 1, 1 << 24)
-        _check_whole("length", length, 1, 1 << 16)
-        _check_whole("burn_in", burn_in, 0, (1 << 16) - length)
+        check_whole("batch_size", batch_size, 1, 1 << 24)
+        check_whole("length", length, 1, 1 << 16)
+        check_whole("burn_in", burn_in, 0, (1 << 16) - length)
         how = _how(prioritised)
 
         def choose() -> tuple[Numbers, Callable[[], SequenceBatch]]:
             state: Tree = None
             weight = np.ones(batch_size, np.float32)
             index = self._held.index
-            if index.states:
+            if index.states is not None and index.state_count:
                 drawn, weight = self._draws.fragments(batch_size, how)
-                states = [index.states[number] for number in drawn.tolist()]
-                state = map_tree(lambda *leaves: stacked(leaves), *states)
+                state = index.states.stacked(drawn)
                 starts = index.fragments.get("start", drawn)
             elif how:
                 starts, weight = self._draws.by_priority(batch_size, how)
@@ -325,7 +361,7 @@ class StepMemory:
         Raises:
             InvalidRequestError: `count` is out of its range, or no whole episode is kept.
         """
-        _check_whole("count", count, 1, 1 << 16)
+        check_whole("count", count, 1, 1 << 16)
 
         def choose() -> tuple[Numbers, Callable[[], list[StepBatch]]]:
             starts, lengths = self._draws.whole_episodes(count)
@@ -369,8 +405,8 @@ class StepMemory:
         Raises:
             InvalidRequestError: An argument is out of its range, or no whole episode is kept.
         """
-        _check_whole("batch_size", batch_size, 1, 1 << 24)
-        _check_whole("goals_per_step", goals_per_step, 0, 1 << 16)
+        check_whole("batch_size", batch_size, 1, 1 << 24)
+        check_whole("goals_per_step", goals_per_step, 0, 1 << 16)
         _check_number("gamma", gamma, 0, 1)
         if strategy not in get_args(GoalStrategy):
             raise InvalidRequestError(
@@ -432,7 +468,7 @@ class StepMemory:
             InvalidRequestError: An argument is out of its range, there is no such device, or there
                 is no step to sample.
         """
-        _check_whole("prefetch", prefetch, 0, 1024)
+        check_whole("prefetch", prefetch, 0, 1024)
         if samples_per_insert is not None and not (
             isinstance(samples_per_insert, int | float | np.number) and samples_per_insert > 0
         ):
@@ -501,17 +537,22 @@ class StepMemory:
             )
         values, wanted = values[wanted >= 0], wanted[wanted >= 0]
         held = self._held
+
+        def look() -> tuple[NDArray[np.bool_], Numbers, NDArray[np.bool_]]:
+            numbers = held.index.numbers_of(wanted)
+            is_kept = np.not_equal(numbers, NONE)
+            rows = held.rows(numbers[is_kept])
+            return is_kept, rows, held.columns.column("is_usable")[rows]
+
         with self._changed:
+            held.refresh()
             if not held.step_count:
                 self.late_update_count += len(wanted)
                 return 0
+            is_kept, rows, usable = self._look_up(look)
             held.tree(held.priorities.alpha)  # Made now, if there was no draw by priority yet.
-            numbers = held.index.numbers_of(wanted)
-            is_kept = numbers != NONE
-            self.late_update_count += int(len(numbers) - is_kept.sum())
-            rows, values = held.rows(numbers[is_kept]), values[is_kept]
-            usable = held.columns.column("is_usable")[rows]
-            rows, values = rows[usable], values[usable]
+            self.late_update_count += int(len(is_kept) - is_kept.sum())
+            rows, values = rows[usable], values[is_kept][usable]
             if len(rows):
                 held.priorities.update(rows, values)
             return len(rows)
@@ -520,26 +561,33 @@ class StepMemory:
         """Priorities of steps, float64[B]; NaN of those that are no longer kept."""
         held, wanted = self._held, _flat(handles).astype(np.int64)
         with self._changed:
+            held.refresh()
             if not held.step_count:
                 return np.full(len(wanted), np.nan)
+            numbers = self._look_up(lambda: held.index.numbers_of(wanted))
             held.tree(held.priorities.alpha)  # Made now, if there was no draw by priority yet.
-            numbers = held.index.numbers_of(wanted)
             return np.where(numbers != NONE, held.priorities.of(held.rows(numbers)), np.nan)
 
     # Direct access -----------------------------------------------------------------------------
 
     def handles(self) -> Numbers:
         """Handles of all steps that are kept, the oldest first, int64[step_count]."""
-        with self._changed:
-            if not self._held.step_count:
+        held = self._held
+
+        def look() -> Numbers:
+            if not held.step_count:
                 return np.empty(0, np.int64)
-            handles: Numbers = self._held.columns.column("handle")[self._held.kept_rows()]
+            handles: Numbers = held.columns.column("handle")[held.kept_rows()]
             return handles
+
+        with self._changed:
+            return self._look_up(look)
 
     def holds(self, handles: ArrayLike) -> NDArray[np.bool_]:
         """Whether each of some steps is kept, bool[B]."""
+        wanted = _flat(handles).astype(np.int64)
         with self._changed:
-            return np.not_equal(self._held.index.numbers_of(_flat(handles).astype(np.int64)), NONE)
+            return np.not_equal(self._look_up(lambda: self._held.index.numbers_of(wanted)), NONE)
 
     def at(
         self,
@@ -556,11 +604,13 @@ class StepMemory:
             InvalidRequestError: A position is out of range.
         """
         wanted = _flat(positions).astype(np.int64)
-        _check_whole("n_step", n_step, 1, 1024)
+        check_whole("n_step", n_step, 1, 1024)
 
         def choose() -> tuple[Numbers, Callable[[], StepBatch]]:
-            if len(wanted) and not 0 <= wanted.min() <= wanted.max() < self.step_count:
-                raise InvalidRequestError("positions", f"must be from 0 to {self.step_count - 1}")
+            if len(wanted) and not 0 <= wanted.min() <= wanted.max() < self._held.step_count:
+                raise InvalidRequestError(
+                    "positions", f"must be from 0 to {self._held.step_count - 1}"
+                )
             starts = wanted + self._held.index.low
             weight = np.ones(len(starts), np.float32)
             return starts, self._draws.windows_at(starts, n_step, gamma, weight, device, reward_map)
@@ -581,7 +631,7 @@ class StepMemory:
             InvalidRequestError: One is no longer kept; `holds` tells which are.
         """
         wanted = _flat(handles).astype(np.int64)
-        _check_whole("n_step", n_step, 1, 1024)
+        check_whole("n_step", n_step, 1, 1024)
 
         def choose() -> tuple[Numbers, Callable[[], StepBatch]]:
             starts = self._held.index.numbers_of(wanted)
@@ -617,7 +667,7 @@ def _how(prioritised: bool | Prioritised) -> Prioritised | Literal[False]:
     return Prioritised() if prioritised else False
 
 
-def _check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
+def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
     """Raise if an argument is not a whole number in its range.
 
     Raises:

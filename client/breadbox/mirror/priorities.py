@@ -76,19 +76,33 @@ class SumTree:
 
 
 class StepPriorities:
-    """The priorities of rows; kept from the first time on that somebody asks. Not thread-safe."""
+    """The priorities of rows; kept from the first time on that somebody asks. Not thread-safe.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: Number of rows.
+        start: Number of the first step.
+    """
+
+    def __init__(self, size: int, start: int) -> None:
         self._size = size
         self._alpha = Prioritised().alpha
         self._tree: SumTree | None = None
         self._values: NDArray[np.float64] | None = None
         self._max = 1.0
+        self.low = start
+        """Steps before this one have none any more."""
+        self.high = start
+        """Steps from this one on have none yet."""
 
     @property
     def alpha(self) -> float:
         """Exponent of the latest draw."""
         return self._alpha
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether somebody has asked."""
+        return self._tree is not None
 
     def tree(self, alpha: float) -> SumTree | None:
         """Priorities to the power of *alpha* as weights; None: `weigh` makes such a tree."""
@@ -124,23 +138,20 @@ class StepPriorities:
         self._tree.set(rows, self._weights(values))
         self._max = max(self._max, float(values.max()))
 
-    def add(self, places: list[slice], usable: NDArray[np.bool_]) -> None:
-        """Give the rows of new steps the highest priority there was."""
-        if self._tree is None:
-            return
+    def add(self, places: list[slice], unusable: NDArray[np.int64]) -> None:
+        """Give the rows of new steps the highest priority there was; 0 to the unusable ones."""
+        assert self._tree is not None
         assert self._values is not None
         for each in places:
             self._values[each] = self._max
             self._tree.fill(each.start, each.stop, self._max**self._alpha)
-        if not usable.all():
-            rows = np.concatenate([np.arange(each.start, each.stop) for each in places])[~usable]
-            self._values[rows] = 0.0
-            self._tree.set(rows, np.zeros(len(rows)))
+        if len(unusable):
+            self._values[unusable] = 0.0
+            self._tree.set(unusable, np.zeros(len(unusable)))
 
     def drop(self, places: list[slice]) -> None:
         """Have the rows of steps that go not be drawn."""
-        if self._tree is None:
-            return
+        assert self._tree is not None
         for each in places:
             self._tree.fill(each.start, each.stop, 0.0)
 

@@ -1,41 +1,62 @@
 """Records in the order of their numbers: appended at one end, dropped at the other."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-_SIZE_MIN = 64
+from breadbox.mirror.memory_map import NOWHERE, Memory
+
+SIZE_MIN: Final = 64
+INT64: Final = np.dtype(np.int64)
 
 
 class Table:
-    """Records numbered from 0 upwards; numbers are never used again.
+    """Records of whole numbers, numbered from 0 upwards; numbers are never used again.
 
-    Columns are rings whose size is a power of two, and grows as needed. Not thread-safe.
+    Columns are rings whose size is a power of two, and grows as needed: into other memory, so that
+    who reads the old one is not disturbed. Not thread-safe.
     """
 
-    def __init__(self, **dtypes: type) -> None:
+    def __init__(self, *names: str) -> None:
         self.first = 0
         """Number of the oldest record that is kept."""
         self.end = 0
         """Number of the next record."""
-        self._mask = _SIZE_MIN - 1
-        self._columns: dict[str, NDArray[Any]] = {
-            name: np.zeros(_SIZE_MIN, dtype) for name, dtype in dtypes.items()
-        }
+        self.place = NOWHERE
+        """Of its memory."""
+        self._names = names
+        self._mask = -1
+        self._columns: dict[str, NDArray[np.int64]] = {}
 
     def __len__(self) -> int:
         return self.end - self.first
+
+    @property
+    def size(self) -> int:
+        """Records that there is room for."""
+        return self._mask + 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of its memory."""
+        return len(self._names), self.size
 
     @property
     def is_at_size(self) -> bool:
         """Whether the next record makes the table grow."""
         return len(self) > self._mask
 
-    def append(self, **values: Any) -> int:
+    def lie_in(self, memory: NDArray[np.int64], place: int = NOWHERE) -> None:
+        """Use other memory, int64[names, size], as it is."""
+        self._columns = dict(zip(self._names, memory, strict=True))
+        self._mask = memory.shape[1] - 1
+        self.place = place
+
+    def append(self, memory: Memory, **values: int) -> int:
         """Add a record; returns its number."""
         if self.is_at_size:
-            self._grow()
+            self.grow(memory)
         for name, value in values.items():
             self._columns[name][self.end & self._mask] = value
         self.end += 1
@@ -49,14 +70,17 @@ class Table:
         """A column's values of records that are kept."""
         return self._columns[name][numbers & self._mask]
 
-    def set(self, name: str, number: int, value: Any) -> None:
+    def set(self, name: str, number: int, value: int) -> None:
         """Change one value."""
         self._columns[name][number & self._mask] = value
 
-    def kept(self, name: str) -> NDArray[Any]:
+    def kept(self, name: str) -> NDArray[np.int64]:
         """A column's values of all records that are kept, in order; copied."""
-        numbers = np.arange(self.first, self.end)
-        values: NDArray[Any] = self._columns[name][numbers & self._mask]
+        if not len(self):
+            return np.empty(0, np.int64)
+        values: NDArray[np.int64] = self._columns[name][
+            np.arange(self.first, self.end) & self._mask
+        ]
         return values
 
     def last_at_most(self, name: str, values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -64,9 +88,9 @@ class Table:
 
         Where there is none, the number before the first.
         """
-        column, start, end = self._columns[name], self.first & self._mask, self.end & self._mask
         if not len(self):
             return np.full(len(values), self.first - 1)
+        column, start, end = self._columns[name], self.first & self._mask, self.end & self._mask
         if start < end:
             found = np.searchsorted(column[start:end], values, side="right")
         else:
@@ -77,11 +101,12 @@ class Table:
                 found = np.where(found == len(older), in_newer, found)
         return found + (self.first - 1)
 
-    def _grow(self) -> None:
-        mask = 2 * self._mask + 1
+    def grow(self, memory: Memory) -> None:
+        """Make room for twice as many records."""
+        mask = max(SIZE_MIN, 2 * self.size) - 1
+        larger, place = memory.array((len(self._names), mask + 1), INT64)
         numbers = np.arange(self.first, self.end)
-        for name, column in self._columns.items():
-            larger = np.zeros(mask + 1, column.dtype)
-            larger[numbers & mask] = column[numbers & self._mask]
-            self._columns[name] = larger
-        self._mask = mask
+        for column, name in zip(larger, self._names, strict=True):
+            if len(numbers):
+                column[numbers & mask] = self._columns[name][numbers & self._mask]
+        self.lie_in(larger, place)
