@@ -5,6 +5,7 @@ steps is one gathering of rows however many arrays there are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from breadbox.trees import (
     map_structure,
     paths_of,
     require_alike,
+    rows,
 )
 
 FRAME_MIN_BYTES = 1024
@@ -43,6 +45,11 @@ _OWN = {
 """Columns that every memory has."""
 
 _TREES = ("obs", "action", "log_prob", "value", "extras")
+
+
+def step_trees(fragment: Fragment) -> dict[str, Tree]:
+    """The trees of a fragment that steps have, by name; one step of each, copied."""
+    return {name: deepcopy(rows(getattr(fragment, name), 0, 1)) for name in _TREES}
 
 
 class Column(NamedTuple):
@@ -91,8 +98,8 @@ class Layout:
     """Of the observations that are not in rows, by path."""
 
     @classmethod
-    def of(cls, fragment: Fragment, frame_stack: Mapping[str, int]) -> "Layout":
-        """Lay out what is like the steps of a fragment.
+    def of(cls, trees: Mapping[str, Tree], frame_stack: Mapping[str, int]) -> "Layout":
+        """Lay out what is like some steps, of which there are the trees by name.
 
         Raises:
             InvalidRequestError: `frame_stack` names no array of the observations, or no axis of it.
@@ -101,7 +108,7 @@ class Layout:
         structures: dict[str, Structure] = {}
         every: dict[str, list[Leaf]] = {}
         for name in _TREES:
-            structures[name], every[name] = _leaves_of(name, getattr(fragment, name))
+            structures[name], every[name] = _leaves_of(name, trees[name])
         frames: dict[str, FrameLayout] = {}
         small: dict[str, tuple[np.dtype[Any], tuple[int, ...], str]] = {
             name: (dtype, (), dtype.str) for name, dtype in _OWN.items()

@@ -332,10 +332,14 @@ class Follower:
         )
 
         def next_read(_: object) -> LoadedRead | None:
-            self._asked_at = time.monotonic()
+            with self._changed:
+                self._asked_at = time.monotonic()
+                self._held.tell()
             read = next(tail, None)
             if read is not None:
-                self._arrived.append(time.monotonic())
+                with self._changed:
+                    self._arrived.append(time.monotonic())
+                    self._held.tell()
             return read
 
         with closing(
@@ -350,7 +354,6 @@ class Follower:
                     self._begin_anew()
                     return
                 self._take_in(read)
-                self._arrived.popleft()
                 self._acknowledge()
                 if self.cursor is None:
                     return
@@ -432,4 +435,5 @@ class Follower:
                 self._held.extend(fragment, reference.chunk_id)
         with self._changed:
             self.cursor = read.cursor
+            self._arrived.popleft()
             self._held.tell()

@@ -4,14 +4,15 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.errors import InvalidRequestError
-from breadbox.fragment import Fragment
-from breadbox.mirror.columns import Columns, Layout
+from breadbox.fragment import Fragment, Tree
+from breadbox.mirror.columns import Columns, Layout, step_trees
 from breadbox.mirror.frames import FramePlan
 from breadbox.mirror.index import FilledIndex, Numbers, StepIndex
 from breadbox.mirror.memory_map import Memory
@@ -21,6 +22,8 @@ from breadbox.mirror.states import StateLayout, States
 
 CHUNK_STEP_BITS: Final = 24
 """Of a handle, for the step within its chunk; the chunk's id is above."""
+STATE: Final = "in_state"
+"""Name of the recurrent state in an example."""
 SPARE_PART: Final = 16
 """One of so many steps of the capacity is the room that is kept beyond it."""
 
@@ -32,6 +35,10 @@ def row_count_of(capacity_steps: int) -> int:
     who has chosen it until then may still copy it.
     """
     return capacity_steps + capacity_steps // SPARE_PART
+
+
+Check = Callable[[int], bool]
+"""Whether what could be seen of a step, and of all after it, can be seen still."""
 
 
 class Holdings(ABC):
@@ -105,12 +112,13 @@ class Holdings(ABC):
         return [slice(start, size), slice(0, start + count - size)]
 
     @abstractmethod
-    def refresh(self) -> None:
-        """See what there is now; called under the lock."""
+    def refresh(self) -> Check:
+        """See what there is now; called under the lock.
 
-    @abstractmethod
-    def still_has(self, number: int) -> bool:
-        """Whether the memory of this step, and of all after it, is as it was at `refresh`."""
+        Returns:
+            What tells later, without the lock, whether the memory of a step, and of all after it,
+            is still as it was.
+        """
 
     @abstractmethod
     def is_steady(self) -> bool:
@@ -152,10 +160,10 @@ class FilledHoldings(Holdings):
         super().__init__(capacity_steps)
         self.on_change: Callable[[], None] = lambda: None
         """Called under the lock with every change of what can be seen."""
-        self.layout: Layout | None = None
-        """Of the steps; None: there were none yet."""
-        self.places: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
-        """Where the memory of the columns is, by name: place, shape and type."""
+        self.example: dict[str, Tree] = {}
+        """The trees of a step, and the first recurrent state; empty: there were none yet."""
+        self.places: dict[str, int] = {}
+        """Where the memory of the columns is, by name."""
         self.generation = 0
         """Times that all steps were forgotten."""
         self.layout_count = 0
@@ -170,7 +178,7 @@ class FilledHoldings(Holdings):
 
     def _forget(self, next_number: int) -> None:
         self._is_fresh = True
-        self._columns, self.layout, self.places = None, None, {}
+        self._columns, self.example, self.places = None, {}, {}
         self.size_bytes = 0
         self.index = FilledIndex(next_number, self._memory, self.changed, self.tell)
         self.priorities = StepPriorities(self.row_count, next_number)
@@ -182,11 +190,11 @@ class FilledHoldings(Holdings):
 
     # As of this moment, which the lock holds still ---------------------------------------------
 
-    def refresh(self) -> None:
+    def refresh(self) -> Check:
         """See `Holdings.refresh`."""
+        return self._still_has
 
-    def still_has(self, number: int) -> bool:
-        """See `Holdings.still_has`."""
+    def _still_has(self, number: int) -> bool:
         return self.index.floor <= number
 
     def is_steady(self) -> bool:
@@ -226,7 +234,7 @@ class FilledHoldings(Holdings):
             )
         handle = self._handle_for(chunk_id, count)
         if self._columns is None:
-            self._begin(Layout.of(fragment, self._frame_stack))
+            self._begin(step_trees(fragment))
         columns = self.columns
         arrays = columns.leaves_of(fragment)
         ends = ends_of(fragment)
@@ -266,17 +274,17 @@ class FilledHoldings(Holdings):
             self.tell()
         return handle
 
-    def _begin(self, layout: Layout) -> None:
-        """Make the columns for steps of a layout."""
+    def _begin(self, example: dict[str, Tree]) -> None:
+        """Make the columns for steps like these."""
 
         def array_for(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
             array, place = self._memory.array(shape, dtype)
-            self.places[name] = place, shape, dtype
+            self.places[name] = place
             return array
 
-        columns = Columns(layout, self.row_count, array_for)
+        columns = Columns(Layout.of(example, self._frame_stack), self.row_count, array_for)
         with self.changed:
-            self._columns, self.layout = columns, layout
+            self._columns, self.example = columns, example
             self.layout_count += 1
 
     def _state_of(self, fragment: Fragment) -> dict[str, NDArray[Any]] | None:
@@ -287,6 +295,7 @@ class FilledHoldings(Holdings):
             states = States(StateLayout.of(fragment.in_state), self.index.fragments.end)
             with self.changed:
                 self.index.states = states
+                self.example[STATE] = deepcopy(fragment.in_state)
                 self.layout_count += 1
         else:
             states = self.index.states

@@ -213,7 +213,7 @@ class StepMemory:
         held = self._held
         for _ in range(ATTEMPTS):
             with self._changed:
-                held.refresh()
+                still_has = held.refresh()
                 self._require_steps()
                 try:
                     steps, copy = choose()
@@ -223,7 +223,7 @@ class StepMemory:
                         raise
                     continue
             copied = copy()
-            if not len(steps) or held.still_has(int(steps.min())):
+            if not len(steps) or still_has(int(steps.min())):
                 return copied
         with self._changed, held.held_up():
             held.refresh()

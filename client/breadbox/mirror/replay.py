@@ -5,11 +5,14 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
-from breadbox.client import connect
+from breadbox.client import Client, connect
+from breadbox.errors import InvalidRequestError
 from breadbox.mirror.following import Follower, ReadClient, Source
-from breadbox.mirror.holdings import FilledHoldings
+from breadbox.mirror.holdings import FilledHoldings, Holdings
 from breadbox.mirror.memory import StepMemory, check_whole
 from breadbox.mirror.memory_map import PrivateMemory
+from breadbox.mirror.process import AttachedSource, OwnedSource, ProcessSource
+from breadbox.options import ClientOptions
 
 
 class ReplayMirror(StepMemory):
@@ -39,6 +42,11 @@ class ReplayMirror(StepMemory):
         seed: Of all draws.
         frame_stack: Which observations are stacks of frames.
         columns: Paths of the arrays to keep, such as "obs.image"; None: all.
+        process: Whether another process, started and ended with this mirror, takes in what comes,
+            in memory that both share, in place of a thread: taking in then costs draws next to
+            nothing, and more processes of this host can draw from it, see `share`. Draws are the
+            same. For Linux; `client` is an address, or the client is one of a server, of which the
+            process makes its own.
         connection: Further arguments of `breadbox.connect`, such as `token`, for an address.
 
     Raises:
@@ -55,9 +63,23 @@ class ReplayMirror(StepMemory):
         seed: int | None = None,
         frame_stack: Mapping[str, int] | None = None,
         columns: Sequence[str] | None = None,
+        process: bool = False,
         **connection: Any,
     ) -> None:
         check_whole("capacity_steps", capacity_steps, 1)
+        if process:
+            server, options = _address_and_options(client, buffer, connection)
+            owned = OwnedSource(
+                server,
+                options,
+                buffer=buffer,
+                subscription=subscription,
+                columns=columns,
+                capacity_steps=capacity_steps,
+                frame_stack=frame_stack or {},
+            )
+            self._enter(owned.held, seed, owned)
+            return
         held = FilledHoldings(capacity_steps, frame_stack or {}, PrivateMemory())
         is_address = isinstance(client, str)
         follower = Follower(
@@ -68,10 +90,47 @@ class ReplayMirror(StepMemory):
             columns=columns,
             owns_client=is_address,
         )
-        self._source: Source = follower
+        self._enter(held, seed, follower)
+        follower.start()
+
+    def _enter(self, held: Holdings, seed: int | None, source: Source) -> None:
+        self._source = source
         self._is_closed = False
         self._begin(held, seed)
-        follower.start()
+
+    @classmethod
+    def attach(cls, address: str, *, seed: int | None = None) -> Self:
+        """Draw from a mirror that another process of this host, and of this user, has made.
+
+        Steps are there once. Draws and priorities are of each process alone: updates are seen by
+        who makes them. It closes by itself; the mirror ends with who made it, and the next call
+        that draws or waits then raises ClosedError. `clear` empties it for all.
+
+        Args:
+            address: That `share` gave.
+            seed: Of the draws; another one for each process, or they draw the same.
+
+        Raises:
+            InvalidRequestError: It is no such address.
+            ClosedError: No mirror is there, within 30 s.
+            PermissionDeniedError: It is another user's.
+        """
+        mirror = cls.__new__(cls)
+        attached = AttachedSource(address)
+        mirror._enter(attached.held, seed, attached)  # noqa: SLF001 - its own
+        return mirror
+
+    def share(self) -> str:
+        """Give an address at which other processes of this host can `attach`.
+
+        Raises:
+            InvalidRequestError: It is not in a process of its own.
+        """
+        if not isinstance(self._source, ProcessSource):
+            raise InvalidRequestError(
+                "process", "must be True where a mirror is made that others attach to"
+            )
+        return self._source.address
 
     @property
     def session_id(self) -> str:
@@ -135,3 +194,21 @@ class ReplayMirror(StepMemory):
 
     def _why_nothing_comes(self) -> str:
         return self._source.why_nothing_comes()
+
+
+def _address_and_options(
+    client: ReadClient | str, buffer: str | None, connection: dict[str, Any]
+) -> tuple[str, ClientOptions]:
+    """What a process needs to make a client like this one.
+
+    Raises:
+        InvalidRequestError: An argument is out of its range, or it is no client of a server.
+    """
+    if isinstance(client, str):
+        with connect(client, buffer=buffer or "default", **connection) as made:
+            return _address_and_options(made, buffer, {})
+    if not isinstance(client, Client):
+        raise InvalidRequestError(
+            "process", "needs the address of a server, or a breadbox.Client of one"
+        )
+    return client.address, client._context.options  # noqa: SLF001 - the same library's

@@ -70,6 +70,11 @@ class States:
         self._rows = np.empty((0, layout.row_bytes), np.uint8)
 
     @property
+    def size(self) -> int:
+        """States that there is room for."""
+        return self._mask + 1
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Of its memory."""
         return self._mask + 1, self.layout.row_bytes

@@ -1,0 +1,298 @@
+"""A mirror's process as those see it who read its memory: its owner, and who has attached."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any, Final
+
+from breadbox.children import child_environment, owned_environment
+from breadbox.errors import ClosedError, InvalidRequestError, ReplayBufferError
+from breadbox.mirror.following import Aim
+from breadbox.mirror.messages import (
+    MESSAGE_BYTES_MAX,
+    decode,
+    encode,
+    is_address,
+    new_address,
+    place_of,
+    require_same_user,
+)
+from breadbox.mirror.shared_memory import SharedHoldings, make_file
+from breadbox.options import ClientOptions
+
+_log = logging.getLogger(__name__)
+
+START_S: Final = 30.0
+"""Seconds that a process may take to be reached after it was started."""
+CLOSE_S: Final = 5.0
+"""Seconds after which a process that does not end by itself is killed."""
+_RETRY_S: Final = 0.02
+
+
+def _connected(address: str, within_s: float) -> socket.socket:
+    """Reach a mirror's process.
+
+    Raises:
+        ClosedError: There is none at the address.
+        PermissionDeniedError: It is another user's.
+    """
+    over_at = time.monotonic() + within_s
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(place_of(address))
+            require_same_user(connection)
+        except ConnectionRefusedError as error:
+            connection.close()
+            if time.monotonic() >= over_at:
+                raise ClosedError(
+                    "no mirror is at this address: the process that made it has closed it or "
+                    "ended, or is in another container or on another host"
+                ) from error
+            time.sleep(_RETRY_S)
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+
+
+class ProcessSource:
+    """Reads what a mirror's process says of itself. A `Source`."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.held: SharedHoldings
+        self._failure: BaseException | None = None
+        self._closing = threading.Event()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """See `Source.failure`."""
+        if self._failure is None and self.held.head.has_failed:
+            try:
+                self._ask("failure")
+            except ReplayBufferError as error:
+                self._failure = error
+        return self._failure
+
+    @property
+    def session_id(self) -> str:
+        """See `Source.session_id`."""
+        with self.held.changed:
+            self.held.refresh()
+            return self.held.session_id
+
+    @property
+    def skipped_chunk_count(self) -> int:
+        """See `Source.skipped_chunk_count`."""
+        with self.held.changed:
+            self.held.refresh()
+            return self.held.head.skipped_chunk_count
+
+    @property
+    def cursor(self) -> int | None:
+        """See `Source.cursor`."""
+        with self.held.changed:
+            self.held.refresh()
+            return self.held.cursor
+
+    @property
+    def begun_count(self) -> int:
+        """See `Source.begun_count`."""
+        with self.held.changed:
+            self.held.refresh()
+            return self.held.head.begun_count
+
+    @property
+    def lag_s(self) -> float:
+        """See `Source.lag_s`."""
+        with self.held.changed:
+            self.held.refresh()
+            return max(0.0, time.monotonic() - self.held.head.behind_since_ns / 1e9)
+
+    def aim(self) -> Aim:
+        """See `Source.aim`."""
+        return Aim(*self._ask("aim"))
+
+    def why_nothing_comes(self) -> str:
+        """See `Source.why_nothing_comes`."""
+        try:
+            return str(self._ask("why"))
+        except ReplayBufferError as error:
+            return str(error)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """See `Source.waiting`; the process always looks."""
+        yield
+
+    def clear(self) -> None:
+        """Have all steps forgotten, for everybody who reads them."""
+        self._ask("clear")
+
+    def _ask(self, what: str) -> Any:
+        """Ask the process.
+
+        Raises:
+            ReplayBufferError: Which it answers; or it is gone.
+        """
+        with _connected(self.address, START_S) as connection:
+            connection.send(encode({"ask": what}))
+            data = connection.recv(MESSAGE_BYTES_MAX)
+        if not data:
+            raise ClosedError("the mirror's process ended meanwhile")
+        return decode(data)
+
+    def _lose(self, error: ReplayBufferError) -> None:
+        """Have the next call that draws or waits raise."""
+        with self.held.changed:
+            self._failure = error
+            self.held.changed.notify_all()
+
+    def close(self) -> None:
+        """See `Source.close`."""
+
+
+class AttachedSource(ProcessSource):
+    """A mirror's process that another one owns.
+
+    Args:
+        address: Of the process, as its owner gives it.
+
+    Raises:
+        InvalidRequestError: It is no such address.
+        ClosedError: There is none there.
+        PermissionDeniedError: It is another user's.
+    """
+
+    def __init__(self, address: str) -> None:
+        if not is_address(address):
+            raise InvalidRequestError("address", f"is none that share() gave: {address!r}")
+        super().__init__(address)
+        self._life = _connected(address, START_S)
+        self._life.send(encode({"ask": "attach"}))
+        data, descriptors, _, _ = socket.recv_fds(self._life, MESSAGE_BYTES_MAX, 1)
+        if not data:
+            raise ClosedError("the mirror's process ended meanwhile")
+        shape = decode(data)
+        self.held = SharedHoldings(
+            shape["capacity_steps"], shape["frame_stack"], descriptors[0], self.clear
+        )
+        threading.Thread(target=self._watch, name="mirror-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """See `Source.close`; the process goes on."""
+        if not self._closing.is_set():
+            self._closing.set()
+            with suppress(OSError):
+                self._life.shutdown(socket.SHUT_RDWR)
+
+    def _watch(self) -> None:
+        with self._life, suppress(OSError):
+            while self._life.recv(MESSAGE_BYTES_MAX):
+                pass
+        if not self._closing.is_set():
+            self._lose(
+                ClosedError(
+                    "the mirror's process ended: who made it has closed it or ended, or it was "
+                    "killed. Attach to a new one"
+                )
+            )
+
+
+class OwnedSource(ProcessSource):
+    """A mirror's process that this one starts, and that ends with it.
+
+    Args:
+        server: Address of the server.
+        options: Of the process's client.
+        buffer: As the others, of `ReplayMirror`.
+        subscription: By which it reads.
+        columns: Paths of the arrays to keep.
+        capacity_steps: Steps that are kept.
+        frame_stack: Which observations are stacks of frames.
+
+    Raises:
+        InvalidRequestError: This system has no such memory.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        options: ClientOptions,
+        *,
+        buffer: str | None,
+        subscription: str | None,
+        columns: Sequence[str] | None,
+        capacity_steps: int,
+        frame_stack: Mapping[str, int],
+    ) -> None:
+        super().__init__(new_address())
+        descriptor = make_file()
+        self.held = SharedHoldings(capacity_steps, frame_stack, descriptor, self.clear)
+        self._process_id = os.getpid()
+        config = {
+            "address": self.address,
+            "server": server,
+            "options": asdict(options),
+            "buffer": buffer,
+            "subscription": subscription,
+            "columns": None if columns is None else list(columns),
+            "capacity_steps": int(capacity_steps),
+            "frame_stack": dict(frame_stack),
+            "log_level": logging.getLogger("breadbox").getEffectiveLevel(),
+        }
+        self._life, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", "breadbox.mirror.host"]
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(descriptor)],
+                stdin=subprocess.DEVNULL,
+                env=owned_environment(child_environment()),
+                pass_fds=[theirs.fileno(), descriptor],
+            )
+        self._life.send(encode(config))
+        self._watcher = threading.Thread(target=self._watch, name="mirror-watch", daemon=True)
+        self._watcher.start()
+
+    def close(self) -> None:
+        """See `Source.close`; takes up to a second."""
+        if os.getpid() != self._process_id or self._closing.is_set():
+            return
+        self._closing.set()
+        with suppress(OSError):
+            self._life.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join()
+
+    def _watch(self) -> None:
+        """Hear what the process says, until it ends."""
+        with self._life, suppress(OSError):
+            while data := self._life.recv(MESSAGE_BYTES_MAX):
+                line = decode(data)
+                logging.getLogger(line["log"]).log(line["level"], "%s", line["text"])
+        try:
+            status = self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        if not self._closing.is_set():
+            self._lose(ClosedError(f"the mirror's process ended {_told(status)}"))
+
+
+def _told(status: int) -> str:
+    """How a process ended, for somebody who did not expect it."""
+    if status == -signal.SIGKILL:
+        return "by SIGKILL: the system may have had no memory for capacity_steps"
+    if status < 0:
+        return f"by {signal.Signals(-status).name}"
+    return f"with status {status}; its last words are in this process's standard error"
