@@ -64,6 +64,8 @@ ELSEWHERE = {
         "docs/mirror.md#publish": "test_actors_play_with_published_weights_and_say_so",
         "docs/mirror.md#actor": "test_actors_play_with_published_weights_and_say_so",
         "docs/mirror.md#loop": "test_the_loop_ends",
+        "docs/mirror.md#process": "test_a_process_of_its_own_is_shared",
+        "docs/mirror.md#attach": "test_a_process_of_its_own_is_shared",
         "docs/mirror.md#priority": "test_priorities_are_updated",
         "docs/mirror.md#sequences": "test_sequences_have_their_shape",
         "docs/mirror.md#goals": "test_goals_are_relabelled",

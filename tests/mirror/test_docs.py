@@ -143,6 +143,12 @@ def test_a_subscription_is_read_by(client: breadbox.Client) -> None:
     assert ("dqn", True) == (shown.name, shown.retaining)
 
 
+def test_a_process_of_its_own_is_shared(client: breadbox.Client) -> None:
+    assert 256 == len(run("process", client)["batch"])
+    with ReplayMirror(client.address, capacity_steps=100_000, process=True) as shared:
+        assert 256 == len(run("attach", client, address=shared.share())["batch"])
+
+
 def test_a_memory_needs_no_server(client: breadbox.Client) -> None:
     fragment = replace(vector_fragment(), reward=np.full(4, 2, np.float32))
     assert {2.0} == set(run("memory", client, fragment=fragment)["batch"].reward.tolist())

@@ -503,3 +503,15 @@ def test_a_priority_that_is_none_is_told_with_its_place(priority: float) -> None
         InvalidRequestError, match=rf"got {priority} at place 1, for handle {handle + 1}"
     ):
         memory.update_priorities([handle, handle + 1], [1.0, priority])
+
+
+def test_the_one_step_that_can_be_drawn_is_found_among_many() -> None:
+    memory = StepMemory(8000, seed=1)
+    lost = np.ones(1000, np.bool_)
+    for index in range(5):
+        fragment = vector_fragment(index, step_count=1000)
+        truncated = lost.copy()
+        truncated[500] = index != 3
+        memory.extend(replace(fragment, truncated=truncated, first=lost))
+    assert 1 == len(memory)
+    assert {3 * CHUNK + 500} == set(memory.sample(16).handle.tolist())

@@ -40,8 +40,16 @@ class Draws:
         if not index.unusable_count:
             return drawn
         usable = self._held.columns.column("is_usable")
-        while len(wrong := np.flatnonzero(~usable[self._held.rows(drawn)])):
+        for _ in range(_DRAWS_MAX):
+            wrong = np.flatnonzero(~usable[self._held.rows(drawn)])
+            if not len(wrong):
+                return drawn
             drawn[wrong] = self.rng.integers(low, high, len(wrong))
+        # Hardly any can be drawn: these are looked for.
+        every = low + np.flatnonzero(usable[self._held.kept_rows()])
+        if not len(every):
+            raise InvalidRequestError("batch_size", "finds no step to sample; see wait_until")
+        drawn[wrong] = self.rng.choice(every, len(wrong))
         return drawn
 
     def by_priority(

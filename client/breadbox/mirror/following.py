@@ -192,12 +192,21 @@ class Follower:
         self._arrived: deque[float] = deque()
         """When reads came that are not taken in."""
         self._is_first = True
+        self._is_successor = False
         self._looks: deque[tuple[float, BufferDescription]] = deque(maxlen=LOOKS_MAX)
         """What the buffer was like, and when: at first, and while somebody waits for steps."""
         self._waiting_count = 0
         """Those who wait for steps."""
         self._outages = OutageLog(_log, "following the buffer")
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+
+    def go_on_from(self, begun_count: int, skipped_chunk_count: int) -> None:
+        """Count on from another follower of the buffer, in whose place this one comes.
+
+        So the server was reached before, and an outage is nothing to give up for.
+        """
+        self.begun_count, self.skipped_chunk_count = begun_count, skipped_chunk_count
+        self._is_successor = True
 
     def start(self) -> None:
         """Begin."""
@@ -275,7 +284,8 @@ class Follower:
             except Exception as error:
                 if self._closing.is_set():
                     return
-                if not self._is_first and isinstance(error, _OUTAGES):
+                was_reached = self._is_successor or not self._is_first
+                if was_reached and isinstance(error, _OUTAGES):
                     self._outages.failed(error)
                     self._closing.wait(RETRY_S)
                     continue

@@ -13,6 +13,7 @@ host reach it at an address:
 It ends when the socket does, and when its owner has ended.
 """
 
+import errno
 import json
 import logging
 import os
@@ -20,8 +21,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from breadbox.children import end_with_parent
 from breadbox.client import connect
@@ -38,7 +40,9 @@ from breadbox.mirror.messages import (
 from breadbox.mirror.shared_memory import Publisher, SharedMemory
 from breadbox.options import Tls
 
-_log = logging.getLogger(__name__)
+BIND_ATTEMPTS: Final = 100
+BIND_RETRY_S: Final = 0.05
+"""Times that the address is asked for, and seconds between two of them."""
 
 
 class _ToOwner(logging.Handler):
@@ -68,6 +72,7 @@ class Host:
             "frame_stack": config["frame_stack"],
         }
         self._descriptor = memory
+        self._attached: set[socket.socket] = set()
         shared = SharedMemory(memory)
         self._held = FilledHoldings(config["capacity_steps"], config["frame_stack"], shared)
         options = dict(config["options"])
@@ -80,10 +85,25 @@ class Host:
             columns=config["columns"],
             owns_client=True,
         )
+        if "begun_count" in config:
+            self._follower.go_on_from(config["begun_count"], config["skipped_chunk_count"])
         self._held.on_change = Publisher(shared, self._held, self._follower).publish
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(place_of(config["address"]))
+        self._bind(config["address"])
         self._listener.listen(64)
+
+    def _bind(self, address: str) -> None:
+        """Take the address, once one that was killed has let go of it."""
+        for _ in range(BIND_ATTEMPTS):
+            try:
+                self._listener.bind(place_of(address))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                time.sleep(BIND_RETRY_S)
+            else:
+                return
+        raise OSError(errno.EADDRINUSE, f"{address} is taken")
 
     def start(self) -> None:
         """Follow and answer, in threads."""
@@ -96,7 +116,10 @@ class Host:
             life_ended.wait()
 
     def close(self) -> None:
-        """End the following."""
+        """End the following; who has attached is told that it is no accident."""
+        for connection in list(self._attached):
+            with suppress(OSError):
+                connection.send(encode({"goodbye": True}), socket.MSG_DONTWAIT)
         self._follower.close()
 
     def _accept(self) -> None:
@@ -112,9 +135,12 @@ class Host:
                     self._answer(connection, json.loads(request)["ask"])
             except PermissionDeniedError as error:
                 connection.send(encode(error))
+            finally:
+                self._attached.discard(connection)
 
     def _answer(self, connection: socket.socket, asked: str) -> None:
         if asked == "attach":
+            self._attached.add(connection)
             socket.send_fds(connection, [encode(self._shape)], [self._descriptor])
             return
         try:
@@ -150,6 +176,7 @@ def main() -> int:
     """Serve with the descriptors named in the arguments."""
     # The owner decides when to end; Ctrl-C in its terminal must not end the memory first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: life_ended.set())
     end_with_parent()
     life, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     request = life.recv(MESSAGE_BYTES_MAX)

@@ -135,8 +135,9 @@ class StepIndex:
             if not beyond.any():
                 break
             following = fragments.get("next", owner)
-            # What came after this look at a memory that another process fills is not shown yet.
-            mask &= ~(beyond & ((following == NONE) | (following >= fragments.end)))
+            # Of a memory that another process fills, what came after this look is not shown yet,
+            # and what was written over may lead anywhere.
+            mask &= ~(beyond & ((following <= owner) | (following >= fragments.end)))
             beyond &= mask
             offset[beyond] -= counts[beyond]
             owner[beyond] = following[beyond]

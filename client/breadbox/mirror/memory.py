@@ -217,7 +217,7 @@ class StepMemory:
                 self._require_steps()
                 try:
                     steps, copy = choose()
-                except (InvalidRequestError, AssertionError, IndexError):
+                except (InvalidRequestError, AssertionError, IndexError, ValueError):
                     # What it looked at was written over meanwhile, by another process.
                     if held.is_steady():
                         raise

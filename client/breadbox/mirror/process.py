@@ -32,8 +32,14 @@ _log = logging.getLogger(__name__)
 
 START_S: Final = 30.0
 """Seconds that a process may take to be reached after it was started."""
+RESTART_S: Final = 10.0
+"""Seconds for which those who attached look for the successor of one that was killed."""
 CLOSE_S: Final = 5.0
 """Seconds after which a process that does not end by itself is killed."""
+DEATHS_MAX: Final = 3
+"""Times that a process which ends by itself is started again,"""
+DEATHS_WITHIN_S: Final = 60.0
+"""within so many seconds."""
 _RETRY_S: Final = 0.02
 
 
@@ -158,6 +164,18 @@ class ProcessSource:
             self._failure = error
             self.held.changed.notify_all()
 
+    def _look_at_once_filled(self, descriptor: int) -> None:
+        """Draw from another memory once it has what this one has, or what there is instead."""
+        there = SharedHoldings(0, {}, os.dup(descriptor), self.clear)
+        while not self._closing.is_set():
+            there.peek()
+            with self.held.changed:
+                if self.held.is_no_newer_than(there):
+                    self.held.look_at(descriptor)
+                    return
+            self._closing.wait(_RETRY_S)
+        os.close(descriptor)
+
     def close(self) -> None:
         """See `Source.close`."""
 
@@ -178,16 +196,20 @@ class AttachedSource(ProcessSource):
         if not is_address(address):
             raise InvalidRequestError("address", f"is none that share() gave: {address!r}")
         super().__init__(address)
-        self._life = _connected(address, START_S)
-        self._life.send(encode({"ask": "attach"}))
-        data, descriptors, _, _ = socket.recv_fds(self._life, MESSAGE_BYTES_MAX, 1)
-        if not data:
-            raise ClosedError("the mirror's process ended meanwhile")
-        shape = decode(data)
+        self._life, shape, descriptor = self._attached(START_S)
         self.held = SharedHoldings(
-            shape["capacity_steps"], shape["frame_stack"], descriptors[0], self.clear
+            shape["capacity_steps"], shape["frame_stack"], descriptor, self.clear
         )
         threading.Thread(target=self._watch, name="mirror-watch", daemon=True).start()
+
+    def _attached(self, within_s: float) -> tuple[socket.socket, dict[str, Any], int]:
+        life = _connected(self.address, within_s)
+        life.send(encode({"ask": "attach"}))
+        data, descriptors, _, _ = socket.recv_fds(life, MESSAGE_BYTES_MAX, 1)
+        if not data:
+            life.close()
+            raise ClosedError("the mirror's process ended meanwhile")
+        return life, decode(data), descriptors[0]
 
     def close(self) -> None:
         """See `Source.close`; the process goes on."""
@@ -197,20 +219,28 @@ class AttachedSource(ProcessSource):
                 self._life.shutdown(socket.SHUT_RDWR)
 
     def _watch(self) -> None:
-        with self._life, suppress(OSError):
-            while self._life.recv(MESSAGE_BYTES_MAX):
-                pass
+        try:
+            while not self._has_said_goodbye() and not self._closing.is_set():
+                # It was killed; its owner starts another one at the same address.
+                self._life, _, descriptor = self._attached(RESTART_S)
+                self._look_at_once_filled(descriptor)
+        except ReplayBufferError as error:
+            self._lose(error)
+            return
         if not self._closing.is_set():
-            self._lose(
-                ClosedError(
-                    "the mirror's process ended: who made it has closed it or ended, or it was "
-                    "killed. Attach to a new one"
-                )
-            )
+            self._lose(ClosedError("the process that made the mirror has closed it, or has ended"))
+
+    def _has_said_goodbye(self) -> bool:
+        """Wait until the process ends; returns whether it was meant to."""
+        with self._life, suppress(OSError):
+            return bool(self._life.recv(MESSAGE_BYTES_MAX))
+        return False
 
 
 class OwnedSource(ProcessSource):
     """A mirror's process that this one starts, and that ends with it.
+
+    One that dies is started again. What it filled can be drawn from until the new one has as much.
 
     Args:
         server: Address of the server.
@@ -237,10 +267,8 @@ class OwnedSource(ProcessSource):
         frame_stack: Mapping[str, int],
     ) -> None:
         super().__init__(new_address())
-        descriptor = make_file()
-        self.held = SharedHoldings(capacity_steps, frame_stack, descriptor, self.clear)
         self._process_id = os.getpid()
-        config = {
+        self._config = {
             "address": self.address,
             "server": server,
             "options": asdict(options),
@@ -251,42 +279,83 @@ class OwnedSource(ProcessSource):
             "frame_stack": dict(frame_stack),
             "log_level": logging.getLogger("breadbox").getEffectiveLevel(),
         }
-        self._life, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        descriptor = make_file()
+        self.held = SharedHoldings(capacity_steps, frame_stack, descriptor, self.clear)
+        self._life, self.process = self._started(descriptor)
+        self._watcher = threading.Thread(target=self._watch, name="mirror-watch", daemon=True)
+        self._watcher.start()
+
+    def _started(
+        self, descriptor: int, **more: Any
+    ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        """Start a process that fills a memory."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "breadbox.mirror.host"]
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(descriptor)],
                 stdin=subprocess.DEVNULL,
                 env=owned_environment(child_environment()),
                 pass_fds=[theirs.fileno(), descriptor],
             )
-        self._life.send(encode(config))
-        self._watcher = threading.Thread(target=self._watch, name="mirror-watch", daemon=True)
-        self._watcher.start()
+        ours.send(encode(self._config | more))
+        return ours, process
 
     def close(self) -> None:
         """See `Source.close`; takes up to a second."""
-        if os.getpid() != self._process_id or self._closing.is_set():
+        if os.getpid() != self._process_id:
             return
-        self._closing.set()
-        with suppress(OSError):
-            self._life.shutdown(socket.SHUT_RDWR)
-        if threading.current_thread() is not self._watcher:
-            self._watcher.join()
+        with self.held.changed:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            with suppress(OSError):
+                self._life.shutdown(socket.SHUT_RDWR)
+        self._watcher.join()
 
     def _watch(self) -> None:
-        """Hear what the process says, until it ends."""
+        """Hear what the process says until it ends, and start another one if that is a surprise."""
+        deaths: list[float] = []
+        while True:
+            told = self._heard_out()
+            now = time.monotonic()
+            deaths = [*(each for each in deaths if now - each < DEATHS_WITHIN_S), now]
+            with self.held.changed:
+                if self._closing.is_set():
+                    return
+                if len(deaths) > DEATHS_MAX:
+                    self._lose(
+                        ClosedError(f"the mirror's process ended {told}, the last of {len(deaths)}")
+                    )
+                    return
+                head = self.held.head
+                descriptor = make_file()
+                self._life, self.process = self._started(
+                    descriptor,
+                    begun_count=head.begun_count,
+                    skipped_chunk_count=head.skipped_chunk_count,
+                )
+            _log.warning(
+                "the mirror's process ended %s; another one reads the buffer anew, and until it "
+                "has as much draws go on with what was there",
+                told,
+            )
+            threading.Thread(
+                target=self._look_at_once_filled, args=(descriptor,), daemon=True
+            ).start()
+
+    def _heard_out(self) -> str:
+        """Hear what the process says, until it has ended; returns how."""
         with self._life, suppress(OSError):
             while data := self._life.recv(MESSAGE_BYTES_MAX):
                 line = decode(data)
                 logging.getLogger(line["log"]).log(line["level"], "%s", line["text"])
         try:
-            status = self._process.wait(CLOSE_S)
+            status = self.process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
-        if not self._closing.is_set():
-            self._lose(ClosedError(f"the mirror's process ended {_told(status)}"))
+            self.process.kill()
+            status = self.process.wait()
+        return _told(status)
 
 
 def _told(status: int) -> str:

@@ -17,6 +17,7 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -242,7 +243,7 @@ class SharedHoldings(Holdings):
     Args:
         capacity_steps: Of the other.
         frame_stack: Of the other.
-        descriptor: Of the memory; stays open.
+        descriptor: Of the memory; closed with this.
         clear: Has the other forget all steps.
     """
 
@@ -260,6 +261,7 @@ class SharedHoldings(Holdings):
         self.session_id = ""
         self._clear = clear
         self._process_id = os.getpid()
+        self._let_go: Callable[[], object] = lambda: None
         self.look_at(descriptor)
 
     @property
@@ -269,11 +271,34 @@ class SharedHoldings(Holdings):
 
     def look_at(self, descriptor: int) -> None:
         """Look at another memory from now on; called under the lock."""
+        self._let_go()
         self._descriptor = descriptor
+        self._let_go = weakref.finalize(self, os.close, descriptor)
         self._head_map = mmap.mmap(descriptor, HEAD_BYTES, prot=mmap.PROT_READ)
         self._numbers = np.frombuffer(self._head_map, np.int64, 1 + _NUMBERS)
         self._seen = 0
         self._begin_anew(Head())
+
+    def peek(self) -> None:
+        """See what there is, without the arrays."""
+        read = self._read_head()
+        if read is not None and read[0]:  # Nobody has written one before.
+            self.head = read[1]
+
+    def is_no_newer_than(self, other: "SharedHoldings") -> bool:
+        """Whether another memory of the same buffer has what this one has, or has come to an end.
+
+        After another session, or a buffer that was set back, it has what there is instead.
+        """
+        if other.head.has_failed:
+            return True
+        cursor = other.cursor
+        if cursor is None:
+            return False
+        is_another = (
+            other.session_id != self.session_id or other.head.begun_count != self.head.begun_count
+        )
+        return is_another or self.cursor is None or cursor >= self.cursor
 
     def _begin_anew(self, head: Head) -> None:
         """Nothing of what was seen is there any more."""

@@ -1,0 +1,115 @@
+"""Memory that another process fills: what is drawn is whole, whatever is written meanwhile."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from breadbox.children import child_environment
+from breadbox.errors import InvalidRequestError
+from breadbox.mirror import StepMemory
+from breadbox.mirror.shared_memory import HEAD_BYTES, SharedHoldings, make_file
+from mirror.told_steps import STEPS, problems_of
+from support.eventually import eventually_sync
+from support.fragments import vector_fragment
+
+TESTS = Path(__file__).parents[1]
+SECONDS = 4.0
+
+
+class Reader(StepMemory):
+    """Draws from what another process fills."""
+
+    def __init__(self, capacity: int, frame_stack: Mapping[str, int], descriptor: int) -> None:
+        self.holdings = SharedHoldings(capacity, frame_stack, descriptor, lambda: None)
+        self._begin(self.holdings, 1)
+
+
+@contextlib.contextmanager
+def filling(
+    capacity: int, *, has_frames: bool, seconds: float = SECONDS
+) -> Iterator[tuple[Reader, "subprocess.Popen[bytes]"]]:
+    descriptor = make_file()
+    command = ["mirror.shared_writer", str(descriptor), str(capacity), str(has_frames)]
+    environment = child_environment()
+    environment["PYTHONPATH"] += os.pathsep + str(TESTS)
+    with subprocess.Popen(
+        [sys.executable, "-m", *command, str(seconds)], env=environment, pass_fds=[descriptor]
+    ) as process:
+        try:
+            reader = Reader(capacity, {"obs": 0} if has_frames else {}, descriptor)
+            reader.wait_until(1, timeout_s=60)
+            yield reader, process
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [64, 4096])
+@pytest.mark.parametrize("has_frames", [False, True])
+def test_no_draw_is_ever_torn_by_a_writer_at_full_speed(capacity: int, *, has_frames: bool) -> None:
+    """In the smaller memory all steps go within milliseconds, and everything is forgotten often."""
+    rng = np.random.default_rng(5)
+    failures: list[str] = []
+    empty = draws = 0
+    with filling(capacity, has_frames=has_frames) as (reader, _):
+        while reader.holdings.session_id != "over":
+            try:
+                failures += problems_of(reader, rng)
+                draws += 1
+            except InvalidRequestError as error:
+                # All was forgotten a moment ago.
+                failures += (
+                    [] if "no step" in str(error) or "no whole" in str(error) else [str(error)]
+                )
+                empty += 1
+            with reader.holdings.changed:
+                reader.holdings.refresh()
+        assert reader.inserted_step_count > 20 * capacity or capacity > 64
+    assert [] == failures[:3]
+    assert draws > 20 * (1 + empty // 50)
+
+
+def test_who_draws_holds_the_writer_up_where_it_would_never_succeed() -> None:
+    """A batch of many more steps than there are always has the oldest one in it."""
+    with filling(64, has_frames=False) as (reader, _):
+        for _ in range(20):
+            with contextlib.suppress(InvalidRequestError):  # All was forgotten a moment ago.
+                batch = reader.sample(20_000)
+                assert (batch.obs[:, -1] == batch.action).all()
+
+
+def test_what_a_killed_writer_left_can_be_drawn_from_and_holds_nobody_up() -> None:
+    with filling(4096, has_frames=False, seconds=60) as (reader, process):
+        reader.wait_until(10 * STEPS, timeout_s=60)
+        process.kill()
+        process.wait()
+        begun_at = time.monotonic()
+        count = len(reader)
+        for _ in range(10):
+            reader.sample(32)
+        with reader.holdings.changed, reader.holdings.held_up():
+            assert count == len(reader)
+        assert time.monotonic() - begun_at < 30
+        eventually_sync(lambda: count == len(reader), "nothing comes any more")
+
+
+def test_nobody_can_take_the_memory_away_under_a_reader() -> None:
+    descriptor = make_file()
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, HEAD_BYTES // 2)
+    os.close(descriptor)
+
+
+def test_a_reader_cannot_write() -> None:
+    with filling(64, has_frames=False) as (reader, _):
+        with pytest.raises(ValueError, match="read-only"):
+            reader.holdings.columns.column("reward")[0] = 7.0
+        with pytest.raises(InvalidRequestError, match="process takes in"):
+            reader.extend(vector_fragment(0), 0)
