@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import Final, NamedTuple, Protocol
 
 from breadbox.ahead import run_ahead
+from breadbox.client import Client
 from breadbox.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -89,9 +90,6 @@ class ReadClient(Protocol):
     def get_buffer(self, name: str | None = None) -> BufferDescription:
         """Describe a buffer with its subscriptions."""
 
-    def close(self) -> None:
-        """End its connections; asked of a client that belongs to the mirror alone."""
-
 
 class Aim(NamedTuple):
     """What has to be taken in for all to be there that a buffer held at a moment."""
@@ -157,7 +155,7 @@ class Follower:
         buffer: None: the client's.
         subscription: By which it reads; None: what the buffer holds.
         columns: Paths of the arrays to keep; None: all.
-        owns_client: Whether `close` closes the client.
+        own_client: The client if it is to be closed with this.
     """
 
     def __init__(
@@ -168,7 +166,7 @@ class Follower:
         buffer: str | None,
         subscription: str | None,
         columns: Sequence[str] | None,
-        owns_client: bool,
+        own_client: Client | None,
     ) -> None:
         self.failure: BaseException | None = None
         self.skipped_chunk_count = 0
@@ -178,7 +176,7 @@ class Follower:
         self._held = held
         self._changed = held.changed
         self._client = client
-        self._owns_client = owns_client
+        self._own_client = own_client
         self._buffer = buffer
         self._subscription = subscription
         self._passed = NONE
@@ -267,8 +265,8 @@ class Follower:
     def close(self) -> None:
         """See `Source.close`; takes up to a second."""
         self._closing.set()
-        if self._owns_client:
-            self._client.close()
+        if self._own_client is not None:
+            self._own_client.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

@@ -77,13 +77,14 @@ class Host:
         self._held = FilledHoldings(config["capacity_steps"], config["frame_stack"], shared)
         options = dict(config["options"])
         options["tls"] = options["tls"] and Tls(**options["tls"])
+        client = connect(config["server"], **options)
         self._follower = Follower(
             self._held,
-            connect(config["server"], **options),
+            client,
             buffer=config["buffer"],
             subscription=config["subscription"],
             columns=config["columns"],
-            owns_client=True,
+            own_client=client,
         )
         if "begun_count" in config:
             self._follower.go_on_from(config["begun_count"], config["skipped_chunk_count"])

@@ -81,14 +81,18 @@ class ReplayMirror(StepMemory):
             self._enter(owned.held, seed, owned)
             return
         held = FilledHoldings(capacity_steps, frame_stack or {}, PrivateMemory())
-        is_address = isinstance(client, str)
+        own = (
+            connect(client, buffer=buffer or "default", **connection)
+            if isinstance(client, str)
+            else None
+        )
         follower = Follower(
             held,
-            connect(client, buffer=buffer or "default", **connection) if is_address else client,  # type: ignore[arg-type]
+            own or client,  # type: ignore[arg-type]
             buffer=buffer,
             subscription=subscription,
             columns=columns,
-            owns_client=is_address,
+            own_client=own,
         )
         self._enter(held, seed, follower)
         follower.start()
