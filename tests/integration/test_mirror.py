@@ -13,7 +13,6 @@ import pytest
 import breadbox
 from breadbox.fragment import Fragment
 from breadbox.mirror import ReplayMirror
-from breadbox.mirror.holdings import FilledHoldings
 from breadbox.reading import LoadedRead
 from breadbox.types import AdmissionOutcome, BufferConfig
 from support.eventually import eventually_sync
@@ -208,16 +207,14 @@ def test_nothing_is_acknowledged_before_it_is_taken_in(
 
     monkeypatch.setattr(client, "tail", watched_tail)
 
-    extend = FilledHoldings.extend
+    class Held(ReplayMirror):
+        def extend(self, fragment: Fragment, chunk_id: int | None = None) -> int:
+            may_take_in.wait(WAIT_S)
+            return super().extend(fragment, chunk_id)
 
-    def held_extend(held: FilledHoldings, fragment: Fragment, chunk_id: int | None) -> int:
-        may_take_in.wait(WAIT_S)
-        return extend(held, fragment, chunk_id)
-
-    monkeypatch.setattr(FilledHoldings, "extend", held_extend)
     client.create_subscription("learner")
     client.append(fragment(0))
-    with ReplayMirror(client, capacity_steps=1000, subscription="learner"):
+    with Held(client, capacity_steps=1000, subscription="learner"):
         try:
             eventually_sync(
                 lambda: loaded == [1, 1], "the second is loaded while the first is taken in"

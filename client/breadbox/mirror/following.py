@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import Final, NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ from breadbox.errors import (
     SubscriptionNotFoundError,
     UnavailableError,
 )
+from breadbox.fragment import Fragment
 from breadbox.mirror.holdings import FilledHoldings
 from breadbox.mirror.index import NONE
 from breadbox.mirror.waiting import why_nothing_comes
@@ -151,6 +152,7 @@ class Follower:
 
     Args:
         held: Where the steps go.
+        extend: Takes a fragment of a chunk in.
         client: Of the server; used from the thread.
         buffer: None: the client's.
         subscription: By which it reads; None: what the buffer holds.
@@ -161,6 +163,7 @@ class Follower:
     def __init__(
         self,
         held: FilledHoldings,
+        extend: Callable[[Fragment, int], int],
         client: ReadClient,
         *,
         buffer: str | None,
@@ -174,6 +177,7 @@ class Follower:
         self.cursor: int | None = None
         self.begun_count = 0
         self._held = held
+        self._extend = extend
         self._changed = held.changed
         self._client = client
         self._own_client = own_client
@@ -440,7 +444,7 @@ class Follower:
         for fragment, reference in zip(read.fragments, read.references, strict=True):
             # Between two reads a session may end, and the tail of the old one is still told.
             if fragment.session_id == self.session_id and fragment.step_count:
-                self._held.extend(fragment, reference.chunk_id)
+                self._extend(fragment, reference.chunk_id)
         with self._changed:
             self.cursor = read.cursor
             self._arrived.popleft()

@@ -80,6 +80,7 @@ class Host:
         client = connect(config["server"], **options)
         self._follower = Follower(
             self._held,
+            self._held.extend,
             client,
             buffer=config["buffer"],
             subscription=config["subscription"],

@@ -88,6 +88,7 @@ class ReplayMirror(StepMemory):
         )
         follower = Follower(
             held,
+            self.extend,
             own or client,  # type: ignore[arg-type]
             buffer=buffer,
             subscription=subscription,
