@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 ARGS ?=
 # Much of the time of the tests is spent in waiting for real deadlines. A file's tests stay together,
 # in the order of tests/conftest.py: what takes longest first.
-SIDE_BY_SIDE ?= -n 4 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE ?= -n 6 --dist loadfile --no-loadscope-reorder
 ELSEWHERE = not containers and not peers and not dist
 # Many tests start processes of their own: each would compile every module again.
 export PYTHONDONTWRITEBYTECODE =
