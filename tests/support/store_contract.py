@@ -277,7 +277,7 @@ class StoreContract:
         lies = [
             replace(reference, size_bytes=reference.size_bytes + more)
             for reference in true
-            for more in (-1, 1, -reference.size_bytes + 1, 8 << 30)
+            for more in (-1, 1, -reference.size_bytes + 1, 1 << 30)
         ]
         lies += [replace(true[0], piece_size_bytes=PIECE_BYTES, size_bytes=PIECE_BYTES)]
         found = await faces.custodian.confirm([*lies, *true, *lies])
