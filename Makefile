@@ -29,7 +29,7 @@ setup: $(VENV)/.ready  ## Make the virtual environment with everything in it
 demo: $(VENV)/.ready  ## Watch an agent learn CartPole through the service (ARGS="--help" for options)
 	$(BIN)/breadbox demo $(ARGS)
 
-test: $(VENV)/.ready  ## Eight minutes on two cores: all tests but long ones, and those with targets of their own
+test: $(VENV)/.ready  ## All tests but long ones, and those with targets of their own
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "$(ELSEWHERE) and not long" $(ARGS)
 
 test-long: $(VENV)/.ready  ## What is long by nature: every attack, chaos, simulations, learning to a target

@@ -198,6 +198,7 @@ def test_a_killed_server_answers_repeated_calls_as_before(world: World) -> None:
     )
 
 
+@pytest.mark.long
 def test_many_crashes_with_snapshots_between_them_lose_nothing(tmp_path: Path) -> None:
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer())

@@ -103,6 +103,7 @@ def test_the_command_line_shows_a_schema_as_a_table(server: ServerProcess) -> No
     assert "any schema" in run("update", "default", "--schema", "any")
 
 
+@pytest.mark.long
 def test_a_worker_with_other_observations_ends_and_says_why_and_the_learner_goes_on(
     server: ServerProcess, tmp_path: Path
 ) -> None:

@@ -9,13 +9,16 @@ import pytest
 
 from breadbox.testing import start_server
 from support.server_process import plain_environment
+from support.tiers import long_but
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 TESTS = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("env", ["FrozenLake-v1", "support.learner_environments:many_spaces"])
+@pytest.mark.parametrize(
+    "env", long_but(1, ["support.learner_environments:many_spaces", "FrozenLake-v1"])
+)
 def test_an_environment_is_learned_whatever_its_spaces_are(env: str, tmp_path: Path) -> None:
     with start_server() as server:
         common = ("--server", server.address, "--env", env)

@@ -27,6 +27,7 @@ from breadbox_learner.source import FetchedBatch, LeaseSource, Share
 from support.eventually import eventually_sync
 from support.feeder import feeding
 from support.fragments import vector_fragment
+from support.tiers import long_but
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -86,7 +87,7 @@ def check_shares(reports: list[dict[str, Any]], *, world_size: int, fragments: i
         assert world_size - 1 == report["largest"]
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", long_but(1, [2, 4]))
 def test_ranks_in_processes_consume_every_grant_exactly_once(
     server: ServerProcess, world_size: int
 ) -> None:
@@ -294,6 +295,7 @@ def waits_beside(client: breadbox.Client, *, fragment_count: int) -> bool:
     return (1, fragment_count) == (state.waiter_count, state.fragment_count)
 
 
+@pytest.mark.long
 def test_ranks_skip_a_draw_together_where_nothing_of_a_share_fits(
     server: ServerProcess, ranks: RankProcesses
 ) -> None:
