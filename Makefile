@@ -61,7 +61,8 @@ test-dist: $(VENV)/.ready  ## The demo of an installed wheel, in an empty folder
 	$(BIN)/python -m pytest tests/dist -m dist $(ARGS)
 
 attacks: $(VENV)/.ready  ## Attack a server, and hold the times of its honest callers to three times quiet
-	BREADBOX_TIMED_ATTACKS=1 $(BIN)/python -m pytest -s tests/hostile/test_transport.py tests/hostile/test_hostile_gateway.py $(ARGS)
+	BREADBOX_TIMED_ATTACKS=1 $(BIN)/python -m pytest -s tests/hostile/test_transport.py tests/hostile/test_hostile_gateway.py \
+	  tests/integration/test_hostile_clients.py $(ARGS)
 
 test-gpu: $(VENV)/.ready  ## What needs a CUDA device
 	$(BIN)/python -m pytest tests/gpu $(ARGS)

@@ -1,7 +1,8 @@
 """Clients that speak our protocol and mean no good, or do not mean anything: others are served.
 
-The server is a real process. "In time" is p99 within 100 ms, or, on a machine that is too busy for
-that even when nothing hostile is going on, within three times what was measured then.
+The server is a real process. "In time" is p99 within half a call's deadline. By `make attacks`, on
+a machine that does nothing else, it is 100 ms, or three times what was measured when nothing
+hostile was going on: beside other tests a time like that is no claim about the server.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from google.protobuf.duration_pb2 import Duration
 import breadbox
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
+from hostile.harness import BUSY_FACTOR, IS_TIMED, P99_S_MAX
 from support.eventually import eventually_sync
 from support.http2 import (
     CONTINUATION,
@@ -38,8 +40,7 @@ from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-P99_S_MAX = 0.1
-BUSY_FACTOR = 3.0
+TIMED_P99_S_MAX = 0.1
 SAMPLES = 200
 SERVICE = "/breadbox.v1.ReplayBufferService/"
 
@@ -70,7 +71,7 @@ class Bystander:
     def check(self) -> None:
         """See that answers still come in time."""
         p99_s = self._p99_s()
-        allowed_s = max(P99_S_MAX, BUSY_FACTOR * self.quiet_s)
+        allowed_s = max(TIMED_P99_S_MAX if IS_TIMED else P99_S_MAX, BUSY_FACTOR * self.quiet_s)
         assert p99_s <= allowed_s, f"p99 {p99_s * 1e3:.1f} ms, quiet {self.quiet_s * 1e3:.1f} ms"
 
 
