@@ -226,6 +226,7 @@ def indexes() -> Iterator[tuple[Index, Index]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyPI's builds are for the CPU")
+@pytest.mark.long
 def test_torch_comes_from_the_index_of_cpu_builds_where_that_answers_and_only_once(
     setup_venv: ModuleType,
     python: Path,
@@ -257,6 +258,7 @@ def test_torch_comes_from_the_index_that_pip_is_configured_with(
     assert ("9.2", []) == (torch_version(python), cpu.asked)
 
 
+@pytest.mark.long
 def test_a_torch_whose_installation_was_interrupted_is_made_whole(
     setup_venv: ModuleType,
     python: Path,

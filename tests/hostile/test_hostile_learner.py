@@ -156,6 +156,7 @@ def test_poison_is_left_out_and_quarantined_and_the_rest_is_trained_on(
     assert ["mallory"] == [each.worker_id for each in state.quarantined]
 
 
+@pytest.mark.long
 def test_a_learner_trains_on_while_poison_of_every_kind_comes(
     buffer: Buffer, tmp_path: Path
 ) -> None:

@@ -403,6 +403,7 @@ def test_a_server_that_ends_ends_although_payloads_are_on_their_way(world: World
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.long
 def test_a_worker_and_a_learner_learn_through_one_port(world: World, tmp_path: Path) -> None:
     """They know an address and a token each; fragments go in, weights come out."""
     progress = tmp_path / "run" / "progress.jsonl"

@@ -102,6 +102,7 @@ def test_what_is_not_our_protocol_harms_nobody_else(
     assert times_s[int(len(times_s) * 0.99)] < ANSWER_S_MAX
 
 
+@pytest.mark.long
 def test_ten_thousand_silent_connections_harm_nobody_and_are_hung_up_on(
     server: ServerProcess, client: breadbox.Client
 ) -> None:

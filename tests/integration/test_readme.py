@@ -117,6 +117,7 @@ def test_the_worker_of_ones_own_has_every_fragment_admitted(
         check_last_observations(fragment)
 
 
+@pytest.mark.long
 def test_the_policy_of_ones_own_acts_and_learns(tmp_path: Path) -> None:
     (policy,) = [block for block in python_blocks(ROLLOUT) if "PolicyModule" in block]
     (tmp_path / "my_policy.py").write_text(policy)

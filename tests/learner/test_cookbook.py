@@ -145,6 +145,7 @@ def test_the_advantages_of_a_batch_are_estimated(
     assert (names["estimated"].advantage >= 1.0 - 1e-6).all()  # Of rewards of 1 and no value.
 
 
+@pytest.mark.long
 def test_the_dataset_gives_batches_from_worker_processes(
     client: breadbox.Client, server: ServerProcess
 ) -> None:

@@ -18,6 +18,7 @@ from breadbox.testing import ServerProcess, start_server
 from support.eventually import eventually_sync as eventually
 from support.feeder import feeding
 from support.fragments import vector_fragment
+from support.tiers import long_but
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -266,7 +267,7 @@ def test_a_folder_in_use_is_refused_before_torch_is_imported(tmp_path: Path) -> 
     assert "--overwrite deletes it" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", long_but(1, [signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_ends_it_while_it_waits(
     server: ServerProcess, tmp_path: Path, learners: Learners, number: signal.Signals
 ) -> None:

@@ -360,6 +360,7 @@ def test_a_rank_that_dies_ends_the_other_in_time_and_a_restart_goes_on(
         assert client.get_buffer().state.lease_count <= 1
 
 
+@pytest.mark.long
 def test_torchrun_starts_ranks_that_get_every_fragment_once(
     server: ServerProcess, torchrun: Torchrun
 ) -> None:
