@@ -9,6 +9,7 @@ from itertools import islice
 
 import breadbox
 from bench.bare import BareSocket
+from bench.bare_stream import BareStream, bare_stream_server
 from bench.measure import Contender, Figure, percentile, rates
 from bench.processes import Server, breadbox_server, redis_server
 from bench.workloads import SESSION_ID, numbered, vector_fragment
@@ -19,11 +20,13 @@ from breadbox.wire import metadata_of
 
 _BATCH = 1024
 _FETCH = 32
+_SINGLE = 256
 
 
 def service_rows(*, rounds: int, chunk_count: int, wake_count: int) -> Iterator[Figure]:
     """Measure what costs per fragment rather than per byte."""
     yield _vector_row(rounds=rounds)
+    yield _single_row(rounds=rounds)
     yield from _fetch_rows(chunk_count=chunk_count, fetch_count=200 * rounds)
     yield from _wake_rows(wake_count=wake_count)
 
@@ -70,6 +73,44 @@ def _vector_row(*, rounds: int) -> Figure:
         unit="fragments/s",
         reach=10_000.0,
         peers={"bare socket loop, payload only": got["limit"]},
+    )
+
+
+def _single_row(*, rounds: int) -> Figure:
+    """The same fragments, one at a time by one caller, beside a bare stream to a bare server."""
+    fragment = vector_fragment()
+    with (
+        redis_server() as path,
+        breadbox_server(f"unix://{path}", "--capacity-chunks", str(8 * _SINGLE)) as server,
+        breadbox.connect(server.address) as client,
+        bare_stream_server(path) as address,
+    ):
+        client.start_session(SESSION_ID)
+        successive = numbered(fragment, "bench")
+        bare = BareStream(address)
+        data = b"".join(encode_fragment(fragment))
+
+        def ours() -> None:
+            for each in islice(successive, _SINGLE):
+                client.append(each)
+
+        def bare_ones() -> None:
+            for _ in range(_SINGLE):
+                bare.append(data)
+
+        got = rates(
+            {"ours": Contender(ours, _SINGLE), "limit": Contender(bare_ones, _SINGLE)},
+            rounds=max(rounds, 5),
+        )
+        bare.close()
+    return Figure(
+        name=f"append one at a time, one caller ({len(data)} bytes)",
+        workload="vector",
+        value=got["ours"],
+        unit="fragments/s",
+        limit=got["limit"],
+        limit_is="a bare stream to a server that stores",
+        reach=0.8,
     )
 
 
