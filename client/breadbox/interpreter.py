@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import grpc
 
-from breadbox import calls, status
-from breadbox.errors import ClosedError, ReplayBufferError
+from breadbox import calls, status, streaming
+from breadbox.append_stream import AppendStreams
+from breadbox.errors import ClosedError, DeadlineExceededError, ReplayBufferError
 from breadbox.keeping import Keeper
 from breadbox.keeping import Kept as Kept
 from breadbox.operations import Attempted, Both, Context, Do, Effect, Invoke, Operation, Sleep
@@ -45,6 +46,12 @@ class Interpreter:
         ]
         self._stubs = [ReplayBufferServiceStub(channel) for channel in self._channels]
         self._metadata = context.options.metadata()
+        self._append_streams = [
+            AppendStreams(
+                stub.AppendStream, self._metadata, partial(self._error_of, place), context.now
+            )
+            for place, stub in enumerate(self._stubs)
+        ]
         self._keeper = Keeper(self._perform, context.now)
 
     @property
@@ -59,6 +66,8 @@ class Interpreter:
         self._closed.set()
         if os.getpid() != self._process_id:
             return
+        for streams in self._append_streams:
+            streams.close()
         for channel in self._channels:
             channel.close()
         self._keeper.close()
@@ -127,9 +136,42 @@ class Interpreter:
 
     def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
         place = self.context.route.place
+        if call.method == streaming.METHOD:
+            begun_at = self.context.now()
+            response = self._send_by_stream(call, timeout_s, place)
+            if response is not None:
+                return response
+            timeout_s = max(1e-3, timeout_s - (self.context.now() - begun_at))
         method = getattr(self._stubs[place], call.method)
         with self._translated(call.method, place):
             return method(call.request, timeout=timeout_s, metadata=self._metadata)
+
+    def _send_by_stream(self, call: calls.Call[Any], timeout_s: float, place: int) -> Any:
+        """Send an append by a stream; None: it was not sent."""
+        try:
+            return self._append_streams[place].send(call.request, timeout_s)
+        except TimeoutError:
+            address = self.context.route.addresses[place]
+            raise DeadlineExceededError(f"{address} did not answer in time") from None
+        except ValueError as error:  # Of a closed channel.
+            raise ClosedError(f"{call.method}: {error}") from error
+        except ReplayBufferError as error:
+            if self.closed:
+                raise ClosedError(f"{call.method}: the client was closed") from error
+            self.context.route.failed(place, error)
+            raise
+
+    def _error_of(
+        self, place: int, code: grpc.StatusCode, text: str, trailing: Any
+    ) -> ReplayBufferError:
+        """What an append meets that the stream did not answer before it ended."""
+        return status.from_stream_end(
+            code,
+            text,
+            trailing,
+            self.context.route.addresses[place],
+            encrypted=self.context.options.tls is not None,
+        )
 
     @contextmanager
     def _translated(self, method: str, place: int) -> Iterator[None]:

@@ -165,7 +165,12 @@ async def serving(
         health = Health(("", SERVICE_NAME))
         entrance = _Entrance()
         server = _build_server(settings, interceptor, health, entrance, connections_max)
-        ending = _Ending(server, health, settings.drain_grace_s, on_end)
+
+        def on_end_begun() -> None:
+            traffic.end_streams()
+            on_end()
+
+        ending = _Ending(server, health, settings.drain_grace_s, on_end_begun)
 
         address = ""
         watched = _Watched()

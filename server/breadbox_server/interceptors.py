@@ -4,14 +4,16 @@ import asyncio
 import inspect
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf import descriptor_pool
 from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, status_pb2
 from grpc_status import rpc_status
 
 from breadbox.message_parts import require_few_parts
@@ -31,6 +33,7 @@ from breadbox_server.clients import ClientCensus, role_of_method
 from breadbox_server.core.errors import DomainError, InvalidArgumentError
 from breadbox_server.errors import InternalError, PermissionDeniedError, StandbyError
 from breadbox_server.gateway import READERS
+from breadbox_server.items import ItemContext, ItemStream
 from breadbox_server.limits import PARTS_MAX
 from breadbox_server.metrics import Metrics
 from breadbox_server.traffic import Call, Traffic
@@ -217,7 +220,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_unary is not None:
             told = self._told(method, self._on_message(method, handler.unary_unary))
             return grpc.stream_unary_rpc_method_handler(told, read, write)
-        if handler.unary_stream is not None:
+        if method == SERVICE + "AppendStream":
+            answer = self._on_items(method, SERVICE + "AppendFragments", handler.stream_stream)
+        elif handler.unary_stream is not None:
             answer = self._on_message(method, _writing(handler.unary_stream))
         else:
             answer = self._on_messages(method, _writing(handler.stream_stream))
@@ -255,6 +260,83 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return on_messages
 
+    def _on_items(self, method: str, item_method: str, behaviour: Behaviour) -> Answer:
+        """Answers the messages of a stream, each as a call of its own would be."""
+        path = item_method.rpartition("/")[2]
+        seconds, role = self._metrics.rpc_seconds.labels(path), role_of_method(item_method)
+
+        async def on_items(call: Call, context: Context) -> None:
+            async def receive() -> Any:
+                message = _checked(await self._traffic.next_message(call, context))
+                if not call.was_admitted and message is not None and message is not grpc.aio.EOF:
+                    self._traffic.admit(call, caller_name() or "")
+                return message
+
+            async def reply(request: Any, item: ItemContext) -> Any:
+                started = perf_counter()
+                if role is not None:
+                    self._census.seen(call.peer, role)
+                code = grpc.StatusCode.CANCELLED
+                try:
+                    code, answer = await self._told_item(
+                        item_method, behaviour, request, item, call
+                    )
+                finally:
+                    seconds.observe(perf_counter() - started)
+                    self._metrics.rpcs.labels(path, code.name).inc()
+                    if (name := caller_name()) is not None:
+                        self._metrics.count_token_call(name, code.name)
+                return answer
+
+            with self._metrics.append_streams.track_inprogress():
+                untaken = partial(self._traffic.note_untaken, call)
+                stream = ItemStream(context, receive, reply, untaken)
+                await self._while_admitted(method, context, stream.run())
+
+        return on_items
+
+    async def _while_admitted(
+        self, method: str, context: Context, running: Coroutine[Any, Any, None]
+    ) -> None:
+        """Let a stream run until its caller's token is taken back."""
+        limit = asyncio.timeout(None)
+        call = _Running(method, None, context.invocation_metadata() or (), limit)
+        if self._gate.asks_for_tokens:
+            self._running.add(call)
+        try:
+            async with limit:
+                await running
+        except TimeoutError:
+            if call.refusal is None:
+                raise
+            raise call.refusal from None
+        finally:
+            self._running.discard(call)
+
+    async def _told_item(
+        self, method: str, behaviour: Behaviour, request: Any, item: ItemContext, stream: Call
+    ) -> tuple[grpc.StatusCode, Any]:
+        """Answer a message, or tell why there is no answer; see `_told`."""
+        call = self._traffic.begin(stream.peer)
+        try:
+            self._traffic.admit(call, caller_name() or "")
+            answer = await self._in_time(method, behaviour, request, item)
+        except _NotDoneError:
+            late = grpc.StatusCode.DEADLINE_EXCEEDED
+            return late, status_pb2.Status(
+                code=code_pb2.DEADLINE_EXCEEDED, message="the server was not done in time"
+            )
+        except status.TELLABLE as error:
+            return status.code_of(error), status.to_status(error)
+        except Exception:
+            told = InternalError(secrets.token_hex(REQUEST_ID_BYTES))
+            log.exception("%s failed; told as request id %s", method, told.request_id)
+            return grpc.StatusCode.INTERNAL, status.to_status(told)
+        else:
+            return grpc.StatusCode.OK, answer
+        finally:
+            self._traffic.answered(call)
+
     async def _receive(self, method: str, call: Call, context: Context) -> Any:
         """The next message of a call, which has a place then."""
         request = _checked(await self._traffic.receive(call, context))
@@ -271,7 +353,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         method: str,
         behaviour: Behaviour,
         request: Any,
-        context: Context,
+        context: Any,
     ) -> Any:
         """Answer before the caller's time is up: else nobody would say what it waited for.
 

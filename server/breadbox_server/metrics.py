@@ -202,6 +202,9 @@ class Metrics:
         self.messages_arriving = Gauge(
             "breadbox_messages_arriving", "Calls whose requests are on their way", registry=registry
         )
+        self.append_streams = Gauge(
+            "breadbox_append_streams", "Streams of appends that are open", registry=registry
+        )
         self.calls_refused = Counter(
             "breadbox_calls_refused",
             "Calls for which there was no place, or whose requests did not come",

@@ -207,6 +207,12 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         convert.add_append_results(results, response.results)
         return response
 
+    async def AppendStream(
+        self, request: pb.AppendFragmentsRequest, context: Context
+    ) -> pb.AppendFragmentsResponse:
+        """Answer a message of the stream; the interceptor takes them one by one."""
+        return await self.AppendFragments(request, context)
+
     async def FetchFragments(
         self, request: pb.FetchFragmentsRequest, context: Context
     ) -> pb.FetchFragmentsResponse:

@@ -36,6 +36,7 @@ from breadbox.fragment import Fragment
 from breadbox.mirror import Prioritised, ReplayMirror, StepBatch
 from breadbox.types import ReleaseMode
 from chaos.ledger import Ledger
+from support.append_streams import is_open
 
 STEPS = 4
 SESSION = "chaos"
@@ -135,6 +136,7 @@ def produce(
                 index=index + k,
                 outcome=result.outcome.value,
                 first=result.first_outcome.value,
+                streamed=is_open(client),
             )
         index += count
         time.sleep(rng.uniform(0.0, 0.05))

@@ -86,7 +86,13 @@ def snake(name: str) -> str:
 
 OF_THE_STORE = {"WritePayloads", "ReadPayloads", "DiscardPayloads"}
 """Called by `breadbox.stores.gateway_store` alone, behind the face of a store."""
-RPCS = [method.name for method in SERVICE_DESCRIPTOR.methods if method.name not in OF_THE_STORE]
+BY_ITSELF = {"AppendStream"}
+"""What the library sends other calls by, where that is worth it."""
+RPCS = [
+    method.name
+    for method in SERVICE_DESCRIPTOR.methods
+    if method.name not in OF_THE_STORE | BY_ITSELF
+]
 Client = breadbox.Client | aio.Client
 
 CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import status_pb2
 
 from breadbox.v1 import buffer_pb2, fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -15,7 +16,7 @@ from breadbox_server import traffic
 from breadbox_server.authorization import RULES, SERVICE, Role, matches
 from breadbox_server.tokens import new_token
 from support.eventually import eventually
-from support.served import CALL_S, Served, reason_of, served
+from support.served import CALL_S, Served, info_in, reason_of, served, status_of
 from support.token_files import bearer, line_of, write_tokens
 
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods]
@@ -34,6 +35,15 @@ REQUESTS: dict[str, Callable[[str], Any]] = {
     "AppendFragments": lambda name: pb.AppendFragmentsRequest(
         buffer=name, fragments=[fragment(name)]
     ),
+    "AppendStream": lambda name: [
+        pb.AppendStreamRequest(
+            appends=[
+                pb.StreamedAppend(
+                    append=pb.AppendFragmentsRequest(buffer=name, fragments=[fragment(name)])
+                )
+            ]
+        )
+    ],
     "FetchFragments": lambda name: pb.FetchFragmentsRequest(
         buffer=name, request_id="mine", fragment_count=1
     ),
@@ -68,6 +78,8 @@ REQUESTS: dict[str, Callable[[str], Any]] = {
 }
 """A request of every method that names a buffer, if the method names any."""
 STREAMS = {"WritePayloads", "ReadPayloads"}
+STREAMED = {"AppendStream"}
+"""Methods whose messages are calls of their own: one is let in, or refused, as they are."""
 
 CREDENTIALS = {
     "none": None,
@@ -133,11 +145,25 @@ async def answer(world: Served, method: str, buffer: str, token: str | None) -> 
     call = getattr(world.stub, method)(
         REQUESTS[method](buffer), metadata=bearer(token), timeout=CALL_S
     )
+    if method in STREAMED:
+        refusal = await refusal_of_message(call)
+        return "OK" if refusal is None else info_in(refusal).reason
     if await call.code() is grpc.StatusCode.OK:
         return "OK"
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await (anext(aiter(call)) if method in STREAMS else call)
     return reason_of(refused.value)
+
+
+async def refusal_of_message(call: Any) -> status_pb2.Status | None:
+    """With what the one message of a stream was refused, or the stream with it."""
+    try:
+        answers = [answer async for told in call for answer in told.answers]
+    except grpc.aio.AioRpcError as refused:
+        return status_of(refused)
+    (answer,) = answers
+    is_refused = answer.WhichOneof("result") == "error"
+    return status_pb2.Status.FromString(answer.error) if is_refused else None
 
 
 def expected(method: str, buffer: str, credential: str) -> str | None:
@@ -170,7 +196,7 @@ def test_every_method_whose_request_names_a_buffer_is_bound_by_it() -> None:
             if field.message_type and "worker_id" in field.message_type.fields_by_name
         }
         assert workers == ({RULES[SERVICE + method].workers} - {""}), method
-    assert OPEN_TO_ALL == {name for name in METHODS if not RULES[SERVICE + name].buffer}
+    assert OPEN_TO_ALL | STREAMED == {name for name in METHODS if not RULES[SERVICE + name].buffer}
 
 
 @pytest.mark.parametrize("credential", CREDENTIALS)
@@ -196,10 +222,16 @@ async def test_what_is_refused_does_not_tell_whether_there_is_such_a_buffer(
         for method in set(METHODS) - OPEN_TO_ALL:
             told = set()
             for buffer in (OTHERS, OTHERS_MISSING):
+                call = getattr(world.stub, method)(
+                    REQUESTS[method](buffer), metadata=bearer(tokens["admin of the team"])
+                )
+                if method in STREAMED:
+                    refusal = await refusal_of_message(call)
+                    assert refusal is not None
+                    told.add(refusal.message.replace(buffer, "?"))
+                    continue
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await getattr(world.stub, method)(
-                        REQUESTS[method](buffer), metadata=bearer(tokens["admin of the team"])
-                    )
+                    await call
                 told.add(str(refused.value.details()).replace(buffer, "?"))
             assert {
                 "token 'admin-of-the-team' may not use buffer '?'; it is for team-a-*"

@@ -17,7 +17,7 @@ from breadbox_server.authorization import Role
 from breadbox_server.errors import StartError
 from breadbox_server.transport import TlsFiles, check_plaintext, tls_files
 from support.certificates import Authority, Signed
-from support.served import CALL_S, empty_request, served
+from support.served import CALL_S, code_of, empty_request, served
 from support.token_files import write_token_file
 
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods]
@@ -52,7 +52,7 @@ async def codes_of_all(address: str, tls: breadbox.Tls) -> set[grpc.StatusCode]:
     async with grpc.aio.secure_channel(address, tls.credentials()) as channel:
         stub = ReplayBufferServiceStub(channel)
         return {
-            await getattr(stub, name)(empty_request(name), timeout=CALL_S).code()
+            await code_of(getattr(stub, name)(empty_request(name), timeout=CALL_S))
             for name in METHODS
         }
 

@@ -1,5 +1,6 @@
 """A real server object on a free port of the loopback, with a fake store and raw stubs."""
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -132,8 +133,7 @@ async def served(
         config=config or BufferConfig(),
         shares_store_password=True,
         seed=7,
-        drain_grace_s=2.0,
-        **{"listen": "127.0.0.1:0", "journal": "none", **settings},
+        **{"listen": "127.0.0.1:0", "journal": "none", "drain_grace_s": 2.0, **settings},
     )
     async with (
         serving(chosen, custodian=custodian, parts=parts, clock=clock) as server,
@@ -143,7 +143,7 @@ async def served(
         yield Served(server, stub, channel, custodian, clock)
 
 
-CLIENT_STREAMS = {"WritePayloads"}
+CLIENT_STREAMS = {"WritePayloads", "AppendStream"}
 
 
 def empty_request(method: str) -> Any:
@@ -159,11 +159,25 @@ def reason_of(error: grpc.RpcError) -> str:
 
 def info_of(error: grpc.RpcError) -> error_details_pb2.ErrorInfo:
     """The machine-readable part of an error."""
-    for detail in status_of(error).details:
+    return info_in(status_of(error))
+
+
+def info_in(status: status_pb2.Status) -> error_details_pb2.ErrorInfo:
+    """The machine-readable part of a status."""
+    for detail in status.details:
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info):
             return info
-    raise AssertionError(f"no ErrorInfo in {error}")
+    raise AssertionError(f"no ErrorInfo in {status}")
+
+
+async def code_of(call: Any) -> grpc.StatusCode:
+    """How a call ends, whatever messages its answer has."""
+    if hasattr(call, "read"):
+        with contextlib.suppress(grpc.RpcError):
+            async for _ in call:
+                pass
+    return await call.code()
 
 
 def status_of(error: grpc.RpcError) -> status_pb2.Status:

@@ -11,12 +11,19 @@ import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import grpc
 
-from breadbox import calls, status
-from breadbox.errors import ClosedError, ReplayBufferError, StoreUnavailableError
+from breadbox import calls, status, streaming
+from breadbox.aio.append_stream import AppendStreams
+from breadbox.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    ReplayBufferError,
+    StoreUnavailableError,
+)
 from breadbox.operations import Attempted, Both, Context, Do, Effect, Invoke, Operation, Sleep
 from breadbox.options import ClientOptions, channel_options
 from breadbox.stores.deadline import Deadline
@@ -100,6 +107,12 @@ class Interpreter:
         ]
         self._stubs = [ReplayBufferServiceStub(channel) for channel in self._channels]
         self._metadata = context.options.metadata()
+        self._append_streams = [
+            AppendStreams(
+                stub.AppendStream, self._metadata, partial(self._error_of, place), context.now
+            )
+            for place, stub in enumerate(self._stubs)
+        ]
         self._kept: set[asyncio.Task[None]] = set()
         self.closed = False
         """Whether `close` was called."""
@@ -111,6 +124,8 @@ class Interpreter:
         self.closed = True
         try:
             await end_tasks(self._kept)
+            for streams in self._append_streams:
+                await streams.close()
         finally:
             for channel in self._channels:
                 await channel.close()
@@ -175,8 +190,41 @@ class Interpreter:
         except ReplayBufferError as error:
             return Attempted(error=error)
 
+    async def _send_by_stream(self, call: calls.Call[Any], timeout_s: float, place: int) -> Any:
+        """Send an append by a stream; None: it was not sent."""
+        try:
+            return await self._append_streams[place].send(call.request, timeout_s)
+        except TimeoutError:
+            address = self.context.route.addresses[place]
+            raise DeadlineExceededError(f"{address} did not answer in time") from None
+        except grpc.aio.UsageError as error:  # What gRPC raises on a closed channel.
+            raise ClosedError(f"{call.method}: {error}") from error
+        except ReplayBufferError as error:
+            if self.closed:
+                raise ClosedError(f"{call.method}: the client was closed") from error
+            self.context.route.failed(place, error)
+            raise
+
+    def _error_of(
+        self, place: int, code: grpc.StatusCode, text: str, trailing: Any
+    ) -> ReplayBufferError:
+        """What an append meets that the stream did not answer before it ended."""
+        return status.from_stream_end(
+            code,
+            text,
+            trailing,
+            self.context.route.addresses[place],
+            encrypted=self.context.options.tls is not None,
+        )
+
     async def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
         place = self.context.route.place
+        if call.method == streaming.METHOD:
+            begun_at = self.context.now()
+            response = await self._send_by_stream(call, timeout_s, place)
+            if response is not None:
+                return response
+            timeout_s = max(1e-3, timeout_s - (self.context.now() - begun_at))
         method = getattr(self._stubs[place], call.method)
         try:
             return await method(call.request, timeout=timeout_s, metadata=self._metadata)

@@ -1,0 +1,201 @@
+"""A stream of appends, each of them a call of its own: taken, answered and told as one would be.
+
+What a stream may have on its way is bounded: its next message is asked for only while there is
+room in its credit, so that nobody has to be trusted to keep to it. Several appends may come in a
+message, and answers that are there at the same time leave in one.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import status_pb2
+
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox_server import convert
+from breadbox_server.core.errors import InvalidArgumentError
+from breadbox_server.limits import ANSWER_TAKEN_S, STREAM_APPENDS_MAX, STREAM_BYTES_MAX
+
+log = logging.getLogger(__name__)
+
+TAKEN: Final = "breadbox-taken"
+"""Trailing metadata of a stream that the server ends: appends that it took, all answered."""
+END_S_MAX: Final = 1.0
+"""Seconds that a stream which is over waits for whoever takes no messages."""
+ANSWERS_BYTES_MAX: Final = 256 * 2**10
+"""Of answers that leave in one message, unless one alone is larger."""
+
+
+class ItemContext:
+    """What an append of a stream has of the context that a call of its own would have."""
+
+    def __init__(self, context: Any, timeout: Duration | None) -> None:
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._ends_at = None if timeout is None else self._loop.time() + convert.seconds(timeout)
+
+    def time_remaining(self) -> float | None:
+        """Seconds until its caller waits for no answer any more; None: it does for ever."""
+        left_s: float | None = self._context.time_remaining()
+        if self._ends_at is None:
+            return left_s
+        own_s = max(0.0, self._ends_at - self._loop.time())
+        return own_s if left_s is None else min(own_s, left_s)
+
+    def invocation_metadata(self) -> Any:
+        """That of the stream."""
+        return self._context.invocation_metadata()
+
+
+Reply = Callable[[Any, ItemContext], Awaitable[Any]]
+"""Answers an AppendFragments, with its response or a Status; never raises but when cancelled."""
+
+
+class ItemStream:
+    """One stream of them.
+
+    Args:
+        context: Of the stream.
+        receive: Gives the next message, or EOF; None: the stream has to end.
+        reply: Answers an append.
+        on_untaken: Called when the caller has not taken an answer for `ANSWER_TAKEN_S`.
+    """
+
+    def __init__(
+        self,
+        context: Any,
+        receive: Callable[[], Awaitable[Any]],
+        reply: Reply,
+        on_untaken: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._receive = receive
+        self._reply = reply
+        self._on_untaken = on_untaken
+        self._running: dict[asyncio.Task[None], int] = {}
+        """Appends that are not answered, with their sizes in bytes."""
+        self._by_id: dict[int, asyncio.Task[None]] = {}
+        self._bytes = 0
+        """Of all of them."""
+        self._answers: deque[pb.StreamedAnswer] = deque()
+        """Not on their way yet."""
+        self._taken_count = self._done_count = 0
+        """Appends that were taken; those of them that were answered, or cancelled."""
+        self._has_answers = asyncio.Event()
+        self._has_more_room = asyncio.Event()
+        self._is_over = False
+
+    async def run(self) -> None:
+        """Take appends until the caller has sent the last, or there is no place for the next.
+
+        What was taken is answered before the stream ends.
+
+        Raises:
+            InvalidArgumentError: A message has nothing, or more than the credit.
+        """
+        # Who does not read is not awaited: it is found out as one that sends nothing.
+        writer = asyncio.get_running_loop().create_task(self._write_all())
+        try:
+            while True:
+                await self._until(self._has_room)
+                message = await self._receive()
+                if message is None or message is grpc.aio.EOF:
+                    break
+                _check(message)
+                for append in message.appends:
+                    self._begin(append)
+                for call_id in message.cancelled_call_ids:
+                    if (task := self._by_id.get(call_id)) is not None:
+                        task.cancel()
+            await self._until(lambda: self._done_count == self._taken_count)
+        finally:
+            for task in self._running:
+                task.cancel()
+            await self._end(writer)
+        self._context.set_trailing_metadata(((TAKEN, str(self._taken_count)),))
+
+    def _has_room(self) -> bool:
+        on_the_way = self._taken_count - self._done_count
+        return on_the_way < STREAM_APPENDS_MAX and self._bytes < STREAM_BYTES_MAX
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._has_more_room.clear()
+            await self._has_more_room.wait()
+
+    def _begin(self, item: pb.StreamedAppend) -> None:
+        size, call_id = item.append.ByteSize(), item.call_id
+        task = asyncio.get_running_loop().create_task(self._answer(item))
+        self._running[task] = size
+        self._by_id[call_id] = task
+        self._bytes += size
+        self._taken_count += 1
+
+        def end(ended: asyncio.Task[None]) -> None:
+            self._bytes -= self._running.pop(ended)
+            if self._by_id.get(call_id) is ended:
+                del self._by_id[call_id]
+            self._done_count += ended.cancelled()
+            self._has_more_room.set()
+
+        task.add_done_callback(end)
+
+    async def _answer(self, item: pb.StreamedAppend) -> None:
+        timeout = item.timeout if item.HasField("timeout") else None
+        answer = await self._reply(item.append, ItemContext(self._context, timeout))
+        told = pb.StreamedAnswer(call_id=item.call_id)
+        if isinstance(answer, status_pb2.Status):
+            told.error = answer.SerializeToString()
+        else:
+            told.response.CopyFrom(answer)
+        self._answers.append(told)
+        self._has_answers.set()
+
+    async def _write_all(self) -> None:
+        """Tell what the stream takes, and then send answers as they come."""
+        credit = pb.AppendCredit(append_count=STREAM_APPENDS_MAX, size_bytes=STREAM_BYTES_MAX)
+        await self._write(pb.AppendStreamResponse(credit=credit))
+        while not self._is_over:
+            await self._has_answers.wait()
+            self._has_answers.clear()
+            while self._answers:
+                response = pb.AppendStreamResponse()
+                left = ANSWERS_BYTES_MAX
+                while self._answers and left > 0:
+                    answer = self._answers.popleft()
+                    response.answers.append(answer)
+                    left -= answer.ByteSize()
+                await self._write(response)
+                self._done_count += len(response.answers)
+                self._has_more_room.set()
+
+    async def _write(self, response: pb.AppendStreamResponse) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_TAKEN_S):
+                await self._context.write(response)
+        except TimeoutError:
+            self._on_untaken()
+        except (grpc.aio.InternalError, grpc.aio.UsageError) as error:
+            # The caller has gone; gRPC is about to cancel the stream.
+            log.debug("an answer of a stream could not be sent: %s", error)
+
+    async def _end(self, writer: asyncio.Task[None]) -> None:
+        """Let a message leave: to cut it off in the middle would keep the end from being told."""
+        self._is_over = True
+        self._has_answers.set()
+        try:
+            await asyncio.wait((writer,), timeout=END_S_MAX)
+        finally:
+            writer.cancel()
+
+
+def _check(message: pb.AppendStreamRequest) -> None:
+    if not message.appends and not message.cancelled_call_ids:
+        raise InvalidArgumentError("request", "has neither appends nor cancelled_call_ids")
+    for field in ("appends", "cancelled_call_ids"):
+        if len(getattr(message, field)) > STREAM_APPENDS_MAX:
+            raise InvalidArgumentError(field, f"must be at most {STREAM_APPENDS_MAX} in a message")
