@@ -4,6 +4,9 @@ Stable-Baselines3 is no dependency: without `pip install stable-baselines3` its 
 """
 
 import contextlib
+import math
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -12,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,11 +26,14 @@ from bench.processes import breadbox_server, memory_directory
 from bench.workloads import SESSION_ID, numbered, vector_fragment
 from breadbox.fragment import Fragment
 from breadbox.mirror import ReplayMirror, StepMemory
+from breadbox.mirror.holdings import FilledHoldings
+from breadbox.mirror.shared_memory import Publisher, SharedHoldings, SharedMemory, make_file
 
 BATCH_SIZE = 256
 FRAME_STEPS = 128
 FRAMES = (4, 84, 84)
 FED_STEPS_PER_S = 50_000
+SERVED_STEPS_PER_S = 10_000
 OFF_POLICY = ("--uses-max", "1000000", "--staleness-max", "1000000", "--capacity-chunks", "2000")
 SAMPLES_PER_TURN = 100
 MISSING = "stable-baselines3 is not installed"
@@ -59,12 +66,14 @@ def mirror_rows(*, rounds: int, frame_steps: int, lag_count: int) -> Iterator[Fi
     )
     yield from _memory_ingest_rows(rounds=rounds)
     yield _slowing_row(rounds=rounds)
+    yield _process_slowing_row(rounds=rounds)
     with (
         memory_directory() as directory,
         breadbox_server(f"file://{directory}", *OFF_POLICY) as server,
     ):
         yield _lag_row(server.address, lag_count)
         yield _following_row(server.address)
+        yield _served_slowing_row(server.address, rounds=rounds)
 
 
 def _sample_rows(
@@ -276,22 +285,183 @@ def _slowing_row(*, rounds: int) -> Figure:
     )
 
 
+class _Reader(StepMemory):
+    """Draws from what another process of this benchmark fills."""
+
+    def __init__(self, capacity: int, descriptor: int) -> None:
+        self._begin(SharedHoldings(capacity, {}, descriptor, lambda: None), 0)
+
+
+def _process_slowing_row(*, rounds: int) -> Figure:
+    """As `_slowing_row`, with a process in the thread's place."""
+    descriptor = make_file()
+    memory = _Reader(100_000, descriptor)
+    command = [sys.executable, "-m", "bench.mirror_rows", "feed", str(descriptor)]
+    fed, spent_s, before = 0, 0.0, 0.0
+    costs: dict[str, list[float]] = {"busy": [], "quiet": []}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, pass_fds=[descriptor], text=True
+    ) as process:
+        assert process.stdin is not None
+        told = process.stdin
+
+        def tell(what: str) -> None:
+            print(what, file=told, flush=True)
+
+        def sample(kind: str) -> None:
+            begun_s = time.process_time()
+            for _ in range(SAMPLES_PER_TURN):
+                memory.sample(BATCH_SIZE, device="cpu")
+            costs[kind].append((time.process_time() - begun_s) / SAMPLES_PER_TURN)
+
+        def resume() -> None:
+            nonlocal fed, before
+            tell("resume")
+            fed -= memory.inserted_step_count
+            before = time.perf_counter()
+
+        def pause() -> None:
+            nonlocal fed, spent_s
+            tell("pause")
+            fed += memory.inserted_step_count
+            spent_s += time.perf_counter() - before
+
+        memory.wait_until(100_000, timeout_s=120)
+        got = rates(
+            {
+                "busy": Contender(
+                    lambda: sample("busy"), SAMPLES_PER_TURN, before=resume, after=pause
+                ),
+                "quiet": Contender(lambda: sample("quiet"), SAMPLES_PER_TURN),
+            },
+            rounds=rounds,
+        )
+        process.kill()
+    return Figure(
+        name=f"mirror: samples while a process takes {fed / spent_s:,.0f} steps/s in",
+        workload="vector",
+        value=got["busy"],
+        unit="samples/s",
+        limit=got["quiet"],
+        limit_is="while none are",
+        reach=0.8,
+        also={
+            f"processor µs per sample, {kind}": 1e6 * statistics.median(found)
+            for kind, found in costs.items()
+        },
+    )
+
+
+def _feed(descriptor: int) -> None:
+    """Fill a memory, and then add steps at a fixed rate whenever the benchmark says so."""
+    memory = SharedMemory(descriptor)
+    held = FilledHoldings(100_000, {}, memory)
+    no_follower: Any = SimpleNamespace(
+        session_id="",
+        cursor=None,
+        begun_count=0,
+        skipped_chunk_count=0,
+        failure=None,
+        behind_since=0.0,
+    )
+    held.on_change = Publisher(memory, held, no_follower).publish
+    fragment = vector_fragment()
+    successive = numbered(fragment, "bench")
+    for each in islice(successive, 100_000 // fragment.step_count + 1):
+        held.extend(each, None)
+    may_feed = threading.Event()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            (may_feed.set if line == "resume\n" else may_feed.clear)()
+
+    threading.Thread(target=listen, daemon=True).start()
+    next_at = time.perf_counter()
+    while True:
+        may_feed.wait()
+        held.extend(next(successive), None)
+        next_at = max(next_at + fragment.step_count / FED_STEPS_PER_S, time.perf_counter() - 0.02)
+        time.sleep(max(0.0, next_at - time.perf_counter()))
+
+
+def _served_slowing_row(address: str, *, rounds: int) -> Figure:
+    """Samples of a mirror in a process, while a producer at a fixed rate feeds it, by turns.
+
+    Producer, server and the mirror's process need a core of their own each, or the learner waits
+    for those; what a sample costs the learner itself is in its processor time.
+    """
+    session_id = f"{SESSION_ID}-served"
+    costs: dict[str, list[float]] = {"quiet": [], "busy": []}
+    counts: dict[str, list[float]] = {"quiet": [], "busy": []}
+    fed: list[float] = []
+    with breadbox.connect(address) as client:
+        client.start_session(session_id)
+    with ReplayMirror(address, capacity_steps=100_000, seed=0, process=True) as mirror:
+        with _producer(address, session_id):
+            mirror.wait_until(60_000, timeout_s=120)
+        for _ in range(rounds):
+            mirror.catch_up(60)
+            for kind in ("quiet", "busy"):
+                with _producer(address, session_id, SERVED_STEPS_PER_S) as producer:
+                    before = mirror.inserted_step_count
+                    if kind == "busy":
+                        while mirror.inserted_step_count < before + 5_000:
+                            time.sleep(0.01)
+                    else:
+                        producer.send_signal(signal.SIGSTOP)
+                        time.sleep(0.2)
+                    before, done = mirror.inserted_step_count, 0
+                    begun_at, cost = time.perf_counter(), time.process_time()
+                    while time.perf_counter() < begun_at + 1.0:
+                        mirror.sample(BATCH_SIZE, device="cpu")
+                        done += 1
+                    spent_s = time.perf_counter() - begun_at
+                    costs[kind].append((time.process_time() - cost) / done)
+                    counts[kind].append(done / spent_s)
+                    if kind == "busy":
+                        fed.append((mirror.inserted_step_count - before) / spent_s)
+    quiet, busy = (statistics.median(counts[kind]) for kind in ("quiet", "busy"))
+    return Figure(
+        name=f"mirror: samples while a process reads {statistics.median(fed):,.0f} steps/s",
+        workload="vector",
+        value=busy,
+        unit="samples/s",
+        limit=quiet,
+        limit_is="while none come",
+        reach=0.8,
+        also={
+            f"processor µs per sample, {kind}": 1e6 * statistics.median(found)
+            for kind, found in costs.items()
+        },
+    )
+
+
 @contextlib.contextmanager
-def _producer(address: str, session_id: str) -> Iterator[None]:
-    """Another process that appends vector fragments as fast as it can."""
-    process = subprocess.Popen([sys.executable, "-m", "bench.mirror_rows", address, session_id])
+def _producer(
+    address: str, session_id: str, steps_per_s: float = math.inf
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Another process that appends vector fragments, as fast as it can unless a rate is given."""
+    command = [sys.executable, "-m", "bench.mirror_rows", address, session_id, str(steps_per_s)]
+    process = subprocess.Popen(command)
     try:
-        yield
+        yield process
     finally:
-        process.terminate()
+        process.kill()
         process.wait()
 
 
-def _produce(address: str, session_id: str) -> None:
-    successive = numbered(replace(vector_fragment(), session_id=session_id), "bench")
+def _produce(address: str, session_id: str, steps_per_s: float) -> None:
+    fragment = replace(vector_fragment(), session_id=session_id, worker_id=f"w{os.getpid()}")
+    successive = numbered(fragment, fragment.worker_id)
+    count = 256 if math.isinf(steps_per_s) else 32
+    next_at = time.perf_counter()
     with breadbox.connect(address) as client:
         while True:
-            client.append_many(list(islice(successive, 256)))
+            client.append_many(list(islice(successive, count)))
+            next_at = max(
+                next_at + count * fragment.step_count / steps_per_s, time.perf_counter() - 0.02
+            )
+            time.sleep(max(0.0, next_at - time.perf_counter()))
 
 
 def _drop(_: object) -> None:
@@ -299,4 +469,7 @@ def _drop(_: object) -> None:
 
 
 if __name__ == "__main__":
-    _produce(sys.argv[1], sys.argv[2])
+    if sys.argv[1] == "feed":
+        _feed(int(sys.argv[2]))
+    else:
+        _produce(sys.argv[1], sys.argv[2], float(sys.argv[3]))

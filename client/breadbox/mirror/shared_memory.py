@@ -86,6 +86,10 @@ class Head(NamedTuple):
 
 
 _SCALARS: Final = len(Head._fields) - 4
+_TABLES_AT: Final = tuple(
+    range(_SCALARS, _SCALARS + 4 * len(TableHead._fields), len(TableHead._fields))
+)
+_SESSION_COUNT_AT: Final = Head._fields.index("session_count")
 _SESSION_SIZE_AT: Final = Head._fields.index("session_size")
 _FLOOR_AT: Final = 1 + Head._fields.index("floor")
 _GENERATION_AT: Final = 1 + Head._fields.index("generation")
@@ -350,21 +354,19 @@ class SharedHoldings(Holdings):
             count = int(numbers[0])
             if not count & 1:
                 values = numbers[1:].tolist()
-                size = values[_SESSION_SIZE_AT]
-                session = self._head_map[_SESSION_AT : _SESSION_AT + size]
+                session = None
+                if not self._seen or values[_SESSION_COUNT_AT] != self.head.session_count:
+                    size = values[_SESSION_SIZE_AT]
+                    session = self._head_map[_SESSION_AT : _SESSION_AT + size]
                 if int(numbers[0]) == count:
                     break
             if time.monotonic() - began_at > _ODD_S_MAX:
                 return None
             time.sleep(0.0)
-        tables = iter(values[_SCALARS:])
-        head = Head(
-            *values[:_SCALARS],
-            *(TableHead(*four) for four in zip(tables, tables, tables, tables, strict=True)),
-        )
-        if head.session_count != self.head.session_count or not self._seen:
+        tables = [TableHead._make(values[at : at + 4]) for at in _TABLES_AT]
+        if session is not None:
             self.session_id = session.decode(errors="replace")
-        return count, head
+        return count, Head._make(values[:_SCALARS] + tables)
 
     def _show(self, head: Head) -> None:
         if head.generation != self.head.generation:
@@ -376,19 +378,19 @@ class SharedHoldings(Holdings):
             (index.fragments, head.fragments),
             (index.episodes, head.episodes),
             (index.whole, head.whole),
-            (index.states, head.states),
         ):
-            if table is None:
-                continue
             if table.place != shown.place:
                 shape = (table.shape[0], shown.size)
-                if isinstance(table, States):
-                    shape = (shown.size, table.shape[1])
-                dtype = _BYTE if isinstance(table, States) else INT64
-                table.lie_in(self._array(shown.place, shape, dtype), shown.place)
+                table.lie_in(self._array(shown.place, shape, INT64), shown.place)
             table.first, table.end = shown.first, shown.end
-        for name in ("low", "floor", "high", "unusable_count", "fragment_low", "state_count"):
-            setattr(index, name, getattr(head, name))
+        if (states := index.states) is not None:
+            if states.place != head.states.place:
+                shape = (head.states.size, states.shape[1])
+                states.lie_in(self._array(head.states.place, shape, _BYTE), head.states.place)
+            states.first, states.end = head.states.first, head.states.end
+        index.low, index.floor, index.high = head.low, head.floor, head.high
+        index.unusable_count, index.fragment_low = head.unusable_count, head.fragment_low
+        index.state_count = head.state_count
         self.inserted_count, self.size_bytes = head.inserted_count, head.size_bytes
         self.head = head
 
