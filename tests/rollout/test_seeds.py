@@ -22,6 +22,7 @@ from breadbox.fragment import Fragment
 from breadbox_policies import make_policy, policy_weights
 from breadbox_rollout.settings import default_worker_name, mixed_seed
 from support.server_process import ServerProcess, plain_environment
+from support.tiers import long_but
 
 STEPS = 400
 
@@ -55,6 +56,7 @@ def data_of(tmp_path: Path, *starts: tuple[str, ...]) -> list[set[str]]:
 
 
 @pytest.mark.integration
+@pytest.mark.long
 def test_two_workers_of_the_defaults_make_different_data(tmp_path: Path) -> None:
     """120 of 120 fragments of two workers were the same bytes."""
     one, two = data_of(tmp_path, (), ())
@@ -94,7 +96,7 @@ def test_names_of_hosts_that_are_called_alike_differ(monkeypatch: pytest.MonkeyP
     assert all(re.fullmatch(r"breadbox-rollout-worker-of-some--[0-9a-f]{16}", n) for n in names)
 
 
-@pytest.mark.parametrize("seed", [(), ("--seed", "5")])
+@pytest.mark.parametrize("seed", long_but(1, [("--seed", "5"), ()]))
 def test_generate_plays_other_episodes_each_time_unless_it_is_told_the_seed(
     tmp_path: Path, seed: tuple[str, ...]
 ) -> None:

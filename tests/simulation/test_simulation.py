@@ -73,7 +73,7 @@ def test_simulations_do_something() -> None:
     assert sum(outcome.read for outcome in outcomes) >= 50
 
 
-@pytest.mark.parametrize("variant", PLANTED, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", long_but(4, PLANTED), ids=lambda variant: variant.name)
 def test_planted_bug_is_found_and_its_seed_replays_it(variant: type[Variant]) -> None:
     failed = first_failure(variant)
     assert failed is not None, f"{variant.name} was not found in {PLANTED_SEEDS_MAX} seeds"
