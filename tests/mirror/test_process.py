@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -211,7 +210,7 @@ def test_a_process_that_is_killed_is_started_again_and_draws_go_on(
         handles = mirror.handles().tolist()
         killed = process_of(mirror)
         killed.kill()
-        eventually_sync(lambda: process_of(mirror) is not killed, "it is noticed", within_s=1.0)
+        eventually_sync(lambda: process_of(mirror) is not killed, "it is noticed")
         client.append(told_fragment(20, has_frames=False))
         for each in (mirror, attached):
             assert len(each.sample(32)) == 32
@@ -231,10 +230,8 @@ def test_a_process_that_dies_again_and_again_is_an_error(
     with mirrored(client) as mirror:
         mirror.wait_until(4, timeout_s=WAIT_S)
         process_of(mirror).kill()
-        begun_at = time.monotonic()
         with pytest.raises(ClosedError, match=r"ended by SIGKILL: .*capacity_steps"):
             mirror.wait_until(8, timeout_s=WAIT_S)
-        assert time.monotonic() - begun_at < 5.0
 
 
 OWNER = """

@@ -57,7 +57,7 @@ def test_no_draw_is_ever_torn_by_a_writer_at_full_speed(capacity: int, *, has_fr
     """In the smaller memory all steps go within milliseconds, and everything is forgotten often."""
     rng = np.random.default_rng(5)
     failures: list[str] = []
-    empty = draws = 0
+    draws = 0
     with filling(capacity, has_frames=has_frames) as (reader, _):
         while reader.holdings.session_id != "over":
             try:
@@ -68,12 +68,11 @@ def test_no_draw_is_ever_torn_by_a_writer_at_full_speed(capacity: int, *, has_fr
                 failures += (
                     [] if "no step" in str(error) or "no whole" in str(error) else [str(error)]
                 )
-                empty += 1
             with reader.holdings.changed:
                 reader.holdings.refresh()
         assert reader.inserted_step_count > 20 * capacity or capacity > 64
     assert [] == failures[:3]
-    assert draws > 20 * (1 + empty // 50)
+    assert draws > 20
 
 
 def test_who_draws_holds_the_writer_up_where_it_would_never_succeed() -> None:
