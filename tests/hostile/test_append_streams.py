@@ -57,6 +57,7 @@ def packed(count: int, *, first: int = 0) -> bytes:
     return message_prefix(len(data)) + data
 
 
+@pytest.mark.long
 def test_streams_on_which_nothing_is_ever_sent(tmp_path: Path) -> None:
     with ground(tmp_path) as it:
 
@@ -71,6 +72,7 @@ def test_streams_on_which_nothing_is_ever_sent(tmp_path: Path) -> None:
         it.attack(attack)
 
 
+@pytest.mark.long
 def test_streams_that_are_idle_after_an_append(tmp_path: Path) -> None:
     message = packed(1)
     with ground(tmp_path) as it:
@@ -86,6 +88,7 @@ def test_streams_that_are_idle_after_an_append(tmp_path: Path) -> None:
         it.attack(attack)
 
 
+@pytest.mark.long
 def test_messages_of_streams_that_are_never_finished(tmp_path: Path) -> None:
     size = MESSAGE_BYTES_MAX - 16
     with ground(tmp_path) as it:
@@ -112,6 +115,7 @@ def test_messages_of_streams_that_are_never_finished(tmp_path: Path) -> None:
         it.attack(attack)
 
 
+@pytest.mark.long
 def test_more_appends_than_the_credit_as_fast_as_they_can_be_sent(tmp_path: Path) -> None:
     message = packed(STREAM_APPENDS_MAX)
     with ground(tmp_path) as it:
@@ -150,6 +154,7 @@ def test_streams_whose_answers_are_never_taken(tmp_path: Path) -> None:
         it.attack(attack)
 
 
+@pytest.mark.long
 def test_streams_that_are_reset_after_an_append(tmp_path: Path) -> None:
     message = packed(4)
     with ground(tmp_path) as it:
@@ -171,6 +176,7 @@ def test_streams_that_are_reset_after_an_append(tmp_path: Path) -> None:
         it.attack(attack)
 
 
+@pytest.mark.long
 def test_streams_that_are_given_up_as_soon_as_they_begin(tmp_path: Path) -> None:
     block = call_headers(STREAM)
     with ground(tmp_path) as it:

@@ -29,6 +29,7 @@ from support.eventually import eventually, eventually_sync
 from support.fake_service import FakeService, serving
 from support.fragments import vector_fragment
 from support.server_process import ServerProcess, plain_environment
+from support.tiers import long_but
 from support.token_files import line_of, write_token_file
 
 pytestmark = pytest.mark.integration
@@ -251,8 +252,8 @@ def journaled(tmp_path: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.mark.parametrize("how", ["killed", "ended"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", long_but(1, ["killed", "ended"]))
+@pytest.mark.parametrize("kind", long_but(1, KINDS))
 async def test_nothing_is_lost_or_doubled_when_the_server_goes_under_a_stream(
     journaled: ServerProcess, kind: str, how: str
 ) -> None:
