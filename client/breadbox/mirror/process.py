@@ -203,13 +203,20 @@ class AttachedSource(ProcessSource):
         threading.Thread(target=self._watch, name="mirror-watch", daemon=True).start()
 
     def _attached(self, within_s: float) -> tuple[socket.socket, dict[str, Any], int]:
-        life = _connected(self.address, within_s)
-        life.send(encode({"ask": "attach"}))
-        data, descriptors, _, _ = socket.recv_fds(life, MESSAGE_BYTES_MAX, 1)
-        if not data:
+        give_up_at = time.monotonic() + within_s
+        while True:
+            life = _connected(self.address, max(0.0, give_up_at - time.monotonic()))
+            data, descriptors = b"", list[int]()
+            # One that is killed resets whoever waits in its queue: another one is started.
+            with suppress(ConnectionError):
+                life.send(encode({"ask": "attach"}))
+                data, descriptors, _, _ = socket.recv_fds(life, MESSAGE_BYTES_MAX, 1)
+            if data:
+                return life, decode(data), descriptors[0]
             life.close()
-            raise ClosedError("the mirror's process ended meanwhile")
-        return life, decode(data), descriptors[0]
+            if time.monotonic() > give_up_at:
+                raise ClosedError("the mirror's process ended meanwhile")
+            time.sleep(_RETRY_S)
 
     def close(self) -> None:
         """See `Source.close`; the process goes on."""
