@@ -152,8 +152,10 @@ class ProcessSource:
             ReplayBufferError: Which it answers; or it is gone.
         """
         with _connected(self.address, START_S) as connection:
-            connection.send(encode({"ask": what}))
-            data = connection.recv(MESSAGE_BYTES_MAX)
+            data = b""
+            with suppress(ConnectionError):  # One that is killed resets whoever it has not heard.
+                connection.send(encode({"ask": what}))
+                data = connection.recv(MESSAGE_BYTES_MAX)
         if not data:
             raise ClosedError("the mirror's process ended meanwhile")
         return decode(data)
