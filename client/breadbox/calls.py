@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Reply = TypeVar("Reply")
 
+INLINE_REPLY_BYTES_MAX: Final = 4 * 2**20
+"""Bytes of small payloads that come along with an answer: the server gives no more."""
 UNREADABLE_MAX: Final = 4096
 """Payloads that the end of a lease may name: the server takes no more."""
 PRIORITIES_MAX: Final = 2048
@@ -152,7 +154,7 @@ def announce_fragments(
     tells_schemas: bool = False,
     max_wait_s: float = 0.0,
 ) -> Call[types.AppendReply]:
-    """Announce fragments whose payloads are written; as `append_fragments`.
+    """Announce fragments whose payloads are written, or ride along; as `append_fragments`.
 
     Args:
         buffer: Where they go.
@@ -171,6 +173,7 @@ def announce_fragments(
         ],
         schemas=list(schemas.values())[:SCHEMAS_TOLD_MAX] if tells_schemas else (),
         max_wait=wire.duration("max_wait_s", max_wait_s) if max_wait_s else None,
+        payloads=[each.body for each in written] if any(each.body for each in written) else (),
     )
     return Call("AppendFragments", request, wire.append_reply_from_wire)
 
@@ -188,6 +191,8 @@ class FetchRequest:
     """None: the library makes one."""
     lease_s: float | None = None
     """None: the buffer's own."""
+    inline_bytes_max: int = INLINE_REPLY_BYTES_MAX
+    """Bytes of small payloads that may come along."""
 
 
 def fetch_fragments(
@@ -203,6 +208,7 @@ def fetch_fragments(
         rank=fetch.rank,
         world_size=fetch.world_size,
         lease_duration=wire.duration("lease_s", fetch.lease_s),
+        inline_bytes_max=fetch.inline_bytes_max,
     )
     return Call(
         "FetchFragments",
@@ -238,6 +244,8 @@ class ReadRequest:
     """None: the reader knows none, and is not told early of another."""
     subscription: str | None = None
     """None: the cursor is the reader's own."""
+    inline_bytes_max: int = INLINE_REPLY_BYTES_MAX
+    """Bytes of small payloads that may come along."""
 
 
 def read_fragments(
@@ -253,6 +261,7 @@ def read_fragments(
         lease_duration=wire.duration("lease_s", read.lease_s),
         known_session_id=read.known_session_id,
         subscription=read.subscription,
+        inline_bytes_max=read.inline_bytes_max,
     )
     return Call("ReadFragments", request, wire.read_from_wire, wait_s=max_wait_s)
 

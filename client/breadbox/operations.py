@@ -43,6 +43,7 @@ from breadbox.route import Route
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.gateway_store import open_gateway_store
+from breadbox.stores.riding import RidingStore, StoreOnUse
 from breadbox.stores.urls import GATEWAY_URL
 from breadbox.types import (
     AdmissionOutcome,
@@ -58,6 +59,7 @@ from breadbox.types import (
     PayloadReference,
     PrioritiesReply,
     PublishReply,
+    StoreConfig,
 )
 
 T = TypeVar("T")
@@ -67,6 +69,8 @@ APPEND_COUNT_MAX = 256
 first group and the judging of the last, which overlap with nothing, are a small part of a batch."""
 APPEND_BYTES_MAX = 64 * 2**20
 """Payload bytes written before they are announced; a larger group is cut."""
+INLINE_REQUEST_BYTES_MAX = 2**20
+"""Payload bytes that ride along with one call; the server takes 2 MiB of everything."""
 _REFUSED = frozenset(
     {AdmissionOutcome.DUPLICATE, AdmissionOutcome.STALE, AdmissionOutcome.WRONG_SESSION}
 )
@@ -131,11 +135,19 @@ Operation = Generator[Effect, Any, T]
 
 
 class StoreSlot:
-    """The payload store of a client, once it is opened. Thread-safe."""
+    """The payload store of a client, once it is opened. Thread-safe.
+
+    Args:
+        store: One that the client was given; then all payloads go through it.
+    """
 
     def __init__(self, store: PayloadStore | None = None) -> None:
         self._lock = Lock()
         self._store = store
+        self.is_given = store is not None
+        """Whether the client was given one."""
+        self.config: StoreConfig | None = None
+        """What the server has said of it; None: it was not asked, or is to be asked again."""
 
     @property
     def store(self) -> PayloadStore | None:
@@ -388,6 +400,8 @@ def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operati
         WaitElapsedError: The wait is over; nothing was taken.
     """
     wire.duration("max_wait_s", request.max_wait_s)
+    if context.slot.is_given:
+        request = replace(request, inline_bytes_max=0)
     started_at = context.now()
     until = started_at + request.max_wait_s
     request_id = request.request_id or context.new_id()
@@ -421,6 +435,8 @@ def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operati
 def read(context: Context, buffer: str, request: calls.ReadRequest) -> Operation[FragmentRead]:
     """Read what came after a cursor, waiting for as long as the request says."""
     wire.duration("max_wait_s", request.max_wait_s)
+    if context.slot.is_given:
+        request = replace(request, inline_bytes_max=0)
     until = context.now() + request.max_wait_s
     while True:
         found, _ = yield from repeat(
@@ -450,22 +466,58 @@ def opened_store(context: Context) -> Operation[PayloadStore]:
     """
     if context.slot.store is not None:
         return context.slot.store
-    config = yield from invoke(context, calls.get_store_config())
+    config = yield from _store_config(context)
+    return (yield from storing(context, lambda deadline: _opened(context, config, deadline)))
+
+
+def _store_config(context: Context) -> Operation[StoreConfig]:
+    """Where payloads live, and which of them ride along, as the server has said."""
+    if context.slot.config is None:
+        context.slot.config = yield from invoke(context, calls.get_store_config())
+    return context.slot.config
+
+
+def _opened(context: Context, config: StoreConfig, deadline: Deadline | None) -> PayloadStore:
+    """The store that is open, or is opened now, which may block."""
+    if context.slot.store is not None:
+        return context.slot.store
     url = context.options.store_url or config.store_url
     if url == GATEWAY_URL:
         return context.slot.settle(open_gateway_store(context.route, context.options))
-    store = yield from storing(
-        context,
-        lambda deadline: stores.open_store(
-            url,
-            unannounced_s=config.unannounced_s,
-            piece_size_bytes=config.piece_size_bytes,
-            deadline=deadline,
-            # The server made it, if it is this host's: what the URL leads to else is none of ours.
-            must_exist=True,
-        ),
+    store = stores.open_store(
+        url,
+        unannounced_s=config.unannounced_s,
+        piece_size_bytes=config.piece_size_bytes,
+        deadline=deadline,
+        # The server made it, if it is this host's: what the URL leads to else is none of ours.
+        must_exist=True,
     )
     return context.slot.settle(store)
+
+
+def _store_on_use(context: Context) -> Operation[PayloadStore]:
+    """The payload store, opened when a payload has to be moved: those that ride along have not.
+
+    Within its calls is raised what `opened_store` raises, which retries.
+    """
+    if context.slot.store is not None:
+        return context.slot.store
+    config = yield from _store_config(context)
+    return StoreOnUse(lambda deadline: _opened(context, config, deadline))
+
+
+def _store_of(
+    context: Context, references: Sequence[FragmentReference]
+) -> Operation[tuple[PayloadStore, Sequence[FragmentReference]]]:
+    """Where the payloads of references are read; and the references, without those at hand.
+
+    What came along is kept with the lease, not with what is made of it.
+    """
+    bodies = {each.metadata.payload.payload_id: each.body for each in references if each.body}
+    if not bodies:
+        return (yield from _store_on_use(context)), references
+    store = yield from _store_on_use(context)
+    return RidingStore(bodies, store), [without_body(each) for each in references]
 
 
 def storing(
@@ -567,6 +619,11 @@ def load_weights(context: Context, reference: PayloadReference) -> Operation[dic
     )
 
 
+def without_body(reference: FragmentReference) -> FragmentReference:
+    """The same, without the payload that came along with it."""
+    return replace(reference, body=b"") if reference.body else reference
+
+
 def load_fragments(
     context: Context,
     references: Sequence[FragmentReference],
@@ -576,7 +633,7 @@ def load_fragments(
     is_mapped: bool = False,
 ) -> Operation[list[Fragment]]:
     """Read the payloads of granted fragments, in order."""
-    store = yield from opened_store(context)
+    store, references = yield from _store_of(context, references)
     return (
         yield from storing(
             context,
@@ -591,7 +648,7 @@ def describe_arrays(
     context: Context, references: Sequence[FragmentReference]
 ) -> Operation[list[dict[str, ArrayType]]]:
     """Read what arrays granted fragments have, in order."""
-    store = yield from opened_store(context)
+    store, references = yield from _store_of(context, references)
     return (
         yield from storing(
             context, lambda deadline: payload.describe_arrays(store.within(deadline), references)
@@ -609,7 +666,7 @@ def read_batch(
     within: AbstractContextManager[None] | None = None,
 ) -> Operation[Batch]:
     """Read the payloads of granted fragments into one stacked batch, within a context."""
-    store = yield from opened_store(context)
+    store, references = yield from _store_of(context, references)
 
     def read(deadline: Deadline) -> Batch:
         with within or nullcontext():
@@ -644,12 +701,16 @@ def append_many(
 ) -> Operation[list[AppendResult]]:
     """Write payloads, then announce them; wait while the buffer is full.
 
+    Small ones are not written, but ride along with what announces them.
+
     Raises:
         BackpressureError: Nothing was admitted for `append_wait_s`; `results` tells what was.
         PayloadMissingError: The store lost a payload between writing and announcing, again and
             again for `reconnect_s`.
     """
-    store = yield from opened_store(context)
+    if not context.slot.is_given:
+        yield from _store_config(context)
+    store = yield from _store_on_use(context)
     chosen = codecs or context.options.codecs
     appendings = [_Appending(context, buffer, store, group, chosen) for group in _groups(fragments)]
     return (yield from _run_in_order(appendings, len(fragments)))
@@ -710,9 +771,12 @@ class _Appending:
         self._store = store
         self._fragments = fragments
         self._codecs = codecs
+        config = context.slot.config
+        self._inline_size_bytes_max = 0 if config is None else config.inline_size_bytes_max
         self._written: list[payload.Written] = []
         self._call: Call[AppendReply] | None = None
-        """Announces all of the group; None: not made yet, or not for all any more."""
+        """Announces as much of the group as rides along with one call; None: not made yet, or not
+        for these any more."""
         self._results = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
         self._failed: tuple[errors.StoreUnavailableError, float] | None = None
         """How the first attempt at writing failed, and when."""
@@ -733,7 +797,9 @@ class _Appending:
                 return (yield from _run_in_order(halves, len(self._fragments)))
         self._progress_at = self._context.now()
         while pending:
-            delay_s, left = yield from self._announce(pending, following)
+            count = self._count_in_a_call(pending)
+            delay_s, left = yield from self._announce(pending[:count], following)
+            left += pending[count:]
             following = None
             if len(left) < len(pending):
                 self._progress_at = self._context.now()
@@ -764,9 +830,7 @@ class _Appending:
     def _write_now(self, deadline: Deadline) -> None:
         """Write everything. That the store was away is remembered: it is part of the outage."""
         try:
-            self._written = payload.write_and_describe(
-                self._store.within(deadline), self._fragments, codecs=self._codecs
-            )
+            self._written = self._write_within(deadline, self._fragments)
         except errors.StoreUnavailableError as error:
             self._failed = error, self._context.now()
             raise
@@ -777,17 +841,35 @@ class _Appending:
         return (
             yield from storing(
                 self._context,
-                lambda deadline: payload.write_and_describe(
-                    self._store.within(deadline), fragments, codecs=self._codecs
-                ),
+                lambda deadline: self._write_within(deadline, fragments),
                 failed,
             )
+        )
+
+    def _write_within(
+        self, deadline: Deadline, fragments: Sequence[Fragment]
+    ) -> list[payload.Written]:
+        return payload.write_and_describe(
+            self._store.within(deadline),
+            fragments,
+            codecs=self._codecs,
+            inline_size_bytes_max=self._inline_size_bytes_max,
         )
 
     def _write_ahead(self, deadline: Deadline) -> None:
         """Get everything ready while another group's call is under way."""
         self._write_now(deadline)
-        self._call = self._announcement_of(range(len(self._fragments)))
+        everything = range(len(self._fragments))
+        self._call = self._announcement_of(everything[: self._count_in_a_call(everything)])
+
+    def _count_in_a_call(self, pending: Sequence[int]) -> int:
+        """How many of these, from the first on, one call may announce; at least one."""
+        left = INLINE_REQUEST_BYTES_MAX
+        for count, position in enumerate(pending):
+            left -= len(self._written[position].body)
+            if left < 0 and count:
+                return count
+        return len(pending)
 
     def _announcement_of(self, pending: Sequence[int]) -> Call[AppendReply]:
         return calls.announce_fragments(
@@ -858,15 +940,25 @@ class _Appending:
                 left.append(position)
                 missing.append(position)
             elif result.outcome in _REFUSED and position not in self._doubtful:
-                refused.append(self._written[position].payload)
+                refused += self._stored([position])
         return left, missing, refused
 
     def _rewrite(self, missing: Sequence[int]) -> Operation[None]:
-        lost = errors.PayloadMissingError(self._written[missing[0]].payload.payload_id)
-        yield from _wait_after_loss(self._context, self._losses, lost)
+        if stored := self._stored(missing):
+            lost = errors.PayloadMissingError(stored[0].payload_id)
+            yield from _wait_after_loss(self._context, self._losses, lost)
+        if any(self._written[position].body for position in missing):
+            # The server takes less along than it did: after a restart, with other options.
+            self._inline_size_bytes_max = 0
+            self._context.slot.config = None
         rewritten = yield from self._write(missing)
         for position, written in zip(missing, rewritten, strict=True):
             self._written[position] = written
+
+    def _stored(self, positions: Sequence[int]) -> list[PayloadReference]:
+        """Payloads of fragments, as far as they were written to the store."""
+        found = [self._written[position].payload for position in positions]
+        return [each for each in found if each is not None]
 
     def _give_up_if_late(
         self, progress_at: float, left: Sequence[int], delay_s: float
@@ -874,7 +966,7 @@ class _Appending:
         waited_s = self._context.now() - progress_at
         if waited_s < self._context.options.append_wait_s:
             return
-        sure = [self._written[p].payload for p in left if p not in self._doubtful]
+        sure = self._stored([p for p in left if p not in self._doubtful])
         yield from _discard(self._context, self._store, sure)
         error = errors.BackpressureError(
             f"{len(left)} fragments found no room in buffer {self._buffer!r} for {waited_s:.0f} s",

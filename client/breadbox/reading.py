@@ -129,7 +129,7 @@ class Tail:
             yield from self._release(read.lease_id)
         return LoadedRead(
             fragments=tuple(fragments),
-            references=references,
+            references=tuple([operations.without_body(each) for each in references]),
             cursor=read.cursor,
             skipped_chunk_count=read.skipped_chunk_count + lost_count,
             session_id=read.session_id,

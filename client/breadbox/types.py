@@ -149,6 +149,9 @@ class FragmentReference:
     nothing to chance."""
     population: int = 0
     """Chunks that were held at the moment of the draw; 0: not known."""
+    body: bytes = field(default=b"", repr=False, compare=False)
+    """The payload, where it is small and came along with the reference; empty: it is in the store
+    alone."""
 
     def __repr__(self) -> str:
         """Say in one line what tells it from others; the rest is in the fields."""
@@ -405,6 +408,8 @@ class StoreConfig:
     server_version: str
     server_unix_s: float | None = None
     """The server's wall clock when it answered, in seconds since 1970; None: it did not say."""
+    inline_size_bytes_max: int = 0
+    """Payloads of up to so many bytes ride along with calls; 0: none do."""
     journal_epoch: int = 0
     """Of the server's claim of its journal; grows with every takeover. 0: it has no journal."""
 

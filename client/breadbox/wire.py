@@ -8,8 +8,9 @@ Invariants:
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
 from breadbox import types
-from breadbox.errors import InvalidRequestError
+from breadbox.errors import InternalError, InvalidRequestError
 from breadbox.fragment import Fragment
 from breadbox.schemas import NO_SCHEMA
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2
@@ -177,17 +178,23 @@ def metadata_to_wire(metadata: types.FragmentMetadata) -> fragment_pb2.FragmentM
 
 
 def announcement(
-    fragment: Fragment, payload: types.PayloadReference, schema_hash: int
+    fragment: Fragment, payload: types.PayloadReference | None, schema_hash: int
 ) -> fragment_pb2.FragmentMetadata:
-    """Say what the service is to know of a fragment whose payload is written."""
+    """Say what the service is to know of a fragment whose payload is written.
+
+    None: it rides along.
+    """
     try:
         return _metadata(fragment, payload, schema_hash)
     except (TypeError, ValueError):
+        payload = payload or types.PayloadReference("", 0)
         return _checked_metadata(metadata_of(fragment, payload, schema_hash))
 
 
 def _metadata(
-    source: Fragment | types.FragmentMetadata, payload: types.PayloadReference, schema_hash: int
+    source: Fragment | types.FragmentMetadata,
+    payload: types.PayloadReference | None,
+    schema_hash: int,
 ) -> fragment_pb2.FragmentMetadata:
     """The common case, once per fragment on the way in: no check that names a field."""
     return fragment_pb2.FragmentMetadata(
@@ -197,7 +204,9 @@ def _metadata(
         model_version_min=source.model_version_min,
         model_version_max=source.model_version_max,
         discontinuity=source.discontinuity,
-        payload=fragment_pb2.PayloadReference(
+        payload=None
+        if payload is None
+        else fragment_pb2.PayloadReference(
             payload_id=payload.payload_id,
             size_bytes=payload.size_bytes,
             piece_size_bytes=payload.piece_size_bytes,
@@ -242,9 +251,15 @@ def metadata_from_wire(message: fragment_pb2.FragmentMetadata) -> types.Fragment
 
 
 def references_from_wire(
-    messages: Iterable[fragment_pb2.FragmentReference],
+    messages: Sequence[fragment_pb2.FragmentReference], bodies: Sequence[bytes] = ()
 ) -> tuple[types.FragmentReference, ...]:
-    """Read granted fragments, in their order."""
+    """Read granted fragments, in their order, with the payloads that came along: none, or of each.
+
+    Raises:
+        InternalError: There are others than fragments.
+    """
+    if bodies and len(bodies) != len(messages):
+        raise InternalError(f"{len(bodies)} payloads came along with {len(messages)} fragments")
     return tuple(
         [
             types.FragmentReference(
@@ -255,8 +270,9 @@ def references_from_wire(
                 message.priority,
                 message.probability,
                 message.population,
+                body,
             )
-            for message in messages
+            for message, body in zip(messages, bodies or repeat(b""), strict=False)
         ]
     )
 
@@ -475,7 +491,7 @@ def grant_from_wire(
     return types.LeaseGrant(
         lease_id=grant.lease.lease_id,
         remaining_s=seconds(grant.lease.remaining_duration),
-        fragments=references_from_wire(grant.fragments),
+        fragments=references_from_wire(grant.fragments, grant.payloads),
         session_id=grant.session_id,
         model_version=grant.model_version,
         request_id=request_id,
@@ -498,7 +514,7 @@ def subscription_from_wire(message: buffer_pb2.Subscription) -> types.Subscripti
 def read_from_wire(message: replay_buffer_service_pb2.ReadFragmentsResponse) -> types.FragmentRead:
     """Read what came after a cursor."""
     return types.FragmentRead(
-        fragments=references_from_wire(message.fragments),
+        fragments=references_from_wire(message.fragments, message.payloads),
         lease_id=message.lease.lease_id if message.HasField("lease") else None,
         remaining_s=seconds(message.lease.remaining_duration),
         cursor=message.cursor,
@@ -520,6 +536,7 @@ def store_config_from_wire(
         server_unix_s=(
             message.server_time.ToNanoseconds() * 1e-9 if message.HasField("server_time") else None
         ),
+        inline_size_bytes_max=message.inline_size_bytes_max,
         journal_epoch=message.journal_epoch,
     )
 

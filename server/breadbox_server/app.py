@@ -252,6 +252,7 @@ def _build_driver(
         limits=DriverLimits(
             unowned_s=settings.unannounced_s,
             poison_after=settings.poison_after,
+            inline_size_bytes_max=settings.inline_size_bytes_max,
             read_kept_bytes_max=settings.default_config.capacity_bytes // READ_KEPT_PART,
         ),
         journal=books.journal,
@@ -512,6 +513,7 @@ def _build_service(
             producers_url=settings.store_told(is_producer=True),
             unannounced_s=settings.unannounced_s,
             piece_size_bytes=settings.piece_size_bytes,
+            inline_size_bytes_max=settings.inline_size_bytes_max,
             server_version=__version__,
             journal_epoch=lambda: books.epoch,
         ),

@@ -3,6 +3,7 @@
 The core never knows a payload that is not in the store. A fragment that the core would refuse
 anyway is not confirmed, so that its payload goes on to expire by itself. A payload that was
 confirmed, and whose fragment was then not admitted after all, is this module's to get rid of.
+A payload that rides along with its fragment is written here instead, in place of the confirmation.
 
 Who finds no room, and may wait, stands in the line of its buffer. Room goes to who has stood there
 for longest, and nobody who came later takes what somebody in line waits for.
@@ -10,21 +11,25 @@ for longest, and nobody who came later takes what somebody in line waits for.
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Protocol
 
-from breadbox.errors import StoreError
+from breadbox.errors import StoreError, StoreFullError
 from breadbox.stores.base import Confirmation, PayloadCustodian
 from breadbox_server.clock import Clock, TimerHandle
 from breadbox_server.convert import payload_reference
 from breadbox_server.core.errors import DomainError
-from breadbox_server.core.ids import BufferName, SessionId, WorkerId
-from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment
+from breadbox_server.core.ids import BufferName, PayloadId, SessionId, WorkerId
+from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment, Payload
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.errors import AppendsFullError, PayloadSizeError
-from breadbox_server.limits import APPENDS_WAITING_MAX
+from breadbox_server.limits import (
+    APPENDS_WAITING_MAX,
+    INLINE_PENDING_BYTES_MAX,
+    INLINE_SIZE_BYTES_MAX,
+)
 from breadbox_server.line import PLACE_KEPT_S, Line, Place
 from breadbox_server.metrics import Metrics
 from breadbox_server.quotas import UNCHARGED, Charge
@@ -34,6 +39,9 @@ SLICE_FRAGMENTS: Final = 256
 
 SLICE_PIECES: Final = 8_192
 """Pieces of payloads, which are keys in the store, after which a slice takes no more fragments."""
+
+SLICE_BYTES: Final = 4 * 2**20
+"""Bytes of payloads that ride along, after which it takes no more either."""
 
 WAIT_S_MAX: Final = 3.0
 """How long the queue may be, in time: well under the deadlines of callers (10 s unless they say
@@ -82,6 +90,10 @@ class _Job:
     fragments: list[Fragment]
     done: "asyncio.Future[list[Appended | None]]"
     charge: Charge
+    bodies: Sequence[bytes] = ()
+    """Payloads that ride along: none, or one for each fragment, empty where it does not."""
+    kept: dict[PayloadId, Payload] = field(default_factory=dict)
+    """Of these, what was stored and is not admitted yet: it goes when the job is over."""
     results: list[Appended | None] = field(default_factory=list)
     """Of the fragments before the first undecided one; None is a payload that is not there."""
     error: Exception | None = None
@@ -98,6 +110,10 @@ class _Job:
     """What it was refused with."""
     timer: TimerHandle | None = None
     """Ends its wait."""
+    is_over: bool = False
+    """Whether nobody waits for it any more."""
+    is_in_slice: bool = False
+    """Whether some of its fragments are being decided."""
     is_pending: bool = False
     """Whether its fragments count as pending: those of who waits do not."""
 
@@ -137,9 +153,13 @@ class _Item:
     fragment: Fragment
     judged: Appended | None
     wants_confirmation: bool
+    body: bytes = b""
+    """The payload, where it rides along."""
     is_there: bool = False
     has_other_size: bool = False
     """The payload in the store has another number of bytes than the fragment says."""
+    found_no_room: bool = False
+    """The store did not take the payload."""
 
 
 class AppendQueue:
@@ -156,8 +176,12 @@ class AppendQueue:
         fragments_max: int,
         waiting_max: int = APPENDS_WAITING_MAX,
         has_room: Callable[[], bool] = lambda: True,
+        inline_size_bytes_max: int = INLINE_SIZE_BYTES_MAX,
+        inline_pending_bytes_max: int = INLINE_PENDING_BYTES_MAX,
     ) -> None:
         self._waiting_max = waiting_max
+        self._inline_size_bytes_max = inline_size_bytes_max
+        self._inline_pending_bytes_max = inline_pending_bytes_max
         self._has_room = has_room
         """Whether the journal can take more in than what makes room again."""
         self._custodian = custodian
@@ -184,6 +208,8 @@ class AppendQueue:
         """Of these: they hold as much memory as those that are pending, and have the same bound."""
         self.pending_count = 0
         """Fragments whose appends have not been answered, and do not wait for room."""
+        self.inline_bytes = 0
+        """Of payloads that ride along with appends that have not been answered."""
         self._slice_s = SLICE_S_ASSUMED
         """How long a full slice takes, of late."""
         self._wake = asyncio.Event()
@@ -193,6 +219,7 @@ class AppendQueue:
         buffer: BufferName,
         fragments: list[Fragment],
         charge: Charge = UNCHARGED,
+        bodies: Sequence[bytes] = (),
         *,
         wait_s: float = 0.0,
     ) -> list[Appended | None]:
@@ -204,25 +231,35 @@ class AppendQueue:
 
         Args:
             buffer: Where they go.
-            fragments: In order.
-            charge: Of the caller's token.
+            fragments: What they are.
+            charge: Against whose quotas they count.
+            bodies: Payloads that ride along: none, or one for each, empty where it does not. The
+                ids in their fragments must be fresh.
             wait_s: How long to wait for room, at most; once some were admitted `PROGRESS_S`.
 
+        Returns:
+            What became of each; None: its payload is not there, or too large to ride along.
+
         Raises:
-            AppendsFullError: Too many fragments wait already, or so many that these would wait
-                for longer than `WAIT_S_MAX`; nothing was queued.
+            AppendsFullError: Too many fragments wait already, or too many bytes that ride along,
+                or so many that these would wait for longer than `WAIT_S_MAX`; nothing was queued.
             PayloadSizeError: A payload in the store has another size than its fragment says; those
                 before it may have been admitted.
             StoreUnavailableError: The payloads could not be confirmed; fragments of earlier slices
                 may have been admitted, and are answered DUPLICATE when sent again.
         """
         expected_s = self._slice_s * self.pending_count / SLICE_FRAGMENTS
-        is_full = self.pending_count + len(fragments) > self._fragments_max
+        inline_bytes = sum(map(len, bodies))
+        is_full = (
+            self.pending_count + len(fragments) > self._fragments_max
+            or self.inline_bytes + inline_bytes > self._inline_pending_bytes_max
+        )
         if is_full or expected_s > WAIT_S_MAX:
             raise AppendsFullError(self.pending_count, expected_s)
-        job = _Job(buffer, fragments, asyncio.get_running_loop().create_future(), charge)
+        job = _Job(buffer, fragments, asyncio.get_running_loop().create_future(), charge, bodies)
         job.wait_until = self._clock.now() + wait_s
         self._jobs[job] = None
+        self.inline_bytes += inline_bytes
         self._count_pending(job, is_pending=True)
         self._wake.set()
         try:
@@ -230,8 +267,12 @@ class AppendQueue:
         finally:
             # Of a caller that went away: while the store hangs nothing else would take it out.
             self._jobs.pop(job, None)
+            job.is_over = True
+            if not job.is_in_slice:
+                self._let_go(job)
             self._leave_line(job, keeps_place=not job.is_decided)
             self._count_pending(job, is_pending=False)
+            self.inline_bytes -= inline_bytes
 
     def _count_pending(self, job: _Job, *, is_pending: bool) -> None:
         if job.is_pending != is_pending:
@@ -269,7 +310,10 @@ class AppendQueue:
         if self._looks_again:
             self._call_up(admitter)
         items = self._take_slice(admitter)
+        for item in items:
+            item.job.is_in_slice = True
         try:
+            await self._keep(items)
             await self._confirm(items)
         except StoreError as error:
             for item in items:
@@ -285,6 +329,10 @@ class AppendQueue:
             admitter.pump()
         finally:
             self._is_deciding = False
+        for item in items:
+            item.job.is_in_slice = False
+            if item.job.is_over or item.job.is_decided:
+                self._let_go(item.job)
         while self._jobs and (oldest := next(iter(self._jobs))).is_decided:
             del self._jobs[oldest]
             self._end_turn(oldest)
@@ -475,7 +523,7 @@ class AppendQueue:
         items: list[_Item] = []
         identities: set[tuple[str, str, str, int]] = set()
         has_room = self._has_room()
-        piece_count = 0
+        piece_count = inline_bytes = 0
         # Who has to wait behind others leaves the jobs meanwhile.
         for job in list(self._jobs) if self._lines else self._jobs:
             if job.is_decided:
@@ -484,10 +532,13 @@ class AppendQueue:
                 job.fill(BYTES_FULL)  # Nobody reads it; the job only has to be over.
             if self._deletions.is_full or not has_room:
                 job.fill(BYTES_FULL)
-            for fragment in job.fragments[len(job.results) :]:
-                if len(items) >= SLICE_FRAGMENTS or piece_count >= SLICE_PIECES:
+            for position in range(len(job.results), len(job.fragments)):
+                fragment = job.fragments[position]
+                is_full = len(items) >= SLICE_FRAGMENTS or piece_count >= SLICE_PIECES
+                if is_full or inline_bytes >= SLICE_BYTES:
                     return items
-                item = self._judge(job, fragment, identities, admitter)
+                body = job.bodies[position] if job.bodies else b""
+                item = self._judge(job, fragment, body, identities, admitter)
                 if item is None:
                     break
                 if (
@@ -497,6 +548,7 @@ class AppendQueue:
                 ):
                     break
                 items.append(item)
+                inline_bytes += len(body)
                 if fragment.payload.piece_size_bytes:
                     piece_count += fragment.payload.piece_count
                 if item.judged is not None and item.judged.outcome.asks_again:
@@ -507,6 +559,7 @@ class AppendQueue:
         self,
         job: _Job,
         fragment: Fragment,
+        body: bytes,
         identities: set[tuple[str, str, str, int]],
         admitter: Admitter,
     ) -> _Item | None:
@@ -521,7 +574,32 @@ class AppendQueue:
         # if it brought a payload of its own, that one must go on to expire.
         wants = judged is None and identity not in identities
         identities.add(identity)
-        return _Item(job, fragment, judged, wants)
+        # What is too large to ride along is answered as a payload that is not in the store.
+        wants = wants and len(body) <= self._inline_size_bytes_max
+        return _Item(job, fragment, judged, wants, body)
+
+    async def _keep(self, items: list[_Item]) -> None:
+        """Store what rides along. Its ids are fresh, so that there is nothing to write over."""
+        riding = []
+        for item in items:
+            if item.body and item.wants_confirmation:
+                item.is_there = item.fragment.payload.payload_id in item.job.kept
+                if not item.is_there:
+                    riding.append(item)
+        if not riding:
+            return
+        payloads = [(payload_reference(item.fragment.payload), item.body) for item in riding]
+        payload_ids = [item.fragment.payload.payload_id for item in riding]
+        found_no_room = False
+        with self._deletions.confirming(payload_ids), self._metrics.store_trip("keep"):
+            try:
+                await self._custodian.keep(payloads)
+            except StoreFullError:
+                found_no_room = True
+        for item in riding:
+            # Without room for all of them, some may be there all the same.
+            item.is_there, item.found_no_room = True, found_no_room
+            item.job.kept[item.fragment.payload.payload_id] = item.fragment.payload
 
     async def _confirm(self, items: list[_Item]) -> None:
         is_leaving = self._deletions.is_leaving
@@ -529,7 +607,9 @@ class AppendQueue:
         wanted = [
             item
             for item in items
-            if item.wants_confirmation and not is_leaving(item.fragment.payload.payload_id)
+            if item.wants_confirmation
+            and not item.body
+            and not is_leaving(item.fragment.payload.payload_id)
         ]
         if not wanted:
             return
@@ -557,6 +637,10 @@ class AppendQueue:
                 self._disown(item)
                 job.results.append(None)
                 continue
+            if item.found_no_room:
+                self._disown(item)
+                job.fill(BYTES_FULL)
+                continue
             try:
                 result = self._decide(item, admitter)
             except DomainError as error:
@@ -569,12 +653,14 @@ class AppendQueue:
                 )
                 continue
             if result is None:
-                self._metrics.count_missing(job.buffer, 1)
+                if not item.body:
+                    self._metrics.count_missing(job.buffer, 1)
                 job.broken_off.add(worker)
                 job.results.append(None)
                 continue
             if result.outcome is AdmissionOutcome.ADMITTED:
                 self._unowned.discard(item.fragment.payload.payload_id)
+                job.kept.pop(item.fragment.payload.payload_id, None)
                 job.charge.admitted(item.fragment.payload)
                 has_admitted = True
             else:
@@ -600,8 +686,14 @@ class AppendQueue:
 
     def _disown(self, item: _Item) -> None:
         """Remember a payload that was confirmed for nothing: its sender may send it again."""
-        if item.is_there:
+        if item.is_there and item.fragment.payload.payload_id not in item.job.kept:
             self._unowned.add(item.fragment.payload, item.job.buffer, self._clock.now())
+
+    def _let_go(self, job: _Job) -> None:
+        """Delete what rode along and was not admitted: if it comes again, it has another id."""
+        if job.kept:
+            self._deletions.put(job.kept.values())
+            job.kept = {}
 
 
 def _asks_to_wait(result: Appended | None) -> bool:

@@ -18,7 +18,7 @@ from breadbox.schemas import (
     hash_of,
     message_of,
 )
-from breadbox.stores.keys import PIECE_SIZE_BYTES_MIN
+from breadbox.stores.keys import PIECE_SIZE_BYTES_MIN, new_payload_id
 from breadbox.types import PayloadReference
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2, schema_pb2
 from breadbox_server.core.config import (
@@ -223,14 +223,29 @@ def weights(message: fragment_pb2.PayloadReference) -> Payload:
     return value
 
 
-def fragments(messages: Sequence[fragment_pb2.FragmentMetadata]) -> list[Fragment]:
-    """Check all fragments of one append, so that one that is malformed refuses them together."""
+def fragments(
+    messages: Sequence[fragment_pb2.FragmentMetadata], bodies: Sequence[bytes] = ()
+) -> list[Fragment]:
+    """Check all fragments of one append, so that one that is malformed refuses them together.
+
+    Args:
+        messages: What is said of them.
+        bodies: Payloads that ride along: none, or one for each, empty where it does not. One that
+            does gets its id here, so that it can write over nothing, and has the size that it has.
+    """
     check_int("fragments", len(messages), 1, APPEND_FRAGMENTS_MAX)
+    if bodies and len(bodies) != len(messages):
+        raise InvalidArgumentError(
+            "payloads", f"must be none, or one for each of {len(messages)}, got {len(bodies)}"
+        )
     checked = []
     pieces_left = PIECES_MAX
     for position, message in enumerate(messages):
         try:
-            value = fragment(message)
+            if bodies and bodies[position]:
+                value = _riding(message, bodies[position])
+            else:
+                value = fragment(message)
             _check_pieces(value.payload, "payload")
             check_fragment(value)
             if value.payload.piece_size_bytes:
@@ -242,6 +257,12 @@ def fragments(messages: Sequence[fragment_pb2.FragmentMetadata]) -> list[Fragmen
             ) from None
         checked.append(value)
     return checked
+
+
+def inline_bytes_max(request: pb.FetchFragmentsRequest | pb.ReadFragmentsRequest) -> int:
+    """Bytes of payloads that may ride along with the reply."""
+    check_int("inline_bytes_max", request.inline_bytes_max, 0, 2**63 - 1)
+    return request.inline_bytes_max
 
 
 def schemas(messages: Sequence[schema_pb2.Schema]) -> dict[int, Schema]:
@@ -279,14 +300,32 @@ def _check_pieces_left(pieces_left: int) -> None:
         )
 
 
-def fragment(message: fragment_pb2.FragmentMetadata) -> Fragment:
-    """A fragment as it is told, or was written down; unchecked. `put_metadata` is the way back."""
+def _riding(message: fragment_pb2.FragmentMetadata, body: bytes) -> Fragment:
+    """A fragment whose payload rides along."""
+    if message.HasField("payload"):
+        raise InvalidArgumentError("payload", "must be absent where the payload rides along")
+    return fragment(message, Payload(PayloadId(new_payload_id()), len(body)))
+
+
+def fragment(message: fragment_pb2.FragmentMetadata, payload: Payload | None = None) -> Fragment:
+    """A fragment as it is told, or was written down; unchecked. `put_metadata` is the way back.
+
+    Args:
+        message: What is said of it.
+        payload: Where its payload will be; None: it is said.
+    """
     worker_id, session_id = message.worker_id, message.session_id
     if len(worker_id) + len(session_id) <= NAME_SIZE_BYTES_MAX:
         # As `as_one_object`, which nearly all of them would have to be passed to.
         worker_id, session_id = _shared(worker_id), _shared(session_id)
     version_min, version_max = message.model_version_min, message.model_version_max
-    payload = message.payload
+    if payload is None:
+        told = message.payload
+        payload = Payload.restored(
+            told.payload_id,  # type: ignore[arg-type]
+            told.size_bytes,
+            told.piece_size_bytes,
+        )
     # Without the names' types: to call these would take a tenth of the time.
     return Fragment.restored(
         worker_id,  # type: ignore[arg-type]
@@ -294,11 +333,7 @@ def fragment(message: fragment_pb2.FragmentMetadata) -> Fragment:
         session_id,  # type: ignore[arg-type]
         version_min,  # type: ignore[arg-type]
         version_min if version_min == version_max else version_max,  # type: ignore[arg-type]
-        Payload.restored(
-            payload.payload_id,  # type: ignore[arg-type]
-            payload.size_bytes,
-            payload.piece_size_bytes,
-        ),
+        payload,
         message.step_count,
         message.discontinuity,
         message.schema_hash,

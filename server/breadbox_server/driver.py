@@ -9,7 +9,7 @@ is no journal.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -86,6 +86,8 @@ from breadbox_server.jobs import Jobs
 from breadbox_server.lags import Arrivals
 from breadbox_server.limits import (
     APPENDS_WAITING_MAX,
+    INLINE_REPLY_BYTES_MAX,
+    INLINE_SIZE_BYTES_MAX,
     READ_KEPT_PART,
     READ_LEASES_MAX,
     WAITING_FRAGMENTS_MAX,
@@ -101,6 +103,8 @@ log = logging.getLogger(__name__)
 RETURN_CHECK_S: Final = 2.0
 """How long a returned lease waits to hear whether its payloads are there."""
 DROP_BATCH: Final = 1024
+BODIES_S: Final = 1.0
+"""How long a reply waits for payloads that could ride along with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +122,8 @@ class DriverLimits:
     """Fragments that may wait for admission; further ones are refused with APPENDS_FULL."""
     append_waiting_max: int = APPENDS_WAITING_MAX
     """Appends that may wait for room; further ones are told at once that there is none."""
+    inline_size_bytes_max: int = INLINE_SIZE_BYTES_MAX
+    """Bytes of a payload that may ride along with its fragment; 0: none may."""
     deletions_max: int = 262_144
     """Payloads that may wait for deletion; beyond, fragments are answered BYTES_FULL."""
     poison_after: int = 2
@@ -197,6 +203,7 @@ class Driver:
             fragments_max=limits.append_fragments_max,
             waiting_max=limits.append_waiting_max,
             has_room=self.turns.has_room,
+            inline_size_bytes_max=limits.inline_size_bytes_max,
         )
 
     # --- what the service calls --------------------------------------------------------------
@@ -305,6 +312,7 @@ class Driver:
         fragments: list[Fragment],
         caller: Caller = ANONYMOUS,
         schemas: Mapping[int, Schema] | None = None,
+        bodies: Sequence[bytes] = (),
         *,
         wait_s: float = 0.0,
     ) -> list[Appended | None]:
@@ -324,7 +332,9 @@ class Driver:
             if schemas:
                 await self._tell_schemas(buffer, session, fragments, schemas)
             async with self.durable_refusals():
-                answers = await self.appends.append(buffer, fragments, charge, wait_s=wait_s)
+                answers = await self.appends.append(
+                    buffer, fragments, charge, bodies, wait_s=wait_s
+                )
         if any(each is not None and each.outcome in _OF_UNKNOWN for each in answers):
             await self.turns.known()
         return answers
@@ -399,6 +409,46 @@ class Driver:
         finally:
             del self._callers[caller_id]
             self.pump()
+
+    async def bodies(self, payloads: Sequence[Payload], bytes_max: int) -> list[bytes]:
+        """Read small payloads that may ride along with a reply, the first of them first.
+
+        Waits for the store at most `BODIES_S`: who is told of a payload can read it there, too.
+
+        Args:
+            payloads: Somebody holds a lease on them.
+            bytes_max: Bytes that the caller would take.
+
+        Returns:
+            Of each its bytes, empty where they do not ride along; nothing where none do.
+        """
+        left = min(bytes_max, INLINE_REPLY_BYTES_MAX)
+        size_max = self._limits.inline_size_bytes_max
+        positions = []
+        for position, payload in enumerate(payloads):
+            size_bytes = payload.size_bytes
+            if size_bytes <= size_max and size_bytes <= left and payload.piece_count == 1:
+                positions.append(position)
+                left -= size_bytes
+        if not positions or self.housekeeping.store_away_s >= OUTAGE_S:
+            return []
+        references = [payload_reference(payloads[position]) for position in positions]
+        try:
+            async with asyncio.timeout(BODIES_S):
+                with self._metrics.store_trip("read"):
+                    found = await self._custodian.read(references)
+        except (TimeoutError, StoreError) as error:
+            log.debug("payloads do not ride along with a reply: %s", error)
+            return []
+        bodies = [b""] * len(payloads)
+        for position, body in zip(positions, found, strict=True):
+            bodies[position] = body
+        return bodies
+
+    def take_back(self, granted: FetchGranted) -> None:
+        """Undo a grant whose reply is not sent, since its caller went away."""
+        self._give_back(granted)
+        self.pump()
 
     async def watch(
         self,

@@ -105,6 +105,12 @@ PARTS_MAX: Final = 8_192
 """Fields and items of a request: an empty item of two bytes takes a hundred once it is parsed."""
 APPEND_FRAGMENTS_MAX: Final = 4096
 """Fragments of one AppendFragments; bounds what one call can hold up."""
+INLINE_SIZE_BYTES_MAX: Final = 64 * 2**10
+"""Bytes of a payload that may ride along with a call, unless told otherwise."""
+INLINE_PENDING_BYTES_MAX: Final = 256 * 2**20
+"""Bytes of payloads that ride along with appends that have not been answered."""
+INLINE_REPLY_BYTES_MAX: Final = 4 * 2**20
+"""Bytes of payloads that ride along with a reply, whatever the caller asks for."""
 PIECES_MAX: Final = 8_192
 """Pieces of one payload, and of all payloads of one call: 4 GiB as clients cut them unless told
 otherwise. Bounds the keys that one call can make the server and its store name."""
@@ -412,6 +418,28 @@ LIMITS: Final = (
     ),
     Limit("fields and items of a request", PARTS_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
     Limit("fragments of an append", APPEND_FRAGMENTS_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
+    Limit(
+        "payload that rides along with its fragment",
+        INLINE_SIZE_BYTES_MAX,
+        "bytes",
+        Scope.MESSAGE,
+        "PAYLOAD_MISSING, and the client writes it to the store",
+        option="--inline-size-max",
+    ),
+    Limit(
+        "payload bytes that ride along with appends in progress",
+        INLINE_PENDING_BYTES_MAX,
+        "bytes",
+        Scope.SERVER,
+        "APPENDS_FULL",
+    ),
+    Limit(
+        "payload bytes that ride along with a reply",
+        INLINE_REPLY_BYTES_MAX,
+        "bytes",
+        Scope.MESSAGE,
+        "the others are read from the store",
+    ),
     Limit("pieces of the payloads of an append", PIECES_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
     Limit(
         "fragments that a worker may leave out at once",

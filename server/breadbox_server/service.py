@@ -3,6 +3,7 @@
 Whatever a method raises is told to the caller by `breadbox_server.interceptors`.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from breadbox_server.core.inputs import (
     CreateBuffer,
     DeleteBuffer,
     EndSession,
+    GrantedFragment,
     PublishModel,
     ReleaseLease,
     RenewLease,
@@ -73,6 +75,7 @@ class StoreAdvice:
     """The same, for tokens of producers."""
     unannounced_s: float
     piece_size_bytes: int
+    inline_size_bytes_max: int
     server_version: str
     journal_epoch: Callable[[], int] = int
     """Of the server's claim of its journal, as it is now; 0: it has none."""
@@ -178,12 +181,13 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.AppendFragmentsResponse:
         """Admit fragments, one result each."""
         buffer = convert.buffer_name(request.buffer)
-        fragments = convert.fragments(request.fragments)
+        bodies = list(request.payloads)
+        fragments = convert.fragments(request.fragments, bodies)
         schemas = convert.schemas(request.schemas)
         began_at = perf_counter()
         wait_s = _wait_s(request, context)
         results = await self._driver.append(
-            buffer, fragments, current_caller(), schemas, wait_s=wait_s
+            buffer, fragments, current_caller(), schemas, bodies, wait_s=wait_s
         )
         if self._gateway is not None:
             for fragment, result in zip(fragments, results, strict=True):
@@ -217,6 +221,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.FetchFragmentsRequest, context: Context
     ) -> pb.FetchFragmentsResponse:
         """Wait for fragments."""
+        inline_bytes_max = convert.inline_bytes_max(request)
         outcome = await self._driver.fetch(
             buffer=convert.buffer_name(request.buffer),
             request_id=RequestId(request.request_id),
@@ -230,11 +235,17 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             return pb.FetchFragmentsResponse(
                 wait_elapsed=pb.FetchWaitElapsed(waiting_reason=outcome.reason)
             )
+        try:
+            bodies = await self._bodies(outcome.fragments, inline_bytes_max)
+        except asyncio.CancelledError:
+            self._driver.take_back(outcome)
+            raise
         response = pb.FetchFragmentsResponse(
             grant=pb.FetchGrant(
                 lease=self._lease(outcome.lease_id, outcome.expires_at),
                 session_id=outcome.session_id,
                 model_version=outcome.model_version,
+                payloads=bodies,
             )
         )
         convert.add_references(outcome.fragments, response.grant.fragments)
@@ -257,21 +268,35 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.ReadFragmentsRequest, context: Context
     ) -> pb.ReadFragmentsResponse:
         """Tell what came after a cursor."""
+        inline_bytes_max = convert.inline_bytes_max(request)
         found, lease = await self._driver.read(
             convert.buffer_name(request.buffer),
             convert.cursor(request),
             wait_s=_wait_s(request, context),
             lease_s=convert.lease_s(request),
         )
+        try:
+            bodies = await self._bodies(found.fragments, inline_bytes_max)
+        except asyncio.CancelledError:
+            if lease is not None:
+                self._driver.read_leases.release(lease.lease_id)
+            raise
         response = pb.ReadFragmentsResponse(
             lease=None if lease is None else self._lease(lease.lease_id, lease.expires_at),
             cursor=found.cursor,
             skipped_chunk_count=found.skipped_count,
             session_id=found.model.session_id,
             model_version=found.model.model_version,
+            payloads=bodies,
         )
         convert.add_references(found.fragments, response.fragments)
         return response
+
+    async def _bodies(self, granted: Sequence[GrantedFragment], bytes_max: int) -> list[bytes]:
+        """Payloads that ride along with a reply; none where the caller asks for none."""
+        if not bytes_max or not granted:
+            return []
+        return await self._driver.bodies([each.fragment.payload for each in granted], bytes_max)
 
     async def CreateSubscription(
         self, request: pb.CreateSubscriptionRequest, context: Context
@@ -415,6 +440,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             store_url=advice.producers_url if is_producer else advice.url,
             unannounced_duration=convert.to_duration(advice.unannounced_s),
             piece_size_bytes=advice.piece_size_bytes,
+            inline_size_bytes_max=advice.inline_size_bytes_max,
             server_version=advice.server_version,
             server_time=server_time,
             journal_epoch=advice.journal_epoch(),

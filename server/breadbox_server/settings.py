@@ -25,7 +25,12 @@ from breadbox_server.core.config import (
 from breadbox_server.core.errors import InvalidArgumentError
 from breadbox_server.core.samplers import SAMPLERS
 from breadbox_server.errors import StartError
-from breadbox_server.limits import BUFFERS_MAX, CONNECTIONS_MAX, UNANNOUNCED_BYTES_MAX
+from breadbox_server.limits import (
+    BUFFERS_MAX,
+    CONNECTIONS_MAX,
+    INLINE_SIZE_BYTES_MAX,
+    UNANNOUNCED_BYTES_MAX,
+)
 from breadbox_server.transport import TlsFiles, tls_files
 
 _DEFAULTS: Final = BufferConfig()
@@ -154,6 +159,11 @@ class Settings(LogSettings):
     named by `breadbox explain`."""
     piece_size_bytes: Bytes = setting(0, option="piece_size", ge=0)
     """Advice to writers how to cut payloads; 0: as the store thinks best."""
+    inline_size_bytes_max: Bytes = setting(
+        INLINE_SIZE_BYTES_MAX, option="inline_size_max", ge=0, le=2**20
+    )
+    """Payloads of up to so many bytes travel with appends and fetches, through this server, which
+    writes and reads them; 0: none do, and all clients need the store."""
     drain_grace_s: float = setting(5.0, ge=0, le=3600)
     """Seconds that running calls get to end on SIGTERM."""
     has_reflection: bool = setting(True, option="reflection")

@@ -133,6 +133,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
             request_id="r",
             fragment_count=8,
             max_wait=Duration(seconds=1, nanos=500_000_000),
+            inline_bytes_max=4 * 2**20,
             rank=1,
             world_size=2,
             lease_duration=Duration(seconds=30),
@@ -153,6 +154,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
             "subscription": "archive",
         },
         pb.ReadFragmentsRequest(
+            inline_bytes_max=4 * 2**20,
             buffer="b",
             after_chunk_id=7,
             chunk_count_max=3,

@@ -8,19 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox import calls, errors, operations, stores
+from breadbox import calls, errors, operations, payload, stores
 from breadbox.options import WAIT_S_MAX_PER_CALL, ClientOptions
 from breadbox.stores.base import PayloadStore
 from breadbox.types import (
     AdmissionOutcome,
     AppendReply,
     AppendResult,
+    FragmentReference,
     LeaseGrant,
     ModelState,
     PayloadReference,
     StoreConfig,
 )
-from support.fragments import vector_fragment
+from breadbox.wire import metadata_of
+from support.fragments import large_fragment, vector_fragment
 from support.operation_world import OperationWorld
 
 AWAY = errors.UnavailableError("away")
@@ -771,6 +773,140 @@ def test_appending_nothing_sends_nothing(store: RecordingStore) -> None:
     world = OperationWorld(store=store)
     assert [] == append(world, 0)
     assert [] == world.sent
+
+
+# Payloads that ride along ------------------------------------------------------------------------
+
+
+def riding(inline_size_bytes_max: int, url: str = "redis://nobody.invalid") -> OperationWorld:
+    """A client of a server that takes such payloads along, and names a store that is not there."""
+    world = OperationWorld()
+    config = StoreConfig(url, 600.0, 0, "0.1.0", None, inline_size_bytes_max)
+    world.will("GetStoreConfig", *[config] * 9)
+    return world
+
+
+def bodies(world: OperationWorld) -> list[list[bytes]]:
+    return [list(request.payloads) for request in world.requests("AppendFragments")]
+
+
+def test_small_payloads_ride_along_and_the_store_is_never_opened() -> None:
+    world = riding(64 * 1024)
+    world.will("AppendFragments", reply(ADMITTED, ADMITTED))
+    assert [ADMITTED] * 2 == append(world, 2)
+    (request,) = world.requests("AppendFragments")
+    wanted = [b"".join(payload.encode_fragment(vector_fragment(index))) for index in range(2)]
+    assert wanted == list(request.payloads)
+    assert [False, False] == [each.HasField("payload") for each in request.fragments]
+    assert world.context.slot.store is None
+
+
+def test_what_may_ride_along_is_asked_for_once() -> None:
+    world = riding(64 * 1024)
+    world.will("AppendFragments", *[reply(ADMITTED)] * 3)
+    for _ in range(3):
+        append(world)
+    assert 1 == len(world.requests("GetStoreConfig"))
+
+
+def test_what_is_refused_and_rode_along_needs_no_deletion() -> None:
+    world = riding(64 * 1024)
+    world.will("AppendFragments", reply(STALE, DUPLICATE, WRONG_SESSION))
+    assert [STALE, DUPLICATE, WRONG_SESSION] == append(world, 3)
+    assert world.context.slot.store is None
+
+
+def test_larger_payloads_go_to_the_store_in_the_same_call(tmp_path: Path) -> None:
+    stores.open_store(f"file://{tmp_path}/a").close()
+    world = riding(8 * 1024, f"file://{tmp_path}/a")
+    world.will("AppendFragments", reply(ADMITTED, ADMITTED, ADMITTED))
+    fragments = [vector_fragment(0), large_fragment(1), vector_fragment(2)]
+    assert [ADMITTED] * 3 == world.run(operations.append_many(world.context, "b", fragments))
+    (request,) = world.requests("AppendFragments")
+    assert [True, False, True] == [bool(body) for body in request.payloads]
+    assert [False, True, False] == [each.HasField("payload") for each in request.fragments]
+    world.context.slot.close()
+
+
+def test_a_call_carries_bounded_bytes_and_the_next_one_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size_bytes = len(b"".join(payload.encode_fragment(vector_fragment())))
+    monkeypatch.setattr(operations, "INLINE_REQUEST_BYTES_MAX", 2 * size_bytes)
+    world = riding(64 * 1024)
+    world.will("AppendFragments", *[reply(ADMITTED, ADMITTED)] * 2, reply(ADMITTED))
+    assert [ADMITTED] * 5 == append(world, 5)
+    assert [[0, 1], [2, 3], [4]] == announced(world)
+    assert [2, 2, 1] == [len(each) for each in bodies(world)]
+
+
+def test_a_payload_beyond_the_bound_of_a_call_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "INLINE_REQUEST_BYTES_MAX", 1)
+    world = riding(64 * 1024)
+    world.will("AppendFragments", *[reply(ADMITTED)] * 2)
+    assert [ADMITTED] * 2 == append(world, 2)
+    assert [[0], [1]] == announced(world)
+
+
+def test_groups_that_ride_along_are_made_ready_while_others_are_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_groups_of(monkeypatch, 2)
+    world = riding(64 * 1024)
+    world.will("AppendFragments", *[reply(ADMITTED, ADMITTED)] * 3)
+    assert [ADMITTED] * 6 == append(world, 6)
+    assert [[0, 1], [2, 3], [4, 5]] == announced(world)
+    assert all(map(all, bodies(world)))
+
+
+def test_what_the_server_takes_along_no_more_is_written_to_the_store(tmp_path: Path) -> None:
+    """After a restart with another --inline-size-max, of which the client is told then."""
+    url = f"file://{tmp_path}/a"
+    stores.open_store(url).close()
+    world = OperationWorld()
+    much, little = (StoreConfig(url, 600.0, 0, "0.1.0", None, size) for size in (64 * 1024, 10))
+    world.will("GetStoreConfig", much, little)
+    world.will("AppendFragments", reply(MISSING), reply(ADMITTED), reply(ADMITTED))
+    assert [ADMITTED] == append(world)
+    assert [ADMITTED] == append(world)
+    assert [[True], [], []] == [[bool(each) for each in call] for call in bodies(world)]
+    assert [] == world.clock.slept_s
+    world.context.slot.close()
+
+
+def test_a_store_that_the_client_was_given_gets_everything(store: RecordingStore) -> None:
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", reply(ADMITTED))
+    world.will("FetchFragments", grant())
+    append(world)
+    world.run(operations.fetch(world.context, "b", fetch_request(0.0)))
+    assert 1 == len(store.written)
+    assert [0] == [request.inline_bytes_max for request in world.requests("FetchFragments")]
+
+
+def came_along(index: int) -> FragmentReference:
+    fragment = vector_fragment(index)
+    body = b"".join(payload.encode_fragment(fragment))
+    metadata = metadata_of(fragment, PayloadReference(f"{index:032x}", len(body)))
+    return FragmentReference(metadata, index, 0, 1, body=body)
+
+
+def test_what_came_along_is_loaded_without_the_store() -> None:
+    world = riding(64 * 1024)
+    references = [came_along(index) for index in range(3)]
+    loaded = world.run(operations.load_fragments(world.context, references, None, None))
+    assert [0, 1, 2] == [each.fragment_index for each in loaded]
+    batch = world.run(operations.read_batch(world.context, references, None, None))
+    assert [0.0, 1.0, 2.0] == batch.obs[:, 0, 0].tolist()
+    arrays = world.run(operations.describe_arrays(world.context, references))
+    assert [arrays[0]] * 3 == arrays
+    assert world.context.slot.store is None
+
+
+def test_a_batch_does_not_keep_what_came_along() -> None:
+    world = riding(64 * 1024)
+    batch = world.run(operations.read_batch(world.context, [came_along(0)], None, None))
+    assert [b""] == [each.body for each in batch.references]
 
 
 # Store and weights ------------------------------------------------------------------------------

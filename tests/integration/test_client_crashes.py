@@ -12,7 +12,7 @@ from breadbox import errors
 from breadbox.appender import Appender
 from breadbox.testing import ServerProcess, start_server
 from support.eventually import eventually_sync
-from support.fragments import vector_fragment
+from support.fragments import large_fragment, vector_fragment
 from support.redis_server import RedisServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
@@ -138,14 +138,25 @@ def test_a_lease_is_loaded_through_a_restart_of_redis(
         assert list(range(32)) == sorted(loaded)
 
 
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (large_fragment, errors.StoreUnavailableError),
+        # Its payload rides along, so that the server is the one who misses Redis.
+        (vector_fragment, errors.UnavailableError),
+    ],
+)
 def test_a_redis_that_stays_away_is_told_within_the_time_to_reconnect(
-    on_redis: ServerProcess, redis_server: RedisServer
+    on_redis: ServerProcess,
+    redis_server: RedisServer,
+    make: Callable[[int], breadbox.Fragment],
+    error: type[errors.ReplayBufferError],
 ) -> None:
     with breadbox.connect(on_redis.address, reconnect_s=0.5, deadline_s=2.0) as client:
         client.start_session("s")
-        client.append(vector_fragment(0))
+        client.append(make(0))
         redis_server.kill()
-        with pytest.raises(errors.StoreUnavailableError):
-            client.append(vector_fragment(1))
+        with pytest.raises(error):
+            client.append(make(1))
         redis_server.start()
-        assert "admitted" == client.append(vector_fragment(1)).outcome.value
+        assert "admitted" == client.append(make(1)).outcome.value

@@ -30,6 +30,7 @@ from breadbox.fragment import Fragment
 from breadbox.lease import Lease
 from breadbox.types import BufferConfig, EpisodeEnd, EpisodeReport, LeaseGrant, ReleaseMode
 from support.append_streams import open_stream
+from support.fragments import large_fragment as stored_fragment
 from support.fragments import vector_fragment
 from support.proxy import Proxy
 from support.redis_cluster import RedisCluster
@@ -77,7 +78,10 @@ class Prepared:
     appender: Appender | None = None
 
     def fragment(self) -> Fragment:
-        return vector_fragment(10_000, worker_id=f"late-{self.index}")
+        return stored_fragment(10_000, worker_id=f"late-{self.index}")
+
+    def riding(self) -> Fragment:
+        return vector_fragment(10_000, worker_id=f"riding-{self.index}")
 
 
 async def _drained(items: Any) -> None:
@@ -134,7 +138,9 @@ CALLS: dict[str, Row] = {
         [reference.metadata for reference in it.spare.fragments]
     ),
     "Client.append": lambda it: it.client.append(it.fragment()),
-    "Client.append_many": lambda it: it.client.append_many([it.fragment()] * 600),
+    "Client.append_many": lambda it: it.client.append_many([it.fragment()] * 300),
+    "Client.append of what rides along": lambda it: it.client.append(it.riding()),
+    "Client.append_many of what rides along": lambda it: it.client.append_many([it.riding()] * 600),
     "Client.report_episodes": lambda it: it.client.report_episodes(
         [
             EpisodeReport(
@@ -259,7 +265,8 @@ def world(tmp_path: Path) -> Iterator[World]:
         redis = stack.enter_context(RedisServer(with_tcp=True))
         server = stack.enter_context(
             ServerProcess(
-                "--store", redis.tcp_url, "--capacity-chunks", "5000", log=tmp_path / "server.log"
+                *("--store", redis.tcp_url, "--capacity-chunks", "5000", "--schema", "any"),
+                log=tmp_path / "server.log",
             )
         )
         host, _, port = server.address.rpartition(":")
@@ -309,7 +316,7 @@ async def prepare(world: World, kind: str, index: int, name: str) -> Prepared:
     client = await _now(connect())
     await _now(client.start_session("s"))
     await _now(client.publish("s", 0, {"w": np.ones(4)}))
-    fragments = [vector_fragment(position, worker_id=f"w{index}") for position in range(8)]
+    fragments = [stored_fragment(position, worker_id=f"w{index}") for position in range(8)]
     await _now(client.append_many(fragments))
     lease = await _now(client.fetch(4, 5.0))
     await _now(lease.__enter__() if kind == "blocking" else lease.__aenter__())
@@ -454,11 +461,12 @@ def store_calls(
 ) -> dict[str, Callable[[], object]]:
     """The calls that move payloads."""
     return {
-        "append": lambda: client.append(vector_fragment(5, worker_id="late")),
-        "append_many": lambda: client.append_many([vector_fragment(5, worker_id="many")] * 600),
+        "append": lambda: client.append(stored_fragment(5, worker_id="late")),
+        "append of what rides along": lambda: client.append(vector_fragment(5, worker_id="rides")),
+        "append_many": lambda: client.append_many([stored_fragment(5, worker_id="many")] * 300),
         "load_batch": lambda: client.load_batch(grant.fragments),
         "publish": lambda: client.publish("s", 1, {"w": np.ones(4)}),
-        "a new client": lambda: connect().append(vector_fragment(5, worker_id="new")),
+        "a new client": lambda: connect().append(stored_fragment(5, worker_id="new")),
     }
 
 
@@ -474,14 +482,14 @@ def test_silence_of_every_node_ends_calls_by_their_deadlines(kind: str, tmp_path
             url, pids = watched.url, watched.pids
         server = stack.enter_context(
             ServerProcess(
-                *("--store", url, "--journal", f"file://{tmp_path}/journal"),
+                *("--store", url, "--journal", f"file://{tmp_path}/journal", "--schema", "any"),
                 log=tmp_path / "server.log",
             )
         )
         connect = partial(breadbox.connect, server.address, **OPTIONS)
         client = stack.enter_context(connect())
         client.start_session("s")
-        client.append_many([vector_fragment(index) for index in range(4)])
+        client.append_many([stored_fragment(index) for index in range(4)])
         grant = client.fetch_fragments(4, 5.0)
         client.load_batch(grant.fragments)
         all_stopped(pids, stack)

@@ -259,6 +259,7 @@ class Client:
         self.rng = fates.rng(name)
         self.network = fates.rng(f"network of {name}")
         self.selection = fates.rng(f"selection of {name}")
+        self.riding = fates.rng(f"riding of {name}")
         self.is_partitioned = False
         self.is_stopping = False
         self._background: set[asyncio.Task[None]] = set()
@@ -491,28 +492,30 @@ class Worker(Client):
         return state
 
     async def _append(self, session: str, version: int, index: int) -> None:
-        payload = await self.write()
+        rides = self.fates.happens(self.riding, 0.5)
+        payload = None if rides else await self.write()
         priority = self.selection.choice([0.0, 1.0, self.selection.random()])
-        while True:
-            self.ledger.priorities[payload.payload_id] = {priority}
+
+        async def append(driver: Driver) -> list[Appended | None]:
+            body = b"" if payload else b"x" * self.riding.randrange(1, 20)
+            # As the service does: what rides along gets an id of its own each time it comes.
+            sent = payload or named_payload(f"{self.riding.getrandbits(128):032x}", len(body))
+            self.ledger.priorities[sent.payload_id] = {priority}
             fragment = make_fragment(
                 self.name,
                 index,
                 session_id=session,
                 version=version,
-                payload=payload,
+                payload=sent,
                 priority=priority,
             )
+            return await driver.append(
+                DEFAULT_BUFFER, [fragment], bodies=[body], wait_s=self._wait_s
+            )
+
+        while True:
             try:
-                [answer] = await self.insist(
-                    partial(
-                        Driver.append,
-                        buffer=DEFAULT_BUFFER,
-                        fragments=[fragment],
-                        wait_s=self._wait_s,
-                    ),
-                    self._wait_s,
-                )
+                [answer] = await self.insist(append, self._wait_s)
             except InvalidArgumentError:
                 # Of a version that a journal which came back does not know.
                 assert self.ledger.lineage, "refused what nothing is wrong with"

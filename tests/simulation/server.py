@@ -95,6 +95,8 @@ class Deployment:
             self.store.is_needed = self._is_needed
         has_disk = fates.plan.world is World.DISK
         self.disk = SimulatedDisk(self.journal, self.store) if has_disk else None
+        if self.disk is not None:
+            self.store.has_room = self.disk.has_room_for_payload
         self.servers: list[SimulatedServer] = []
         """Those that were started, and have not ended."""
         self.lives = 0

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from breadbox.errors import StoreUnavailableError
+from breadbox.errors import StoreFullError, StoreUnavailableError
 from breadbox.stores.base import Confirmation, Custody, StoreUsage
 from breadbox.stores.disk_room import KEPT_SHARE
 from breadbox.types import PayloadReference
@@ -76,6 +76,8 @@ class SimulatedStore:
         """Of whoever took the store; known to the simulation alone."""
         self.is_needed: Callable[[str], bool] = lambda _: True
         """Whether the server that took it last still needs a payload."""
+        self.has_room: Callable[[], bool] = lambda: True
+        """Whether one more payload finds room."""
 
     @property
     def confirmed(self) -> set[str]:
@@ -169,6 +171,13 @@ class SimulatedStore:
                 self.confirmed.add(payload_id)
         return [Confirmation(is_there) for is_there in answers]
 
+    def keep(self, custody: Custody | None, payload_ids: Sequence[str]) -> None:
+        self.check(custody)
+        for payload_id in payload_ids:
+            if not self.has_room():
+                raise StoreFullError("the simulated disk is full")
+            self.confirmed.add(payload_id)
+
     def delete(
         self, custody: Custody | None, payload_ids: Sequence[str], *, is_alone: bool
     ) -> None:
@@ -213,6 +222,13 @@ class SimulatedCustodian:
     async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
         ids = [reference.payload_id for reference in references]
         return await self.link.ask(partial(self._store.confirm, self._sent(), ids))
+
+    async def keep(self, payloads: Sequence[tuple[PayloadReference, bytes]]) -> None:
+        ids = [reference.payload_id for reference, _ in payloads]
+        await self.link.ask(partial(self._store.keep, self._sent(), ids))
+
+    async def read(self, references: Sequence[PayloadReference]) -> list[bytes]:
+        raise StoreUnavailableError("not simulated")
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
         await self._delete([reference.payload_id for reference in references], is_alone=False)

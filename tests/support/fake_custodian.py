@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-from breadbox.errors import StoreUnavailableError
+from breadbox.errors import StoreFullError, StoreUnavailableError
 from breadbox.stores.base import Confirmation, Custody, StoreUsage
 from breadbox.types import PayloadReference
 from support.custody import KnownJournals
@@ -22,6 +22,10 @@ class FakeCustodian:
         self.kept: set[str] = set()
         self.deleted: list[str] = []
         self.confirm_trips: list[int] = []
+        self.keep_trips: list[int] = []
+        self.bodies: dict[str, bytes] = {}
+        """Of payloads that rode along."""
+        self.is_full = False
         self.delete_trips: list[int] = []
         self.is_down = False
         self.loses_answers = False
@@ -45,6 +49,7 @@ class FakeCustodian:
         """What an emptied store has left."""
         self.unannounced.clear()
         self.kept.clear()
+        self.bodies.clear()
 
     async def take(self, custody: Custody) -> None:
         self._check_up()
@@ -78,6 +83,24 @@ class FakeCustodian:
             raise StoreUnavailableError("the fake store's answer was lost")
         return answers
 
+    async def keep(self, payloads: Sequence[tuple[PayloadReference, bytes]]) -> None:
+        self.confirming.set()
+        await self.may_confirm.wait()
+        self._check_up()
+        self.known_journals.check(self._custody)
+        self.keep_trips.append(len(payloads))
+        if self.is_full:
+            raise StoreFullError("the fake store is full")
+        for reference, body in payloads:
+            self.kept.add(reference.payload_id)
+            self.bodies[reference.payload_id] = body
+        if self.loses_answers:
+            raise StoreUnavailableError("the fake store's answer was lost")
+
+    async def read(self, references: Sequence[PayloadReference]) -> list[bytes]:
+        self._check_up()
+        return [self.bodies.get(each.payload_id, b"") for each in references]
+
     async def delete(self, references: Sequence[PayloadReference]) -> None:
         self._check_up()
         self.known_journals.check(self._custody)
@@ -108,6 +131,8 @@ class FakeCustodian:
         self.deleted.extend(ids)
         self.kept.difference_update(ids)
         self.unannounced.difference_update(ids)
+        for payload_id in ids:
+            self.bodies.pop(payload_id, None)
 
     async def sweep_unannounced(self) -> int:
         self._check_up()

@@ -148,6 +148,24 @@ class FakeCustodian:
             for each, is_there in zip(references, present, strict=True)
         ]
 
+    async def keep(self, payloads: Sequence[tuple[PayloadReference, bytes]]) -> None:
+        self.payloads.require_up()
+        self.payloads.journals.check(self._custody)
+        capacity = self.payloads.capacity_bytes
+        size_bytes = sum(len(body) for _, body in payloads)
+        if capacity is not None and self.payloads.held_bytes() + size_bytes > capacity:
+            raise StoreFullError("the fake store is full")
+        for reference, body in payloads:
+            self.payloads.confirmed[reference.payload_id] = body
+
+    async def read(self, references: Sequence[PayloadReference]) -> list[bytes]:
+        self.payloads.require_up()
+        found = [self.payloads.find(each.payload_id) or b"" for each in references]
+        return [
+            body if len(body) == each.size_bytes else b""
+            for each, body in zip(references, found, strict=True)
+        ]
+
     async def delete(self, references: Sequence[PayloadReference]) -> None:
         self.payloads.require_up()
         self.payloads.journals.check(self._custody)

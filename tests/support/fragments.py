@@ -1,8 +1,17 @@
 """Small fragments for tests."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from breadbox.fragment import Fragment
+
+
+def large_fragment(fragment_index: int = 0, **fields: Any) -> Fragment:
+    """As `vector_fragment`, and too large to ride along with a call: it goes to the store."""
+    fragment = vector_fragment(fragment_index, **fields)
+    return replace(fragment, obs=np.full((fragment.step_count, 4200), fragment_index, "<f4"))
 
 
 def vector_fragment(

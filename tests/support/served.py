@@ -66,10 +66,18 @@ class Served:
             pb.StartSessionRequest(session_id=session_id, **fields), timeout=CALL_S
         )
 
-    async def append(self, *fragments: fragment_pb2.FragmentMetadata) -> pb.AppendFragmentsResponse:
+    async def append(
+        self, *fragments: fragment_pb2.FragmentMetadata, **fields: Any
+    ) -> pb.AppendFragmentsResponse:
         return await self.stub.AppendFragments(
-            pb.AppendFragmentsRequest(fragments=fragments), timeout=CALL_S
+            pb.AppendFragmentsRequest(fragments=fragments, **fields), timeout=CALL_S
         )
+
+    def riding(self, index: int, **fields: Any) -> fragment_pb2.FragmentMetadata:
+        """One fragment whose payload rides along."""
+        metadata = self.metadata(index, payload=PayloadReference("", 0), **fields)
+        metadata.ClearField("payload")
+        return metadata
 
     async def fill(self, count: int, *, worker_id: str = "w0", first: int = 0) -> None:
         """Append `count` fragments of one worker and see them admitted."""

@@ -23,6 +23,7 @@ from breadbox.stores.base import (
     StoreSharedError,
     StoreTakenError,
 )
+from breadbox.stores.keys import new_payload_id
 from breadbox.types import PayloadReference
 
 HEAD_BYTES = 49
@@ -254,6 +255,35 @@ class StoreContract:
         assert [Confirmation.THERE] * 2 == await faces.custodian.confirm(references)
         assert [Confirmation.THERE] * 2 == await faces.custodian.confirm(references)
 
+    async def test_payloads_that_ride_along_are_kept_under_their_ids(self, faces: Faces) -> None:
+        bodies = [payload_of(size_bytes) for size_bytes in (1, 100, 64 * 1024)]
+        kept = [(PayloadReference(new_payload_id(), len(body)), body) for body in bodies]
+        references = [reference for reference, _ in kept]
+        await faces.custodian.keep(kept)
+        assert bodies == await faces.custodian.read(references)
+        listed = {payload_id async for payload_id in faces.custodian.confirmed()}
+        assert {reference.payload_id for reference in references} == listed
+        assert [Confirmation.THERE] * 3 == await faces.custodian.confirm(references)
+        await faces.custodian.delete(references)
+        assert [b""] * 3 == await faces.custodian.read(references)
+
+    async def test_very_many_payloads_ride_along(self, faces: Faces) -> None:
+        kept = [(PayloadReference(new_payload_id(), 10), payload_of(10)) for _ in range(1500)]
+        await faces.custodian.keep(kept)
+        assert [body for _, body in kept] == await faces.custodian.read([each for each, _ in kept])
+
+    async def test_nothing_rides_along_where_there_is_nothing(self, faces: Faces) -> None:
+        await faces.custodian.keep([])
+        assert [] == await faces.custodian.read([])
+
+    async def test_what_is_not_there_as_it_is_said_is_read_as_nothing(self, faces: Faces) -> None:
+        whole, gone = self.write(faces, payload_of(1000), payload_of(1000))
+        faces.store.delete_many([gone])
+        other = PayloadReference(whole.payload_id, 999)
+        assert [b"", b""] == await faces.custodian.read([gone, other])
+        unsound = PayloadReference("../../etc/passwd", 100)
+        assert [b""] == await faces.custodian.read([unsound])
+
     async def test_confirm_tells_which_are_missing(self, faces: Faces) -> None:
         references = self.write(faces, *[payload_of(2 * PIECE_BYTES) for _ in range(4)])
         faces.store.delete_many([references[1]])
@@ -313,6 +343,7 @@ class StoreContract:
         for act in (
             old.confirm(references),
             old.confirm(references[:1]),
+            old.keep([(references[0], payload_of(1000))]),
             old.delete(references),
             old.delete(references[1:2]),
             old.delete_ids([each.payload_id for each in references]),

@@ -157,7 +157,7 @@ def write_fragments(
         UnsupportedArrayError: A leaf cannot be stored.
         StoreError: As the store does.
     """
-    return [written.payload for written in write_and_describe(store, fragments, codecs=codecs)]
+    return store.write_many([encode_fragment(each, codecs=codecs) for each in fragments])
 
 
 class Schema(NamedTuple):
@@ -168,22 +168,40 @@ class Schema(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A fragment whose payload is written."""
+    """A fragment whose payload is written, or rides along with what is said of it."""
 
-    payload: PayloadReference
+    payload: PayloadReference | None
+    """Where it is written; None: it rides along."""
     schema: Schema | None
     """None: it is too large to be told."""
+    body: bytes = b""
+    """The payload, where it rides along."""
 
 
 def write_and_describe(
-    store: PayloadStore, fragments: Sequence[Fragment], *, codecs: Codecs = "raw"
+    store: PayloadStore,
+    fragments: Sequence[Fragment],
+    *,
+    codecs: Codecs = "raw",
+    inline_size_bytes_max: int = 0,
 ) -> list[Written]:
-    """Do as `write_fragments`, and say the schemas as well."""
+    """Do as `write_fragments`, and say the schemas as well.
+
+    Payloads of at most `inline_size_bytes_max` are not written, but are to ride along.
+    """
     encoded = [_encode(each, codecs) for each in fragments]
-    payloads = store.write_many([buffers for _, buffers in encoded])
+    written: list[Written | None] = []
+    to_store: list[list[memoryview]] = []
+    for layout, buffers in encoded:
+        if sum(map(len, buffers)) <= inline_size_bytes_max:
+            written.append(Written(None, schema_of(layout), b"".join(buffers)))
+        else:
+            written.append(None)
+            to_store.append(buffers)
+    payloads = iter(store.write_many(to_store) if to_store else ())
     return [
-        Written(payload, schema_of(layout))
-        for payload, (layout, _) in zip(payloads, encoded, strict=True)
+        each or Written(next(payloads), schema_of(layout))
+        for each, (layout, _) in zip(written, encoded, strict=True)
     ]
 
 

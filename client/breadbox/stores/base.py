@@ -1,7 +1,8 @@
 """What a payload store must do, as its clients and as the server see it.
 
 Two faces of one store. `PayloadStore` moves bytes and is used by writers and readers, from threads.
-`PayloadCustodian` never moves bytes: the server confirms, deletes and counts with it, on its loop.
+`PayloadCustodian` is the server's, on its loop, which confirms, deletes and counts with it, and
+moves the bytes of small payloads that ride along with calls, but of no others.
 
 Life of a payload: *unannounced* once written (it expires by itself), *confirmed* once the server
 admitted its fragment (it stays until it is deleted).
@@ -230,6 +231,22 @@ class PayloadCustodian(Protocol):
         """Make payloads stay whose bytes are as many as their references say.
 
         Idempotent. One round trip for all of them.
+        """
+
+    async def keep(self, payloads: Sequence[tuple[PayloadReference, bytes]]) -> None:
+        """Write payloads that stay, whole, under ids that nobody has used. One round trip.
+
+        On failure some may be there, and stay, until they are deleted.
+
+        Raises:
+            StoreFullError: There is no room.
+        """
+
+    async def read(self, references: Sequence[PayloadReference]) -> list[bytes]:
+        """Read payloads that are small and not cut into pieces. One round trip for all of them.
+
+        Returns:
+            Their bytes; empty for one that is not there so, or has another size.
         """
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:

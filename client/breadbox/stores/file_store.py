@@ -173,10 +173,12 @@ class FileStore(AbstractParts):
     def write_parts(self, parts: Sequence[Part]) -> None:
         """See PayloadParts."""
         self._begin()
-        self._check_room(parts)
-        for part in parts:
+        size_bytes = sum(len(buffer) for part in parts for buffer in part.buffers)
+        _check_room(self._directory, size_bytes, len(parts))
+        for reference, offset_bytes, buffers in parts:
             with _translated_errors():
-                self._write(*part)
+                path = self._directory.unannounced_path(reference.payload_id)
+                _write(self._directory, reference, offset_bytes, buffers, path)
 
     def discard_parts(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadParts."""
@@ -221,37 +223,6 @@ class FileStore(AbstractParts):
         """See PayloadStore. The kernel answers, sooner or later."""
         del deadline
         return self
-
-    def _check_room(self, parts: Sequence[Part]) -> None:
-        """Refuse what would take the room that the journal needs to let payloads go again."""
-        size_bytes = sum(len(buffer) for part in parts for buffer in part.buffers)
-        with _translated_errors():
-            room = DiskRoom.of(self._directory.unannounced)
-        if not room.has_room_for(size_bytes, len(parts)):
-            raise StoreFullError(
-                f"the file system of the payload directory is full ({size_bytes} bytes to write, "
-                f"{room.free_bytes} of {room.size_bytes} free, {room.kept_bytes} to be left; "
-                f"inodes: {room.free_inode_count} of {room.inode_count} free)"
-            )
-
-    def _write(
-        self, reference: PayloadReference, offset_bytes: int, buffers: Sequence[memoryview]
-    ) -> None:
-        payload_id = reference.payload_id
-        hidden = self._directory.hidden_path(payload_id)
-        begins = os.O_CREAT | os.O_EXCL if not offset_bytes else 0
-        descriptor = os.open(hidden, os.O_WRONLY | begins | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            try:
-                os.lseek(descriptor, offset_bytes, os.SEEK_SET)
-                _write_vector(descriptor, buffers)
-            finally:
-                os.close(descriptor)
-            if offset_bytes + sum(map(len, buffers)) == reference.size_bytes:
-                os.rename(hidden, self._directory.unannounced_path(payload_id))
-        except BaseException:
-            os.unlink(hidden)
-            raise
 
 
 class FileCustodian:
@@ -300,6 +271,14 @@ class FileCustodian:
     async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
         """See PayloadCustodian."""
         return await asyncio.to_thread(self._confirm, references)
+
+    async def keep(self, payloads: Sequence[tuple[PayloadReference, bytes]]) -> None:
+        """See PayloadCustodian."""
+        await asyncio.to_thread(self._keep, payloads)
+
+    async def read(self, references: Sequence[PayloadReference]) -> list[bytes]:
+        """See PayloadCustodian."""
+        return await asyncio.to_thread(self._read, references)
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadCustodian."""
@@ -364,6 +343,27 @@ class FileCustodian:
                 self._confirm_one(each) if is_sound(each) else Confirmation.MISSING
                 for each in references
             ]
+
+    def _keep(self, payloads: Sequence[tuple[PayloadReference, bytes]]) -> None:
+        self._check_custody()
+        size_bytes = sum(len(body) for _, body in payloads)
+        _check_room(self._directory, size_bytes, len(payloads))
+        with _translated_errors():
+            for reference, body in payloads:
+                path = self._directory.confirmed_path(reference.payload_id)
+                _write(self._directory, reference, 0, [memoryview(body)], path)
+
+    def _read(self, references: Sequence[PayloadReference]) -> list[bytes]:
+        bodies = []
+        for reference in references:
+            try:
+                body = bytearray(reference.size_bytes)
+                with _opened(self._directory, reference) as descriptor:
+                    _read_fully(descriptor, [memoryview(body)], 0, reference)
+                bodies.append(bytes(body))
+            except (PayloadMissingError, PayloadCorruptError):
+                bodies.append(b"")
+        return bodies
 
     def _delete(self, payload_ids: Sequence[str], *, is_alone: bool = False) -> None:
         self._check_custody()
@@ -485,6 +485,42 @@ class FileCustodian:
                 except FileNotFoundError:
                     continue  # Confirmed or deleted meanwhile.
         return swept
+
+
+def _check_room(directory: PayloadDirectory, size_bytes: int, file_count: int) -> None:
+    """Refuse what would take the room that the journal needs to let payloads go again."""
+    with _translated_errors():
+        room = DiskRoom.of(directory.unannounced)
+    if not room.has_room_for(size_bytes, file_count):
+        raise StoreFullError(
+            f"the file system of the payload directory is full ({size_bytes} bytes to write, "
+            f"{room.free_bytes} of {room.size_bytes} free, {room.kept_bytes} to be left; "
+            f"inodes: {room.free_inode_count} of {room.inode_count} free)"
+        )
+
+
+def _write(
+    directory: PayloadDirectory,
+    reference: PayloadReference,
+    offset_bytes: int,
+    buffers: Sequence[memoryview],
+    path: str,
+) -> None:
+    """Write a part of a payload; behind its last byte it is moved to `path`."""
+    hidden = directory.hidden_path(reference.payload_id)
+    begins = os.O_CREAT | os.O_EXCL if not offset_bytes else 0
+    descriptor = os.open(hidden, os.O_WRONLY | begins | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            os.lseek(descriptor, offset_bytes, os.SEEK_SET)
+            _write_vector(descriptor, buffers)
+        finally:
+            os.close(descriptor)
+        if offset_bytes + sum(map(len, buffers)) == reference.size_bytes:
+            os.rename(hidden, path)
+    except BaseException:
+        os.unlink(hidden)
+        raise
 
 
 def _read(

@@ -1,4 +1,4 @@
-"""Payloads in Redis, as the server sees them: confirm, delete and count, on the event loop."""
+"""Payloads in Redis, as the server sees them, on its event loop."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -113,6 +113,14 @@ return found
 )
 """For the pieces of one payload: were some of them kept and others not, nobody would ever delete
 them."""
+_KEEP: Final = (
+    _OURS
+    + """
+for i = 2, #KEYS do redis.call('SET', KEYS[i], ARGV[i + 1]) end
+return '1'
+"""
+)
+"""A full Redis refuses the first SET, before anything is written."""
 _EXISTS: Final = _LOOP % "redis.call('EXISTS', key)"
 _UNLINK: Final = _OURS + _LOOP % "redis.call('UNLINK', key)"
 _UNLINK_ALONE: Final = _ALONE + _LOOP % "redis.call('UNLINK', key)"
@@ -207,6 +215,38 @@ class RedisCustodian:
                 single = await self._ask(_CONFIRM, groups, sizes)
                 flags = [one or other for one, other in zip(single, flags, strict=True)]
         return [_CONFIRMATIONS[each] for each in flags]
+
+    async def keep(self, payloads: Sequence[tuple[PayloadReference, bytes]]) -> None:
+        """See PayloadCustodian."""
+        keys = [piece_key(reference.payload_id, 0) for reference, _ in payloads]
+        bodies = [body for _, body in payloads]
+        with _answers():
+            if len(keys) <= (1 if self._is_cluster else _KEYS_PER_SCRIPT):
+                answers = [await self._eval(self._client, _KEEP, keys, bodies)] if keys else []
+            else:
+                count = 1 if self._is_cluster else _KEYS_PER_SCRIPT
+                pipeline = self._pipeline()
+                for at in range(0, len(keys), count):
+                    self._eval(pipeline, _KEEP, keys[at : at + count], bodies[at : at + count])
+                answers = await pipeline.execute()
+            for each in answers:
+                _checked(each)
+
+    async def read(self, references: Sequence[PayloadReference]) -> list[bytes]:
+        """See PayloadCustodian."""
+        keys = [piece_key(each.payload_id, 0) if is_sound(each) else b"" for each in references]
+        with _answers():
+            if self._is_cluster:
+                pipeline = self._pipeline()
+                for key in keys:
+                    pipeline.get(key)
+                found = await pipeline.execute() if keys else []
+            else:
+                found = await self._client.mget(keys) if keys else []
+        return [
+            body if body is not None and len(body) == each.size_bytes else b""
+            for each, body in zip(references, found, strict=True)
+        ]
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
         """See PayloadCustodian."""
@@ -341,7 +381,10 @@ class RedisCustodian:
         keys = [key for group in groups for key in group]
         told = [size for size, group in zip(sizes, groups, strict=True) if group] if sizes else []
         calls = [
-            (keys[at : at + _KEYS_PER_SCRIPT], " ".join(told[at : at + _KEYS_PER_SCRIPT]))
+            (
+                keys[at : at + _KEYS_PER_SCRIPT],
+                [" ".join(told[at : at + _KEYS_PER_SCRIPT])] if told else (),
+            )
             for at in range(0, len(keys), _KEYS_PER_SCRIPT)
         ]
         if len(calls) <= 1:
@@ -358,25 +401,28 @@ class RedisCustodian:
         self, script: str, groups: Sequence[Sequence[bytes]], sizes: Sequence[str] = ()
     ) -> list[bytes]:
         """Run a script once for each group of keys; the answers, of an empty group an empty one."""
-        # The client of a cluster sorts the calls by node, and asks all nodes at once.
-        pipeline = (
-            self._client.pipeline()
-            if self._is_cluster
-            else self._client.pipeline(transaction=False)
-        )
+        pipeline = self._pipeline()
         for keys, told in zip(groups, sizes or [""] * len(groups), strict=True):
             if keys:
-                self._eval(pipeline, script, keys, told)
+                self._eval(pipeline, script, keys, [told] if told else ())
         answers = map(_checked, await pipeline.execute() if any(groups) else [])
         return [next(answers) if keys else b"" for keys in groups]
 
-    def _eval(self, client: Any, script: str, keys: Sequence[bytes], sizes: str = "") -> Any:
+    def _pipeline(self) -> Any:
+        """For one trip. The client of a cluster sorts calls by node, and asks all nodes at once."""
+        if self._is_cluster:
+            return self._client.pipeline()
+        return self._client.pipeline(transaction=False)
+
+    def _eval(
+        self, client: Any, script: str, keys: Sequence[bytes], told: Sequence[str | bytes] = ()
+    ) -> Any:
         """Call a script for keys, which in a cluster are of one slot, on behalf of the custody."""
         journals = journals_key(keys[0]) if self._is_cluster and keys else JOURNALS_KEY
         custody = self._custody
         values: tuple[object, ...] = () if custody is None else (custody.journal, custody.epoch)
-        if sizes:
-            values = (*(values or ("", 0)), sizes)
+        if told:
+            values = (*(values or ("", 0)), *told)
         return client.eval(script, 1 + len(keys), journals, *keys, *values)
 
     async def _without_expiry(self, keys: Sequence[bytes]) -> list[str]:

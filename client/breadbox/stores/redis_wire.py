@@ -122,6 +122,11 @@ def translated_errors() -> Iterator[None]:
         yield
     except redis.exceptions.OutOfMemoryError as error:
         raise StoreFullError("the Redis payload store is at its maxmemory") from error
+    except redis.exceptions.ResponseError as error:
+        # Before version 7 a script that finds Redis full fails as any other does.
+        if "OOM command not allowed" in str(error):
+            raise StoreFullError("the Redis payload store is at its maxmemory") from error
+        raise StoreUnavailableError(f"the Redis payload store failed: {describe(error)}") from error
     except NoTlsError as error:
         raise StoreUnavailableError(
             f"the Redis payload store gives {error}", was_silent=True

@@ -109,16 +109,18 @@ class WatchModelResponse(_message.Message):
     def __init__(self, changed: bool = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., weights: _Optional[_Union[_fragment_pb2.PayloadReference, _Mapping]] = ...) -> None: ...
 
 class AppendFragmentsRequest(_message.Message):
-    __slots__ = ("buffer", "fragments", "schemas", "max_wait")
+    __slots__ = ("buffer", "fragments", "schemas", "payloads", "max_wait")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     SCHEMAS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     fragments: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.FragmentMetadata]
     schemas: _containers.RepeatedCompositeFieldContainer[_schema_pb2.Schema]
+    payloads: _containers.RepeatedScalarFieldContainer[bytes]
     max_wait: _duration_pb2.Duration
-    def __init__(self, buffer: _Optional[str] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentMetadata, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, buffer: _Optional[str] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentMetadata, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ..., payloads: _Optional[_Iterable[bytes]] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AppendFragmentsResponse(_message.Message):
     __slots__ = ("results", "session_id", "model_version", "append_credit_count", "append_credit_bytes", "retry_delay")
@@ -189,7 +191,7 @@ class AppendResult(_message.Message):
     def __init__(self, outcome: _Optional[_Union[_fragment_pb2.AdmissionOutcome, str]] = ..., first_outcome: _Optional[_Union[_fragment_pb2.AdmissionOutcome, str]] = ...) -> None: ...
 
 class FetchFragmentsRequest(_message.Message):
-    __slots__ = ("buffer", "request_id", "fragment_count", "max_wait", "rank", "world_size", "lease_duration")
+    __slots__ = ("buffer", "request_id", "fragment_count", "max_wait", "rank", "world_size", "lease_duration", "inline_bytes_max")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +199,7 @@ class FetchFragmentsRequest(_message.Message):
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     request_id: str
     fragment_count: int
@@ -204,7 +207,8 @@ class FetchFragmentsRequest(_message.Message):
     rank: int
     world_size: int
     lease_duration: _duration_pb2.Duration
-    def __init__(self, buffer: _Optional[str] = ..., request_id: _Optional[str] = ..., fragment_count: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    inline_bytes_max: int
+    def __init__(self, buffer: _Optional[str] = ..., request_id: _Optional[str] = ..., fragment_count: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., inline_bytes_max: _Optional[int] = ...) -> None: ...
 
 class FetchFragmentsResponse(_message.Message):
     __slots__ = ("grant", "wait_elapsed")
@@ -215,16 +219,18 @@ class FetchFragmentsResponse(_message.Message):
     def __init__(self, grant: _Optional[_Union[FetchGrant, _Mapping]] = ..., wait_elapsed: _Optional[_Union[FetchWaitElapsed, _Mapping]] = ...) -> None: ...
 
 class FetchGrant(_message.Message):
-    __slots__ = ("lease", "fragments", "session_id", "model_version")
+    __slots__ = ("lease", "fragments", "session_id", "model_version", "payloads")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     lease: Lease
     fragments: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.FragmentReference]
     session_id: str
     model_version: int
-    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+    payloads: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class FetchWaitElapsed(_message.Message):
     __slots__ = ("waiting_reason",)
@@ -247,7 +253,7 @@ class GetPreparedFragmentsResponse(_message.Message):
     def __init__(self, fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ...) -> None: ...
 
 class ReadFragmentsRequest(_message.Message):
-    __slots__ = ("buffer", "after_chunk_id", "chunk_count_max", "max_wait", "lease_duration", "known_session_id", "subscription")
+    __slots__ = ("buffer", "after_chunk_id", "chunk_count_max", "max_wait", "lease_duration", "known_session_id", "subscription", "inline_bytes_max")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     AFTER_CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNK_COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +261,7 @@ class ReadFragmentsRequest(_message.Message):
     LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
     KNOWN_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     after_chunk_id: int
     chunk_count_max: int
@@ -262,23 +269,26 @@ class ReadFragmentsRequest(_message.Message):
     lease_duration: _duration_pb2.Duration
     known_session_id: str
     subscription: str
-    def __init__(self, buffer: _Optional[str] = ..., after_chunk_id: _Optional[int] = ..., chunk_count_max: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., known_session_id: _Optional[str] = ..., subscription: _Optional[str] = ...) -> None: ...
+    inline_bytes_max: int
+    def __init__(self, buffer: _Optional[str] = ..., after_chunk_id: _Optional[int] = ..., chunk_count_max: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., known_session_id: _Optional[str] = ..., subscription: _Optional[str] = ..., inline_bytes_max: _Optional[int] = ...) -> None: ...
 
 class ReadFragmentsResponse(_message.Message):
-    __slots__ = ("fragments", "lease", "cursor", "skipped_chunk_count", "session_id", "model_version")
+    __slots__ = ("fragments", "lease", "cursor", "skipped_chunk_count", "session_id", "model_version", "payloads")
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     fragments: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.FragmentReference]
     lease: Lease
     cursor: int
     skipped_chunk_count: int
     session_id: str
     model_version: int
-    def __init__(self, fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., cursor: _Optional[int] = ..., skipped_chunk_count: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+    payloads: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., cursor: _Optional[int] = ..., skipped_chunk_count: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class CreateSubscriptionRequest(_message.Message):
     __slots__ = ("buffer", "name", "after_chunk_id", "retaining")
@@ -465,20 +475,22 @@ class GetStoreConfigRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStoreConfigResponse(_message.Message):
-    __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version", "server_time", "journal_epoch")
+    __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version", "server_time", "inline_size_bytes_max", "journal_epoch")
     STORE_URL_FIELD_NUMBER: _ClassVar[int]
     UNANNOUNCED_DURATION_FIELD_NUMBER: _ClassVar[int]
     PIECE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVER_TIME_FIELD_NUMBER: _ClassVar[int]
+    INLINE_SIZE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_EPOCH_FIELD_NUMBER: _ClassVar[int]
     store_url: str
     unannounced_duration: _duration_pb2.Duration
     piece_size_bytes: int
     server_version: str
     server_time: _timestamp_pb2.Timestamp
+    inline_size_bytes_max: int
     journal_epoch: int
-    def __init__(self, store_url: _Optional[str] = ..., unannounced_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., piece_size_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., server_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., journal_epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, store_url: _Optional[str] = ..., unannounced_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., piece_size_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., server_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., inline_size_bytes_max: _Optional[int] = ..., journal_epoch: _Optional[int] = ...) -> None: ...
 
 class ReportEpisodesRequest(_message.Message):
     __slots__ = ("buffer", "episodes")

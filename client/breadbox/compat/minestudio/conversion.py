@@ -155,7 +155,9 @@ def named(references: Sequence[types.FragmentReference]) -> list[tuple[FragmentI
 
 def fragment_id_of(reference: types.FragmentReference) -> str:
     """A text that names a stored fragment and is enough to load it, in any process."""
-    return json.dumps(asdict(reference), separators=(",", ":"))
+    named = asdict(reference)
+    del named["body"]
+    return json.dumps(named, separators=(",", ":"))
 
 
 def reference_of(fragment_id: str) -> types.FragmentReference:
