@@ -25,7 +25,7 @@ from breadbox.errors import UnavailableError
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
 from support.eventually import eventually_sync
-from support.fragments import vector_fragment
+from support.fragments import large_fragment
 from support.redis_server import RedisServer
 from support.served import info_of
 from support.server_process import ServerProcess, plain_environment
@@ -237,9 +237,9 @@ def test_who_waits_for_a_redis_that_is_gone_says_so_at_once_and_when_it_is_back(
         ThreadPoolExecutor(1) as pool,
     ):
         client.start_session("s")
-        client.append(vector_fragment(session_id="s", fragment_index=0))
+        client.append(large_fragment(0))
         redis.kill()
-        waiting = pool.submit(client.append, vector_fragment(session_id="s", fragment_index=1))
+        waiting = pool.submit(client.append, large_fragment(1))
         eventually_sync(lambda: bool(told()), "the client saying that it waits", within_s=5.0)
         redis.start()
         assert "admitted" == waiting.result(timeout=60).outcome.value
