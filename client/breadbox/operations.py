@@ -69,8 +69,9 @@ APPEND_COUNT_MAX = 256
 first group and the judging of the last, which overlap with nothing, are a small part of a batch."""
 APPEND_BYTES_MAX = 64 * 2**20
 """Payload bytes written before they are announced; a larger group is cut."""
-INLINE_REQUEST_BYTES_MAX = 2**20
-"""Payload bytes that ride along with one call; the server takes 2 MiB of everything."""
+INLINE_REQUEST_BYTES_MAX = 768 * 2**10
+"""Payload bytes that ride along with one call: with all schemas it is under the 2 MiB that the
+server takes."""
 _REFUSED = frozenset(
     {AdmissionOutcome.DUPLICATE, AdmissionOutcome.STALE, AdmissionOutcome.WRONG_SESSION}
 )
@@ -147,7 +148,7 @@ class StoreSlot:
         self.is_given = store is not None
         """Whether the client was given one."""
         self.config: StoreConfig | None = None
-        """What the server has said of it; None: it was not asked, or is to be asked again."""
+        """What the server has said of it; None: it was not asked yet."""
 
     @property
     def store(self) -> PayloadStore | None:
@@ -470,9 +471,9 @@ def opened_store(context: Context) -> Operation[PayloadStore]:
     return (yield from storing(context, lambda deadline: _opened(context, config, deadline)))
 
 
-def _store_config(context: Context) -> Operation[StoreConfig]:
-    """Where payloads live, and which of them ride along, as the server has said."""
-    if context.slot.config is None:
+def _store_config(context: Context, *, is_doubted: bool = False) -> Operation[StoreConfig]:
+    """Where payloads live, and which of them ride along, as the server has said, or says now."""
+    if context.slot.config is None or is_doubted:
         context.slot.config = yield from invoke(context, calls.get_store_config())
     return context.slot.config
 
@@ -771,8 +772,6 @@ class _Appending:
         self._store = store
         self._fragments = fragments
         self._codecs = codecs
-        config = context.slot.config
-        self._inline_size_bytes_max = 0 if config is None else config.inline_size_bytes_max
         self._written: list[payload.Written] = []
         self._call: Call[AppendReply] | None = None
         """Announces as much of the group as rides along with one call; None: not made yet, or not
@@ -849,11 +848,12 @@ class _Appending:
     def _write_within(
         self, deadline: Deadline, fragments: Sequence[Fragment]
     ) -> list[payload.Written]:
+        config = self._context.slot.config
         return payload.write_and_describe(
             self._store.within(deadline),
             fragments,
             codecs=self._codecs,
-            inline_size_bytes_max=self._inline_size_bytes_max,
+            inline_size_bytes_max=0 if config is None else config.inline_size_bytes_max,
         )
 
     def _write_ahead(self, deadline: Deadline) -> None:
@@ -944,13 +944,13 @@ class _Appending:
         return left, missing, refused
 
     def _rewrite(self, missing: Sequence[int]) -> Operation[None]:
-        if stored := self._stored(missing):
-            lost = errors.PayloadMissingError(stored[0].payload_id)
-            yield from _wait_after_loss(self._context, self._losses, lost)
-        if any(self._written[position].body for position in missing):
-            # The server takes less along than it did: after a restart, with other options.
-            self._inline_size_bytes_max = 0
-            self._context.slot.config = None
+        stored = self._stored(missing)
+        lost = errors.PayloadMissingError(stored[0].payload_id if stored else "that rode along")
+        yield from _wait_after_loss(self._context, self._losses, lost)
+        if len(stored) < len(missing):
+            # Most likely the server takes less along than it did: after a restart, with other
+            # options.
+            yield from _store_config(self._context, is_doubted=True)
         rewritten = yield from self._write(missing)
         for position, written in zip(missing, rewritten, strict=True):
             self._written[position] = written

@@ -33,6 +33,7 @@ from breadbox_server.limits import (
 from breadbox_server.line import PLACE_KEPT_S, Line, Place
 from breadbox_server.metrics import Metrics
 from breadbox_server.quotas import UNCHARGED, Charge
+from breadbox_server.recent import RecentPayloads
 
 SLICE_FRAGMENTS: Final = 256
 """Fragments judged, confirmed and admitted without letting anybody else have the loop."""
@@ -40,7 +41,7 @@ SLICE_FRAGMENTS: Final = 256
 SLICE_PIECES: Final = 8_192
 """Pieces of payloads, which are keys in the store, after which a slice takes no more fragments."""
 
-SLICE_BYTES: Final = 4 * 2**20
+SLICE_BYTES: Final = 512 * 2**10
 """Bytes of payloads that ride along, after which it takes no more either."""
 
 WAIT_S_MAX: Final = 3.0
@@ -92,8 +93,10 @@ class _Job:
     charge: Charge
     bodies: Sequence[bytes] = ()
     """Payloads that ride along: none, or one for each fragment, empty where it does not."""
+    inline_bytes: int = 0
+    """Of these."""
     kept: dict[PayloadId, Payload] = field(default_factory=dict)
-    """Of these, what was stored and is not admitted yet: it goes when the job is over."""
+    """What was stored of them and is not admitted yet: it goes when the job is over."""
     results: list[Appended | None] = field(default_factory=list)
     """Of the fragments before the first undecided one; None is a payload that is not there."""
     error: Exception | None = None
@@ -178,10 +181,12 @@ class AppendQueue:
         has_room: Callable[[], bool] = lambda: True,
         inline_size_bytes_max: int = INLINE_SIZE_BYTES_MAX,
         inline_pending_bytes_max: int = INLINE_PENDING_BYTES_MAX,
+        recent: RecentPayloads | None = None,
     ) -> None:
         self._waiting_max = waiting_max
         self._inline_size_bytes_max = inline_size_bytes_max
         self._inline_pending_bytes_max = inline_pending_bytes_max
+        self._recent = recent or RecentPayloads(0)
         self._has_room = has_room
         """Whether the journal can take more in than what makes room again."""
         self._custodian = custodian
@@ -206,6 +211,9 @@ class AppendQueue:
         """Appends that wait for room."""
         self._waiting_fragments = 0
         """Of these: they hold as much memory as those that are pending, and have the same bound."""
+        self._waiting_inline_bytes = 0
+        """What rides along with them: of the bound that all appends share they may take half, so
+        that a full buffer leaves room for others'."""
         self.pending_count = 0
         """Fragments whose appends have not been answered, and do not wait for room."""
         self.inline_bytes = 0
@@ -256,7 +264,8 @@ class AppendQueue:
         )
         if is_full or expected_s > WAIT_S_MAX:
             raise AppendsFullError(self.pending_count, expected_s)
-        job = _Job(buffer, fragments, asyncio.get_running_loop().create_future(), charge, bodies)
+        done: asyncio.Future[list[Appended | None]] = asyncio.get_running_loop().create_future()
+        job = _Job(buffer, fragments, done, charge, bodies, inline_bytes)
         job.wait_until = self._clock.now() + wait_s
         self._jobs[job] = None
         self.inline_bytes += inline_bytes
@@ -416,6 +425,7 @@ class AppendQueue:
         is_full = (
             self.waiting_count >= self._waiting_max
             or self._waiting_fragments + len(job.fragments) > self._fragments_max
+            or self._waiting_inline_bytes + job.inline_bytes > self._inline_pending_bytes_max // 2
         )
         if job.place is None and is_full:
             return False
@@ -484,6 +494,7 @@ class AppendQueue:
     def _count_waiting(self, job: _Job, change: int) -> None:
         self.waiting_count += change
         self._waiting_fragments += change * len(job.fragments)
+        self._waiting_inline_bytes += change * job.inline_bytes
         self._metrics.waiting_appends.set(self.waiting_count)
 
     def _end_wait(self, job: _Job) -> None:
@@ -660,7 +671,8 @@ class AppendQueue:
                 continue
             if result.outcome is AdmissionOutcome.ADMITTED:
                 self._unowned.discard(item.fragment.payload.payload_id)
-                job.kept.pop(item.fragment.payload.payload_id, None)
+                if job.kept.pop(item.fragment.payload.payload_id, None) is not None:
+                    self._recent.add(item.fragment.payload.payload_id, item.body)
                 job.charge.admitted(item.fragment.payload)
                 has_admitted = True
             else:

@@ -43,6 +43,7 @@ class DeletionQueue:
         metrics: Shows how many wait.
         limit: Payloads at which nothing more should be taken in.
         hold_back: Gives those payloads that may be deleted now; the others come again.
+        forget: Told of payloads whose end is decided.
         until_ours: Returns once no other server can have claimed the payloads meanwhile; the store
             looks for itself, but may be one that does not know of the other any more.
     """
@@ -54,9 +55,11 @@ class DeletionQueue:
         metrics: Metrics,
         limit: int,
         hold_back: Callable[[Sequence[Payload]], Sequence[Payload]] = lambda payloads: payloads,
+        forget: Callable[[Sequence[PayloadId]], None] = lambda payload_ids: None,
         until_ours: Callable[[], Awaitable[None]] = _at_once,
     ) -> None:
         self._hold_back = hold_back
+        self._forget = forget
         self._custodian = custodian
         self._until_ours = until_ours
         self._metrics = metrics
@@ -79,7 +82,9 @@ class DeletionQueue:
 
     def announce(self, payloads: Iterable[Payload]) -> None:
         """Take note of payloads that will be put here once their end is durable."""
-        self._leaving.update([each.payload_id for each in payloads])
+        payload_ids = [each.payload_id for each in payloads]
+        self._leaving.update(payload_ids)
+        self._forget(payload_ids)
 
     def put(self, payloads: Iterable[Payload]) -> None:
         """Queue payloads that nothing refers to any more, which is durable."""

@@ -86,6 +86,7 @@ from breadbox_server.jobs import Jobs
 from breadbox_server.lags import Arrivals
 from breadbox_server.limits import (
     APPENDS_WAITING_MAX,
+    INLINE_RECENT_BYTES_MAX,
     INLINE_REPLY_BYTES_MAX,
     INLINE_SIZE_BYTES_MAX,
     READ_KEPT_PART,
@@ -95,6 +96,7 @@ from breadbox_server.limits import (
 from breadbox_server.metrics import Metrics
 from breadbox_server.quotas import Quotas
 from breadbox_server.read_leases import ReadLease, ReadLeases
+from breadbox_server.recent import RecentPayloads
 from breadbox_server.turns import OUTAGE_S, Journal, Turns
 from breadbox_server.watchers import Watchers
 
@@ -175,12 +177,15 @@ class Driver:
         self._model_changes = 0
         """Changes of models that are not durable yet."""
         self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
+        self.recent = RecentPayloads(INLINE_RECENT_BYTES_MAX)
+        """Small payloads that replies may carry without a trip to the store."""
         self.housekeeping = Housekeeping(self, custodian, clock=clock, metrics=metrics)
         self.deletions = DeletionQueue(
             custodian,
             metrics=metrics,
             limit=limits.deletions_max,
             hold_back=lambda payloads: self.read_leases.hold_back(payloads),
+            forget=self.recent.forget,
             until_ours=self.turns.ours,
         )
         self.read_leases = ReadLeases(
@@ -204,6 +209,7 @@ class Driver:
             waiting_max=limits.append_waiting_max,
             has_room=self.turns.has_room,
             inline_size_bytes_max=limits.inline_size_bytes_max,
+            recent=self.recent,
         )
 
     # --- what the service calls --------------------------------------------------------------
@@ -424,26 +430,35 @@ class Driver:
         """
         left = min(bytes_max, INLINE_REPLY_BYTES_MAX)
         size_max = self._limits.inline_size_bytes_max
+        bodies = [b""] * len(payloads)
         positions = []
         for position, payload in enumerate(payloads):
             size_bytes = payload.size_bytes
             if size_bytes <= size_max and size_bytes <= left and payload.piece_count == 1:
-                positions.append(position)
+                bodies[position] = self.recent.get(payload.payload_id)
+                if not bodies[position]:
+                    positions.append(position)
                 left -= size_bytes
-        if not positions or self.housekeeping.store_away_s >= OUTAGE_S:
-            return []
-        references = [payload_reference(payloads[position]) for position in positions]
+        if positions and self.housekeeping.store_away_s < OUTAGE_S:
+            for position, body in zip(
+                positions,
+                await self._read_bodies([payloads[each] for each in positions]),
+                strict=True,
+            ):
+                bodies[position] = body
+        return bodies if any(bodies) else []
+
+    async def _read_bodies(self, payloads: Sequence[Payload]) -> list[bytes]:
+        """Read small payloads from the store; of each its bytes, empty where it gives none."""
         try:
             async with asyncio.timeout(BODIES_S):
                 with self._metrics.store_trip("read"):
-                    found = await self._custodian.read(references)
+                    return await self._custodian.read(
+                        [payload_reference(each) for each in payloads]
+                    )
         except (TimeoutError, StoreError) as error:
             log.debug("payloads do not ride along with a reply: %s", error)
-            return []
-        bodies = [b""] * len(payloads)
-        for position, body in zip(positions, found, strict=True):
-            bodies[position] = body
-        return bodies
+            return [b""] * len(payloads)
 
     def take_back(self, granted: FetchGranted) -> None:
         """Undo a grant whose reply is not sent, since its caller went away."""

@@ -105,10 +105,14 @@ PARTS_MAX: Final = 8_192
 """Fields and items of a request: an empty item of two bytes takes a hundred once it is parsed."""
 APPEND_FRAGMENTS_MAX: Final = 4096
 """Fragments of one AppendFragments; bounds what one call can hold up."""
-INLINE_SIZE_BYTES_MAX: Final = 64 * 2**10
+INLINE_SIZE_BYTES_MAX: Final = 4 * 2**10
 """Bytes of a payload that may ride along with a call, unless told otherwise."""
 INLINE_PENDING_BYTES_MAX: Final = 256 * 2**20
 """Bytes of payloads that ride along with appends that have not been answered."""
+INLINE_SIZE_BYTES_CHOICE_MAX: Final = 512 * 2**10
+"""What may be told: with the largest schemas that come with an append it fits into a message."""
+INLINE_RECENT_BYTES_MAX: Final = 16 * 2**20
+"""Bytes of the latest payloads that rode along, kept in memory for who fetches them soon."""
 INLINE_REPLY_BYTES_MAX: Final = 4 * 2**20
 """Bytes of payloads that ride along with a reply, whatever the caller asks for."""
 PIECES_MAX: Final = 8_192
@@ -432,6 +436,20 @@ LIMITS: Final = (
         "bytes",
         Scope.SERVER,
         "APPENDS_FULL",
+    ),
+    Limit(
+        "payload bytes that ride along with appends that wait for room",
+        INLINE_PENDING_BYTES_MAX // 2,
+        "bytes",
+        Scope.SERVER,
+        "the next is told at once that there is no room",
+    ),
+    Limit(
+        "payload bytes that rode along, kept for who fetches them soon",
+        INLINE_RECENT_BYTES_MAX,
+        "bytes",
+        Scope.SERVER,
+        "those that came first are read from the store",
     ),
     Limit(
         "payload bytes that ride along with a reply",

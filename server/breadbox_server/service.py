@@ -76,6 +76,8 @@ class StoreAdvice:
     unannounced_s: float
     piece_size_bytes: int
     inline_size_bytes_max: int
+    producers_inline_size_bytes_max: int
+    """The same, for tokens of producers."""
     server_version: str
     journal_epoch: Callable[[], int] = int
     """Of the server's claim of its journal, as it is now; 0: it has none."""
@@ -293,10 +295,19 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         return response
 
     async def _bodies(self, granted: Sequence[GrantedFragment], bytes_max: int) -> list[bytes]:
-        """Payloads that ride along with a reply; none where the caller asks for none."""
-        if not bytes_max or not granted:
+        """Payloads that ride along with a reply; none where the caller asks for none.
+
+        Nor where it has the store nearer than this server.
+        """
+        if not bytes_max or not granted or not self._inline_size_bytes_max():
             return []
         return await self._driver.bodies([each.fragment.payload for each in granted], bytes_max)
+
+    def _inline_size_bytes_max(self) -> int:
+        """Bytes of a payload up to which it rides along with this caller's calls."""
+        if current_caller().role is Role.PRODUCER:
+            return self._store_advice.producers_inline_size_bytes_max
+        return self._store_advice.inline_size_bytes_max
 
     async def CreateSubscription(
         self, request: pb.CreateSubscriptionRequest, context: Context
@@ -440,7 +451,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             store_url=advice.producers_url if is_producer else advice.url,
             unannounced_duration=convert.to_duration(advice.unannounced_s),
             piece_size_bytes=advice.piece_size_bytes,
-            inline_size_bytes_max=advice.inline_size_bytes_max,
+            inline_size_bytes_max=self._inline_size_bytes_max(),
             server_version=advice.server_version,
             server_time=server_time,
             journal_epoch=advice.journal_epoch(),

@@ -28,6 +28,7 @@ from breadbox_server.errors import StartError
 from breadbox_server.limits import (
     BUFFERS_MAX,
     CONNECTIONS_MAX,
+    INLINE_SIZE_BYTES_CHOICE_MAX,
     INLINE_SIZE_BYTES_MAX,
     UNANNOUNCED_BYTES_MAX,
 )
@@ -160,10 +161,11 @@ class Settings(LogSettings):
     piece_size_bytes: Bytes = setting(0, option="piece_size", ge=0)
     """Advice to writers how to cut payloads; 0: as the store thinks best."""
     inline_size_bytes_max: Bytes = setting(
-        INLINE_SIZE_BYTES_MAX, option="inline_size_max", ge=0, le=2**20
+        INLINE_SIZE_BYTES_MAX, option="inline_size_max", ge=0, le=INLINE_SIZE_BYTES_CHOICE_MAX
     )
     """Payloads of up to so many bytes travel with appends and fetches, through this server, which
-    writes and reads them; 0: none do, and all clients need the store."""
+    writes and reads them; 0: none do, and all clients need the store. Those that are told a file://
+    store write and read there in any case: it is nearer."""
     drain_grace_s: float = setting(5.0, ge=0, le=3600)
     """Seconds that running calls get to end on SIGTERM."""
     has_reflection: bool = setting(True, option="reflection")
@@ -256,6 +258,11 @@ class Settings(LogSettings):
         if self.has_gateway and (is_producer or not self.client_store):
             return GATEWAY_URL
         return self.client_store or self.store
+
+    def inline_size_told(self, *, is_producer: bool) -> int:
+        """Bytes of a payload up to which it rides along with a client's calls; 0: none does."""
+        is_nearer = self.store_told(is_producer=is_producer).startswith("file:")
+        return 0 if is_nearer else self.inline_size_bytes_max
 
     @property
     def store_shown(self) -> str:

@@ -39,6 +39,8 @@ from chaos.ledger import Ledger
 from support.append_streams import is_open
 
 STEPS = 4
+CODECS = ("raw", "zstd")
+"""Of a payload that goes to the store itself, and of one that rides along with the call."""
 SESSION = "chaos"
 FRAGMENTS_PER_CHUNK = 2
 KINDS = ("producer", "learner", "rank", "reader", "subscriber", "mirror", "publisher")
@@ -75,9 +77,13 @@ def patiently(ledger: Ledger, call: Callable[[], T]) -> T:
 
 
 def contents(worker_id: str, fragment_index: int, width: int) -> np.ndarray:
-    """Observations of a fragment, which nobody else has: float32[STEPS, width]."""
+    """Observations of a fragment, which nobody else has: float32[STEPS, width].
+
+    They compress well, so that it is the codec that says whether a payload is small.
+    """
     seed = f"{worker_id}/{fragment_index}".encode()
-    return np.random.default_rng(list(seed)).random((STEPS, width), dtype=np.float32)
+    numbers = np.random.default_rng(list(seed)).integers(2, size=(STEPS, width))
+    return numbers.astype(np.float32)
 
 
 def make_fragment(worker_id: str, fragment_index: int, version: int, width: int) -> Fragment:
@@ -122,7 +128,9 @@ def produce(
         fragments = [make_fragment(name, index + k, version, width) for k in range(count)]
         ledger.note("appending", worker=name, index=index, count=count)
         try:
-            results = patiently(ledger, partial(client.append_many, fragments))
+            results = patiently(
+                ledger, partial(client.append_many, fragments, codecs=rng.choice(CODECS))
+            )
         except InvalidRequestError as error:
             # A version that the server had published, and in an older life has not yet.
             if not rolls_back:

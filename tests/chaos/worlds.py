@@ -48,7 +48,7 @@ class RedisWorld:
     of_clients: Proxy
     folder: Path
     name: str = "redis"
-    width: int = 64
+    width: int = 256
     copies: list[tuple[float, Path]] = field(default_factory=list)
     """When each was begun, and where it is; oldest first."""
     _copy_count: int = 0

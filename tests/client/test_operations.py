@@ -874,6 +874,28 @@ def test_what_the_server_takes_along_no_more_is_written_to_the_store(tmp_path: P
     world.context.slot.close()
 
 
+def test_what_is_missing_behind_another_payload_goes_on_riding_along(tmp_path: Path) -> None:
+    """The server has the fragments of a worker come again in order, and takes along what it did."""
+    url = f"file://{tmp_path}/a"
+    stores.open_store(url).close()
+    world = riding(8 * 1024, url)
+    world.will("AppendFragments", reply(MISSING, MISSING), reply(ADMITTED, ADMITTED))
+    fragments = [large_fragment(0), vector_fragment(1)]
+    assert [ADMITTED] * 2 == world.run(operations.append_many(world.context, "b", fragments))
+    assert [[False, True]] * 2 == [[bool(each) for each in call] for call in bodies(world)]
+    world.context.slot.close()
+
+
+def test_a_server_that_takes_nothing_along_for_ever_is_given_up() -> None:
+    world = riding(64 * 1024)
+    world.will("AppendFragments", *[reply(MISSING)] * 99)
+    config = StoreConfig("redis://nobody.invalid", 600.0, 0, "0.1.0", None, 64 * 1024)
+    world.will("GetStoreConfig", *[config] * 99)
+    with pytest.raises(errors.PayloadMissingError):
+        append(world)
+    assert len(world.requests("AppendFragments")) < 99
+
+
 def test_a_store_that_the_client_was_given_gets_everything(store: RecordingStore) -> None:
     world = OperationWorld(store=store)
     world.will("AppendFragments", reply(ADMITTED))

@@ -140,7 +140,7 @@ CALLS: dict[str, Row] = {
     "Client.append": lambda it: it.client.append(it.fragment()),
     "Client.append_many": lambda it: it.client.append_many([it.fragment()] * 300),
     "Client.append of what rides along": lambda it: it.client.append(it.riding()),
-    "Client.append_many of what rides along": lambda it: it.client.append_many([it.riding()] * 600),
+    "Client.append_many of what rides along": lambda it: it.client.append_many([it.riding()] * 300),
     "Client.report_episodes": lambda it: it.client.report_episodes(
         [
             EpisodeReport(

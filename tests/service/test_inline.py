@@ -91,8 +91,55 @@ async def test_a_read_by_a_cursor_carries_payloads() -> None:
     assert [] == none.payloads
 
 
+async def test_what_came_lately_is_told_without_a_trip_to_the_store() -> None:
+    async with served(BufferConfig(uses_max=1)) as it:
+        await it.start()
+        await it.append(it.riding(0), payloads=[b"some"])
+        assert [b"some"] == (await it.fetch(1, inline_bytes_max=9)).grant.payloads
+        assert [] == it.custodian.read_trips
+
+
+async def test_what_came_before_that_is_read_from_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver, "INLINE_RECENT_BYTES_MAX", 4)
+    async with served(BufferConfig(fragments_per_chunk=2)) as it:
+        await it.start()
+        await it.append(it.riding(0), it.riding(1), payloads=[b"first", b"next"])
+        fetched = await it.fetch(2, inline_bytes_max=9)
+        assert [b"first", b"next"] == fetched.grant.payloads
+        assert [1] == it.custodian.read_trips
+
+
+async def test_what_is_deleted_takes_no_room_among_what_came_lately() -> None:
+    async with served(BufferConfig(uses_max=1)) as it:
+        await it.start()
+        recent = it.server.driver.recent
+        await it.append(it.riding(0), payloads=[b"some"])
+        assert 4 == recent.size_bytes
+        lease_id = (await it.fetch(1)).grant.lease.lease_id
+        await it.stub.ReleaseLease(
+            pb.ReleaseLeaseRequest(lease_id=lease_id, mode=pb.RELEASE_MODE_CONSUMED),
+            timeout=CALL_S,
+        )
+        assert 0 == recent.size_bytes
+
+
+async def test_nothing_rides_along_for_who_has_the_store_at_hand() -> None:
+    async with served(client_store="file:///dev/shm/somewhere") as it:
+        await it.start()
+        told = await it.stub.GetStoreConfig(pb.GetStoreConfigRequest(), timeout=CALL_S)
+        await it.append(it.riding(0), payloads=[b"some"])
+        fetched = await it.fetch(1, inline_bytes_max=9)
+    assert 0 == told.inline_size_bytes_max
+    assert [] == fetched.grant.payloads
+
+
 @pytest.mark.parametrize("loses", [True, False], ids=["lost payload", "store away"])
-async def test_what_cannot_be_read_does_not_ride_along(loses: bool) -> None:
+async def test_what_cannot_be_read_does_not_ride_along(
+    monkeypatch: pytest.MonkeyPatch, loses: bool
+) -> None:
+    monkeypatch.setattr(driver, "INLINE_RECENT_BYTES_MAX", 0)
     async with served() as it:
         await it.start()
         await it.append(it.riding(0), payloads=[b"some"])
@@ -293,6 +340,29 @@ async def test_bytes_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
             await it.append(it.riding(0, worker_id="other"), payloads=[b"x" * 10])
         )
     assert "APPENDS_FULL" == reason_of(refused.value)
+
+
+async def test_who_waits_for_room_leaves_half_of_the_bytes_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver, "AppendQueue", partial(AppendQueue, inline_pending_bytes_max=16))
+    async with served(BufferConfig(capacity_chunks=1, full_policy=FullPolicy.BLOCK)) as it:
+        await it.start()
+        await it.append(it.riding(0), payloads=[b"zero"])
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(
+                it.append(
+                    it.riding(0, worker_id="w1"), payloads=[b"x" * 8], max_wait=span(CALL_S / 2)
+                )
+            )
+            registry = it.server.metrics.registry
+            await eventually(lambda: registry.get_sample_value("breadbox_waiting_appends") == 1)
+            other = await it.append(
+                it.riding(0, worker_id="w2"), payloads=[b"y"], max_wait=span(CALL_S / 2)
+            )
+            assert [BUFFER_FULL] == outcomes(other)
+            it.clock.advance(CALL_S)
+        assert [BUFFER_FULL] == outcomes(waiting.result())
 
 
 async def test_the_bytes_count_in_the_buffers_capacity() -> None:

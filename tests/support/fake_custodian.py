@@ -23,6 +23,7 @@ class FakeCustodian:
         self.deleted: list[str] = []
         self.confirm_trips: list[int] = []
         self.keep_trips: list[int] = []
+        self.read_trips: list[int] = []
         self.bodies: dict[str, bytes] = {}
         """Of payloads that rode along."""
         self.is_full = False
@@ -99,6 +100,7 @@ class FakeCustodian:
 
     async def read(self, references: Sequence[PayloadReference]) -> list[bytes]:
         self._check_up()
+        self.read_trips.append(len(references))
         return [self.bodies.get(each.payload_id, b"") for each in references]
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
