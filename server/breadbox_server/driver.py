@@ -107,6 +107,9 @@ RETURN_CHECK_S: Final = 2.0
 DROP_BATCH: Final = 1024
 BODIES_S: Final = 1.0
 """How long a reply waits for payloads that could ride along with it."""
+BODIES_READS_MAX: Final = 4
+"""Replies whose payloads are read at a time: each takes one of the few connections to the store,
+which confirmations and deletions need as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +182,7 @@ class Driver:
         self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
         self.recent = RecentPayloads(INLINE_RECENT_BYTES_MAX)
         """Small payloads that replies may carry without a trip to the store."""
+        self._bodies_reads = asyncio.Semaphore(BODIES_READS_MAX)
         self.housekeeping = Housekeeping(self, custodian, clock=clock, metrics=metrics)
         self.deletions = DeletionQueue(
             custodian,
@@ -451,7 +455,7 @@ class Driver:
     async def _read_bodies(self, payloads: Sequence[Payload]) -> list[bytes]:
         """Read small payloads from the store; of each its bytes, empty where it gives none."""
         try:
-            async with asyncio.timeout(BODIES_S):
+            async with asyncio.timeout(BODIES_S), self._bodies_reads:
                 with self._metrics.store_trip("read"):
                     return await self._custodian.read(
                         [payload_reference(each) for each in payloads]

@@ -111,6 +111,31 @@ async def test_what_came_before_that_is_read_from_the_store(
         assert [1] == it.custodian.read_trips
 
 
+async def test_few_replies_at_a_time_are_read_from_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver, "INLINE_RECENT_BYTES_MAX", 0)
+    monkeypatch.setattr(driver, "BODIES_S", CALL_S)
+    async with served(BufferConfig(uses_max=1)) as it:
+        await it.start()
+        await it.append(*(it.riding(index) for index in range(9)), payloads=[b"some"] * 9)
+        it.custodian.may_read.clear()
+        async with asyncio.TaskGroup() as group:
+            fetches = [
+                group.create_task(_fetched(it, request_id=f"r{number}")) for number in range(9)
+            ]
+            await eventually(lambda: len(it.custodian.read_trips) == driver.BODIES_READS_MAX)
+            await it.buffer()
+            assert [1] * driver.BODIES_READS_MAX == it.custodian.read_trips
+            it.custodian.may_read.set()
+        assert [[b"some"]] * 9 == [fetch.result() for fetch in fetches]
+
+
+async def _fetched(it: Served, *, request_id: str) -> list[bytes]:
+    """The payloads that come along with a fetch of one."""
+    return list((await it.fetch(1, request_id=request_id, inline_bytes_max=9)).grant.payloads)
+
+
 async def test_what_is_deleted_takes_no_room_among_what_came_lately() -> None:
     async with served(BufferConfig(uses_max=1)) as it:
         await it.start()

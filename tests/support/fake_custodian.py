@@ -24,6 +24,8 @@ class FakeCustodian:
         self.confirm_trips: list[int] = []
         self.keep_trips: list[int] = []
         self.read_trips: list[int] = []
+        self.may_read = asyncio.Event()
+        self.may_read.set()
         self.bodies: dict[str, bytes] = {}
         """Of payloads that rode along."""
         self.is_full = False
@@ -101,6 +103,7 @@ class FakeCustodian:
     async def read(self, references: Sequence[PayloadReference]) -> list[bytes]:
         self._check_up()
         self.read_trips.append(len(references))
+        await self.may_read.wait()
         return [self.bodies.get(each.payload_id, b"") for each in references]
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
