@@ -57,6 +57,7 @@ class ServerOptions(TypedDict, total=False):
     unannounced_s: float
     poison_after: int
     piece_size: int | str
+    inline_size_max: int | str
     drain_grace_s: float
     reflection: bool
     journal_sync: bool
