@@ -24,7 +24,7 @@ from breadbox.testing import ServerProcess, start_server
 from breadbox.types import AdmissionOutcome, PayloadReference
 from breadbox_server.authorization import Role
 from support.eventually import eventually_sync
-from support.fragments import vector_fragment
+from support.fragments import large_fragment, vector_fragment
 from support.proxy import Proxy
 from support.redis_server import RedisServer
 from support.server_process import plain_environment
@@ -189,7 +189,7 @@ def test_a_learner_reads_payloads_of_its_own_buffers_only(
             client.create_buffer("mine")
             client.create_buffer("other")
             client.start_session("s")
-            client.append(vector_fragment(0))
+            client.append(large_fragment(0))
             (granted,) = client.fetch_fragments(1, 5.0).fragments
         with breadbox.connect(server.address, token=mine, buffer="mine") as client:
             assert 0 == client.load_fragments([granted])[0].fragment_index

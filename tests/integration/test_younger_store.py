@@ -12,7 +12,7 @@ import breadbox
 from breadbox.errors import PayloadMissingError, WaitElapsedError
 from breadbox.types import ReleaseMode
 from support.eventually import eventually_sync
-from support.fragments import vector_fragment
+from support.fragments import large_fragment
 from support.redis_server import RedisServer
 from support.server_process import ServerProcess
 
@@ -45,9 +45,9 @@ class World:
             return b'breadbox_store_seconds_count{operation="list"}' in reply.read()
 
     def append_and_lose_the_newest(self) -> None:
-        self.client.append_many([vector_fragment(index) for index in range(KEPT)])
+        self.client.append_many([large_fragment(index) for index in range(KEPT)])
         self.redis.copy_data(self._copy)
-        self.client.append_many([vector_fragment(index) for index in range(KEPT, KEPT + LOST)])
+        self.client.append_many([large_fragment(index) for index in range(KEPT, KEPT + LOST)])
         self.redis.kill()
         self.redis.restore_data(self._copy)
         self.redis.start()
@@ -94,7 +94,7 @@ def test_a_store_without_its_newest_payloads_is_found_out_though_nobody_reads(wo
 
 def test_payloads_that_vanish_while_the_store_runs_are_handed_out_once(world: World) -> None:
     # No restart tells of it: only who could not read.
-    world.client.append_many([vector_fragment(index) for index in range(KEPT)])
+    world.client.append_many([large_fragment(index) for index in range(KEPT)])
     references = []
     with world.client.fetch(fragment_count=KEPT, max_wait_s=5.0) as lease:
         references = [each for each in lease.references if each.metadata.fragment_index >= KEPT - 8]
@@ -108,7 +108,7 @@ def test_payloads_that_vanish_while_the_store_runs_are_handed_out_once(world: Wo
 def test_what_a_learner_that_died_could_not_read_is_dropped_when_its_lease_ends(
     world: World,
 ) -> None:
-    world.client.append_many([vector_fragment(index) for index in range(KEPT)])
+    world.client.append_many([large_fragment(index) for index in range(KEPT)])
     grant = world.client.fetch_fragments(fragment_count=KEPT, max_wait_s=5.0)
     (gone,) = [each for each in grant.fragments if each.metadata.fragment_index == KEPT - 1]
     with world.redis.client() as redis:
