@@ -28,6 +28,7 @@ from support.callers import make_caller
 from support.eventually import eventually, eventually_sync
 from support.fake_service import FakeService, serving
 from support.fragments import vector_fragment
+from support.redis_server import RedisServer, free_port
 from support.server_process import ServerProcess, plain_environment
 from support.tiers import long_but
 from support.token_files import line_of, write_token_file
@@ -288,6 +289,29 @@ async def test_nothing_is_lost_or_doubled_when_the_server_goes_under_a_stream(
     allowed = {AdmissionOutcome.ADMITTED, AdmissionOutcome.DUPLICATE}
     assert set() == set(outcomes.values()) - allowed
     assert begun + len(outcomes) == buffer.state.chunk_count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_small_payloads_ride_along_with_appends_of_a_stream(
+    tmp_path: Path, kind: str
+) -> None:
+    """To a client that reaches no store."""
+    nobody = f"redis://127.0.0.1:{free_port()}"
+    with (
+        RedisServer() as redis,
+        ServerProcess(
+            *("--store", redis.url, "--client-store", nobody), log=tmp_path / "server.log"
+        ) as server,
+    ):
+        async with make_caller(kind, server.address, reconnect_s=0.5) as caller:
+            await caller.call("start_session", "s")
+            first = await open_stream_of(caller)
+            for index in range(first, first + COUNT):
+                await caller.call("append", vector_fragment(index, worker_id="first"))
+            assert is_open(caller.client)
+            grant = await caller.call("fetch_fragments", first + COUNT, 5.0)
+            loaded = await caller.call("load_fragments", grant.fragments)
+    assert list(range(first + COUNT)) == sorted(each.fragment_index for each in loaded)
 
 
 def timed(call: Callable[[], Any]) -> float:
