@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 ARGS ?=
 # Much of the time of the tests is spent in waiting for real deadlines. A file's tests stay together,
 # in the order of tests/conftest.py: what takes longest first.
-SIDE_BY_SIDE ?= -n 6 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE ?= -n 4 --dist loadfile --no-loadscope-reorder
 ELSEWHERE = not containers and not peers and not dist
 # Many tests start processes of their own: each would compile every module again.
 export PYTHONDONTWRITEBYTECODE =
@@ -16,7 +16,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: attacks docs verify-reference reference help setup demo test test-long test-quick test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos verify-coverage \
-  verify-spelling verify-blocking blocking verify-limits limits protos released-protos simulate fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
+  verify-spelling verify-blocking blocking verify-limits limits protos released-protos simulate crowd fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -32,8 +32,9 @@ demo: $(VENV)/.ready  ## Watch an agent learn CartPole through the service (ARGS
 test: $(VENV)/.ready  ## All tests but long ones, and those with targets of their own
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "$(ELSEWHERE) and not long" $(ARGS)
 
+# Two at a time: four attacks at once on two cores are one that nobody withstands.
 test-long: $(VENV)/.ready  ## What is long by nature: every attack, chaos, simulations, learning to a target
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "$(ELSEWHERE) and long" $(ARGS)
+	$(BIN)/python -m pytest $(subst -n 4,-n 2,$(SIDE_BY_SIDE)) -m "$(ELSEWHERE) and long" $(ARGS)
 
 test-quick: $(VENV)/.ready  ## For the inner loop, within 90 seconds: core, server, client and payloads
 	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not integration and not slow and not long" tests/core tests/oracles \
@@ -133,6 +134,9 @@ fuzz: $(VENV)/.ready  ## Read what nobody wrote on purpose, a minute in all (ARG
 
 simulate: $(VENV)/.ready  ## Server, store and clients in simulated time (ARGS="--seed N" replays one)
 	$(BIN)/python tests/simulation $(ARGS)
+
+crowd: $(VENV)/.ready  ## Ten thousand producers on one server in simulated time; a table and a picture in bench/out
+	$(BIN)/python tests/simulation/crowd.py $(ARGS)
 
 bench-core: $(VENV)/.ready  ## Cost per operation of the core, by size
 	$(BIN)/python bench/core.py $(ARGS)

@@ -93,7 +93,7 @@ def scale_rows(*, rounds: int, seconds: float, directory: Path) -> Iterator[Figu
     Args:
         rounds: Of loading.
         seconds: For which each case of producers and learners is measured.
-        directory: Gets scale.png, and scale.md with the tables of docs/deploy.md.
+        directory: Gets scale.png, and scale.md with the tables of docs/scaling.md.
     """
     loaded = []
     for workload in LOADED:
@@ -170,7 +170,7 @@ def _crew_row(case: Case, crew: Crew, server: Server, seconds: float) -> Figure:
 
 
 def tables(loaded: Sequence[Figure], measured: Mapping[Case, Figure]) -> str:
-    """Write the tables of docs/deploy.md."""
+    """Write the tables of docs/scaling.md."""
     lines = [
         machine(),
         "",

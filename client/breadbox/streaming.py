@@ -28,6 +28,10 @@ DISTRUST_S, DISTRUST_S_MAX = 10.0, 600.0
 """For so long no stream is opened after one that was not; doubled each time until one was."""
 OUTAGE_S = 0.5
 """The same, where the server was not there."""
+FRAGMENTS_MAX = 4
+"""Of an append that may go by a stream. What a stream spares is the cost of a call, which matters
+little where many fragments come together; and the server's loop takes what streams bring before it
+takes the next call, so that groups by streams would hold up everybody's calls."""
 TOGETHER_BYTES_MAX = 32 * 1024
 """Of appends that leave in one message; one that is larger leaves alone."""
 _COUNT = re.compile(r"[0-9]{1,18}")

@@ -115,7 +115,6 @@ def test_messages_of_streams_that_are_never_finished(tmp_path: Path) -> None:
         it.attack(attack)
 
 
-@pytest.mark.long
 def test_more_appends_than_the_credit_as_fast_as_they_can_be_sent(tmp_path: Path) -> None:
     message = packed(STREAM_APPENDS_MAX)
     with ground(tmp_path) as it:
@@ -138,6 +137,7 @@ def test_more_appends_than_the_credit_as_fast_as_they_can_be_sent(tmp_path: Path
         it.attack(attack)
 
 
+@pytest.mark.long
 def test_streams_whose_answers_are_never_taken(tmp_path: Path) -> None:
     message = packed(STREAM_APPENDS_MAX)
     with ground(tmp_path) as it, contextlib.ExitStack() as stack:

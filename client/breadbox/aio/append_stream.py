@@ -200,6 +200,8 @@ class AppendStreams:
             TimeoutError: No answer came in time.
             ReplayBufferError: The server refused it, or the stream broke.
         """
+        if len(request.fragments) > streaming.FRAGMENTS_MAX:
+            return None
         size_bytes = request.ByteSize()
         stream = self._stream_for(size_bytes)
         if stream is None:
