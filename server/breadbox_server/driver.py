@@ -674,13 +674,14 @@ class Driver:
             self.suspicion_count += 1
 
     async def drop_missing(self, buffer: BufferName, payloads: Iterable[Payload]) -> int:
-        """Ask the store for payloads, and give up what refers to those that it lacks.
+        """Ask the store for payloads, and give up what refers to those that are lost.
 
         Returns:
-            How many were lost.
+            How many the store lacked.
 
         Raises:
             StoreUnavailableError: The store cannot be reached.
+            StoreFullError: It has no room for those that are not lost, since they are in memory.
             BufferNotFoundError: The buffer was deleted meanwhile.
         """
         looked_at = [payload_reference(payload) for payload in payloads]
@@ -688,23 +689,65 @@ class Driver:
             return 0
         with self._metrics.store_trip("present"):
             missing = await self._custodian.missing(looked_at)
-        return await self._drop_lost(buffer, missing)
+        return await self._mend(buffer, missing)
 
     async def confirm_again(self, buffer: BufferName, payloads: Iterable[Payload]) -> int:
-        """Make payloads of a buffer stay, and give up what refers to those that the store lacks.
+        """Make payloads of a buffer stay, and give up what refers to those that are lost.
 
         Returns:
-            How many were lost.
+            How many the store lacked.
 
         Raises:
             StoreUnavailableError: The store cannot be reached.
+            StoreFullError: It has no room for those that are not lost, since they are in memory.
             BufferNotFoundError: The buffer was deleted meanwhile.
         """
         references = [payload_reference(payload) for payload in payloads]
         with self._metrics.store_trip("confirm"):
             answers = await self._custodian.confirm(references)
         missing = [each for each, is_there in zip(references, answers, strict=True) if not is_there]
-        return await self._drop_lost(buffer, missing)
+        return await self._mend(buffer, missing)
+
+    async def _mend(self, buffer: BufferName, missing: list[PayloadReference]) -> int:
+        """Put back what the store lacks and is in memory still; give up what refers to the rest.
+
+        A store that died lost what it had not written out. That came last, and so is here, where it
+        rode along. Without room for it nothing is given up, and the caller comes again.
+        """
+        bodies = {}
+        for each in missing:
+            payload_id = PayloadId(each.payload_id)
+            if self.refers_to(buffer, payload_id) and (body := self.recent.get(payload_id)):
+                bodies[payload_id] = body
+        if bodies:
+            await self._put_back(
+                buffer, [each for each in missing if each.payload_id in bodies], bodies
+            )
+        lost = [each for each in missing if each.payload_id not in bodies]
+        return len(bodies) + await self._drop_lost(buffer, lost)
+
+    async def _put_back(
+        self,
+        buffer: BufferName,
+        references: list[PayloadReference],
+        bodies: Mapping[PayloadId, bytes],
+    ) -> None:
+        await self.turns.ours()
+        with self.deletions.confirming(bodies), self._metrics.store_trip("keep"):
+            await self._custodian.keep(
+                [(each, bodies[PayloadId(each.payload_id)]) for each in references]
+            )
+        # What was let go meanwhile may have been deleted before it was written.
+        self.deletions.put(
+            Payload(PayloadId(each.payload_id), each.size_bytes, each.piece_size_bytes)
+            for each in references
+            if not self.refers_to(buffer, PayloadId(each.payload_id))
+        )
+        log.warning(
+            "the store lost %d payloads of buffer %s that are in memory: they are written again",
+            len(references),
+            buffer,
+        )
 
     async def _drop_lost(self, buffer: BufferName, missing: list[PayloadReference]) -> int:
         # Released and deleted while we asked is not lost.

@@ -1,6 +1,7 @@
 """Small payloads that came lately, in memory, so that who gets them soon costs the store no trip.
 
-A copy and nothing more: the store has them all, and what is not here is read there.
+A copy: the store has them all, and what is not here is read there. A store that dies may lose what
+it took last and had not written out; what of it is here is written again.
 """
 
 from collections import OrderedDict

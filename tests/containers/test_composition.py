@@ -213,7 +213,7 @@ def test_acknowledged_fragments_survive_the_death_of_the_server(
 def test_acknowledged_fragments_survive_the_death_of_redis(
     composition: Composition, client: breadbox.Client, own_buffer: str
 ) -> None:
-    """The append-only file is written before the acknowledgement; only its flush may lag."""
+    """On a slow disk Redis acknowledges what its file does not have yet; the server has it."""
     client.append_many([vector_fragment(index) for index in range(8)], buffer=own_buffer)
     composition.kill("redis")
     composition.start("redis")

@@ -104,6 +104,28 @@ def test_nothing_is_left_of_a_crash_between_payload_and_entry(tmp_path: Path) ->
                 assert 5 == len(list(keys.scan_iter("breadbox:{*}:0")))
 
 
+def test_what_rode_along_outlives_a_store_that_lost_its_latest_writes(tmp_path: Path) -> None:
+    """As Redis does that is killed while its disk is slow: payloads and journal are gone."""
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        server = stack.enter_context(ServerProcess("--store", redis.url, log=tmp_path / "log"))
+        client = stack.enter_context(breadbox.connect(server.address, reconnect_s=30))
+        client.start_session("s")
+        client.append_many([vector_fragment(index) for index in range(40)])
+        inspector = stack.enter_context(redis.client())
+        inspector.flushall()
+        eventually_sync(
+            lambda: len(inspector.keys("breadbox:{*}:0")) == 40,
+            "the payloads to be written again",
+        )
+        # Another server has them from the store alone.
+        server.kill()
+        server.start()
+        with client.fetch(fragment_count=40, max_wait_s=20.0) as lease:
+            loaded = lease.fragments()
+            assert list(range(40)) == sorted(each.fragment_index for each in loaded)
+
+
 def test_a_full_redis_makes_producers_of_small_fragments_wait(tmp_path: Path) -> None:
     with RedisServer() as redis, redis.client() as keys:
         arguments = ("--store", redis.url, "--capacity-chunks", "100000")

@@ -7,12 +7,14 @@ from functools import partial
 import grpc
 import pytest
 
+from breadbox.errors import StoreFullError
 from breadbox.types import PayloadReference
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import driver
 from breadbox_server.appends import SLICE_BYTES, AppendQueue
 from breadbox_server.core.config import BufferConfig, FullPolicy
+from breadbox_server.core.ids import BufferName
 from breadbox_server.limits import INLINE_SIZE_BYTES_MAX
 from support.eventually import eventually
 from support.served import CALL_S, Served, info_of, reason_of, served, span
@@ -23,6 +25,7 @@ STALE = fragment_pb2.ADMISSION_OUTCOME_STALE
 MISSING = fragment_pb2.ADMISSION_OUTCOME_PAYLOAD_MISSING
 BUFFER_FULL = fragment_pb2.ADMISSION_OUTCOME_BUFFER_FULL
 BYTES_FULL = fragment_pb2.ADMISSION_OUTCOME_BYTES_FULL
+DEFAULT = BufferName("default")
 
 
 def outcomes(reply: pb.AppendFragmentsResponse) -> list[int]:
@@ -148,6 +151,51 @@ async def test_what_is_deleted_takes_no_room_among_what_came_lately() -> None:
             timeout=CALL_S,
         )
         assert 0 == recent.size_bytes
+
+
+async def test_what_the_store_lost_and_is_in_memory_is_written_again() -> None:
+    async with served(BufferConfig(uses_max=1)) as it:
+        await it.start()
+        await it.append(it.riding(0), it.metadata(1), payloads=[b"some", b""])
+        it.custodian.lose_everything()
+        assert 2 == await it.server.driver.drop_missing(DEFAULT, it.server.driver.payloads(DEFAULT))
+        (reference,) = (await it.fetch(1, inline_bytes_max=9)).grant.fragments
+    assert {reference.metadata.payload.payload_id: b"some"} == it.custodian.bodies
+    assert 0 == reference.metadata.fragment_index
+
+
+async def test_what_is_in_memory_is_not_given_up_by_a_store_without_room_for_it() -> None:
+    async with served(BufferConfig(uses_max=1)) as it:
+        await it.start()
+        await it.append(it.riding(0), payloads=[b"some"])
+        it.custodian.lose_everything()
+        it.custodian.is_full = True
+        with pytest.raises(StoreFullError):
+            await it.server.driver.drop_missing(DEFAULT, it.server.driver.payloads(DEFAULT))
+        assert [b"some"] == (await it.fetch(1, inline_bytes_max=9)).grant.payloads
+
+
+async def test_what_is_let_go_while_it_is_written_again_is_deleted() -> None:
+    async with served(BufferConfig(uses_max=1)) as it:
+        await it.start()
+        driven = it.server.driver
+        await it.append(it.riding(0), payloads=[b"some"])
+        it.custodian.lose_everything()
+        it.custodian.may_confirm.clear()
+        it.custodian.confirming.clear()
+        async with asyncio.TaskGroup() as group:
+            mending = group.create_task(driven.drop_missing(DEFAULT, driven.payloads(DEFAULT)))
+            await it.custodian.confirming.wait()
+            lease_id = (await it.fetch(1)).grant.lease.lease_id
+            await it.stub.ReleaseLease(
+                pb.ReleaseLeaseRequest(lease_id=lease_id, mode=pb.RELEASE_MODE_CONSUMED),
+                timeout=CALL_S,
+            )
+            await eventually(lambda: len(it.custodian.deleted) == 1)
+            it.custodian.may_confirm.set()
+        assert 1 == mending.result()
+        await eventually(lambda: not it.custodian.bodies)
+    assert set() == it.custodian.kept
 
 
 async def test_nothing_rides_along_for_who_has_the_store_at_hand() -> None:
