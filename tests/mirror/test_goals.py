@@ -12,7 +12,6 @@ from mirror.goals import EPISODE_STEPS, GOAL, goal_fragments
 from support.fragments import vector_fragment
 
 EPISODES = 14
-LAST_WHOLE = EPISODES - 1
 
 
 def reached(achieved: Any, desired: Any, _: Any) -> Any:
@@ -69,6 +68,18 @@ def test_no_goal_is_changed_where_none_is_asked_for(memory: StepMemory) -> None:
     batch = memory.sample_goals(50, reached, goals_per_step=0)
     assert {GOAL} == set(batch.obs["desired_goal"].ravel().tolist())
     assert {-1.0} == set(batch.reward.tolist())
+
+
+def test_sampled_steps_are_counted_whichever_way_they_are_drawn(memory: StepMemory) -> None:
+    drawn = (
+        lambda: len(memory.sample(7, prioritised=True)),
+        lambda: int(memory.sample_sequences(5, length=30).mask.sum()),
+        lambda: sum(map(len, memory.sample_episodes(3))),
+        lambda: len(memory.sample_goals(6, reached)),
+    )
+    for draw in drawn:
+        before = memory.sampled_step_count
+        assert draw() == memory.sampled_step_count - before
 
 
 def test_episodes_whose_beginning_was_evicted_take_no_part() -> None:

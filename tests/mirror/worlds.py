@@ -23,7 +23,6 @@ class NaiveStep:
     handle: int
     follower: "NaiveStep | None" = None
     """The next step of its worker, if it follows without a gap."""
-    starts_fragment: bool = False
 
 
 @dataclass
@@ -79,7 +78,6 @@ class NaiveWorker:
             step.handle = handle + offset
             if offset + 1 < count:
                 step.follower = steps[offset + 1]
-        steps[0].starts_fragment = True
         self.latest = steps[-1]
         return fragment, steps
 

@@ -43,8 +43,6 @@ from support.metadata import written_fragment
 BUFFER = BufferName("default")
 BATCH = 32
 """Fragments that a learner fetches."""
-CONNECTION_BYTES = 40 * 2**10
-"""Of the server's memory, for a client with a call in progress; docs/deploy.md has it."""
 REFUSAL_S = 30e-6
 STORE_S = 0.5e-3
 """How long the store takes to confirm a slice of appends."""

@@ -248,10 +248,6 @@ class Columns:
         named = {"next_" + path: array for path, array in following.items()}
         return named | {path: each for path, each in arrays.items() if path not in self.rings}
 
-    def small_observations(self) -> list[str]:
-        """Paths of the observations that are in rows."""
-        return [path for path in self._names["obs"] if path not in self.rings]
-
     def observation_paths(self) -> list[str]:
         """Paths of all arrays of the observations, in order."""
         return self._names["obs"]
