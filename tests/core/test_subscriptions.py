@@ -1,6 +1,7 @@
 """B17: named cursors, and what retaining ones keep within capacity."""
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from breadbox_server.core.inputs import Acknowledge, AdmissionOutcome, Subscribe
 from breadbox_server.core.reading import ChunksRead, Cursor
 from breadbox_server.core.subscriptions import SUBSCRIPTIONS_MAX
 from core.world import World
+from support.lines_run import lines_run
 
 READER = SubscriptionName("reader")
 OTHER = SubscriptionName("other")
@@ -254,6 +256,58 @@ def test_only_who_retains_and_has_not_passed_a_chunk_misses_it() -> None:
     world.append(index=2)
     missed = [world.shown(name).missed_count for name in (READER, OTHER, third)]
     assert ([1, 0, 0], 1) == (missed, world.count("chunks_missed"))
+
+
+@given(st.integers(0, 2**32))
+def test_each_of_many_counts_what_went_behind_where_it_stood_then(seed: int) -> None:
+    """However rarely somebody asks: here once in a while, in a twin each time."""
+    rng = random.Random(seed)
+    capacity = 3
+    world, asked = Followed(capacity_chunks=capacity), Followed(capacity_chunks=capacity)
+    expected: dict[str, int] = {}
+    cursors: dict[str, int] = {}
+    closed_count = 0
+    for _ in range(60):
+        name = SubscriptionName(str(rng.randrange(5)))
+        match rng.randrange(6):
+            case 0 if name not in cursors:
+                cursors[name], expected[name] = rng.randrange(-1, closed_count), 0
+                for each in (world, asked):
+                    each.subscribe(name, after=cursors[name])
+            case 1 if name in cursors:
+                del cursors[name], expected[name]
+                for each in (world, asked):
+                    each.unsubscribe(name)
+            case 2 if name in cursors and closed_count:
+                cursors[name] = rng.randrange(max(0, cursors[name]), closed_count)
+                for each in (world, asked):
+                    each.acknowledge(cursors[name], name)
+            case _:
+                for each in (world, asked):
+                    each.append(index=closed_count)
+                gone = closed_count - capacity
+                closed_count += 1
+                for each_name, cursor in cursors.items():
+                    expected[each_name] += cursor < gone
+        asked.check()
+        shown = asked.buffers.subscriptions(DEFAULT_BUFFER)
+        assert expected == {each.name: each.missed_count for each in shown}
+    shown = world.buffers.subscriptions(DEFAULT_BUFFER)
+    assert expected == {each.name: each.missed_count for each in shown}
+
+
+def test_an_append_does_as_much_however_many_subscriptions_are_left_behind() -> None:
+    alone, crowd = Followed(capacity_chunks=4), Followed(capacity_chunks=4)
+    for world, count in (alone, 1), (crowd, 100):
+        for number in range(count):
+            world.subscribe(f"retaining {number}")
+            world.subscribe(f"plain {number}", retaining=False)
+        world.fill(4)
+    lines = [lines_run(partial(world.append, index=4)) for world in (alone, crowd)]
+    assert lines[0] == lines[1]
+    assert [1] * 100 == [
+        crowd.shown(SubscriptionName(f"retaining {n}")).missed_count for n in range(100)
+    ]
 
 
 def test_a_lost_payload_is_missed_once_and_frees_its_chunk() -> None:

@@ -6,11 +6,14 @@ N1  A cursor moves forward only, and never beyond the newest chunk.
 N2  A chunk is RETAINED if and only if it has left the table for its uses or its version, no lease
     can bring it back, and a retaining subscription has not passed it, nor has it been let go since.
 N3  `unleased_bytes` is the bytes of the retained chunks to which no lease refers.
+N4  Those that retain stand in the order of their cursors.
 
 Who asks for what is retained pays for it: a chunk that leaves the table costs the same however many
-subscriptions there are, unless it is missed.
+subscriptions there are, and one that is missed a logarithm of how many.
 """
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
@@ -42,7 +45,7 @@ class Subscription:
     cursor: int
     """The chunk up to which its reader has acknowledged; -1: none."""
     missed_count: int = 0
-    """Chunks that a retaining one lost: gone before it had passed them."""
+    """Chunks that a retaining one lost: gone before it had passed them. As `all` tells it."""
 
 
 class Subscriptions:
@@ -58,8 +61,14 @@ class Subscriptions:
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._by_name: dict[SubscriptionName, Subscription] = {}
+        self._retaining: list[Subscription] = []
+        """Those that retain, the one that is farthest behind first."""
+        self._retaining_cursors: list[int] = []
+        """Where these stand."""
         self._retaining_min: float = inf
-        """The cursor of the retaining subscription that is farthest behind; inf: there is none."""
+        """The first of these; inf: there is none."""
+        self._missed_by_first: Counter[int] = Counter()
+        """Chunks that the first so many of them missed, for `_settle` to count for each."""
         self._out: dict[ChunkId, Chunk] = {}
         """Chunks of the session, out of the table, that are retained, or used up and leased."""
         self._arrived = ArrivalOrder(self._out)
@@ -71,6 +80,7 @@ class Subscriptions:
 
     def all(self) -> tuple[Subscription, ...]:
         """List them, by name."""
+        self._settle()
         return tuple([self._by_name[name] for name in sorted(self._by_name)])
 
     def __getitem__(self, name: SubscriptionName) -> Subscription:
@@ -99,7 +109,7 @@ class Subscriptions:
         if len(self._by_name) >= SUBSCRIPTIONS_MAX:
             raise SubscriptionsFullError(SUBSCRIPTIONS_MAX)
         self._by_name[subscription.name] = subscription
-        self._find_min()
+        self._line_up()
         return True
 
     def remove(self, name: SubscriptionName) -> list[Chunk]:
@@ -113,21 +123,40 @@ class Subscriptions:
 
     def acknowledge(self, name: SubscriptionName, chunk_id: int) -> list[Chunk]:
         """Move a cursor forward; gives the chunks that nobody has to pass any more."""
-        self[name].cursor = chunk_id
-        return self._passed()
+        moved = self[name]
+        if moved.is_retaining:
+            self._settle()
+        moved.cursor = chunk_id
+        return self._passed() if moved.is_retaining else []
 
     def wants(self, chunk: Chunk) -> bool:
         """Whether a retaining subscription has not passed a chunk."""
         return chunk.chunk_id > self._retaining_min
 
-    def _find_min(self) -> None:
-        cursors = [each.cursor for each in self._by_name.values() if each.is_retaining]
-        self._retaining_min = min(cursors, default=inf)
+    def _line_up(self) -> None:
+        """Put those that retain in order anew, after one came, left or moved."""
+        self._settle()
+        retaining = [each for each in self._by_name.values() if each.is_retaining]
+        self._retaining = sorted(retaining, key=lambda each: each.cursor)
+        self._retaining_cursors = [each.cursor for each in self._retaining]
+        self._retaining_min = self._retaining_cursors[0] if self._retaining else inf
+
+    def _settle(self) -> None:
+        """Count for each subscription what it missed since this was done last.
+
+        Before any of them moves: whoever stood behind a chunk that went missed it.
+        """
+        missed = 0
+        if self._missed_by_first:
+            for place in reversed(range(len(self._retaining))):
+                missed += self._missed_by_first[place + 1]
+                self._retaining[place].missed_count += missed
+            self._missed_by_first.clear()
 
     def _passed(self) -> list[Chunk]:
         """Let go of what every retaining subscription has passed now."""
         before = self._retaining_min
-        self._find_min()
+        self._line_up()
         if self._retaining_min == before:
             return []
         passed = []
@@ -184,9 +213,7 @@ class Subscriptions:
     def miss(self, chunk: Chunk) -> None:
         """Count a chunk that is gone before every retaining subscription has passed it."""
         self._counters.add("chunks_missed")
-        for each in self._by_name.values():
-            if each.is_retaining and chunk.chunk_id > each.cursor:
-                each.missed_count += 1
+        self._missed_by_first[bisect_left(self._retaining_cursors, chunk.chunk_id)] += 1
 
     def oldest_unleased(self) -> Chunk | None:
         """Give the first to arrive of the retained chunks without a lease; None: there is none."""
@@ -218,7 +245,7 @@ class Subscriptions:
         """Take subscriptions as a snapshot has them, and the chunks that they can read."""
         for each in subscriptions:
             self._by_name[each.name] = each
-        self._find_min()
+        self._line_up()
         for chunk in chunks:
             if chunk.state is ChunkState.RETAINED:
                 self.retain(chunk)
@@ -226,9 +253,11 @@ class Subscriptions:
                 self.hold_used_up(chunk)
 
     def check_invariants(self, newest: int) -> None:
-        """Assert N1 to N3; O(chunks out of the table)."""
+        """Assert N1 to N4; O(chunks out of the table)."""
         for each in self._by_name.values():
             assert -1 <= each.cursor <= newest, "N1: cursor"
+        cursors = sorted(each.cursor for each in self._by_name.values() if each.is_retaining)
+        assert self._retaining_cursors == cursors, "N4: order"
         retained = self.retained()
         for chunk in retained:
             assert self.wants(chunk), "N2: retained for nobody"
