@@ -3,7 +3,8 @@
 The core never knows a payload that is not in the store. A fragment that the core would refuse
 anyway is not confirmed, so that its payload goes on to expire by itself. A payload that was
 confirmed, and whose fragment was then not admitted after all, is this module's to get rid of.
-A payload that rides along with its fragment is written here instead, in place of the confirmation.
+A payload that rides along with its fragment is written here instead, in place of the confirmation,
+or with the journal's entry about it, before which nothing of it takes effect.
 
 Who finds no room, and may wait, stands in the line of its buffer. Room goes to who has stood there
 for longest, and nobody who came later takes what somebody in line waits for.
@@ -83,6 +84,19 @@ class Admitter(Protocol):
         """Call once everything decided so far is durable; at once where it is already."""
 
 
+class Carrier(Protocol):
+    """What writes payloads in one step with the entries about them, where that can be had."""
+
+    has_payload_room: bool
+    """Whether the store had room for the latest of them."""
+
+    def can_carry(self, payload_count: int, size_bytes: int) -> bool:
+        """Whether it takes so many with what is decided next."""
+
+    def carry(self, payload_id: PayloadId, body: bytes) -> None:
+        """Take one, whose fragment has just been admitted."""
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     """One AppendFragments on its way."""
@@ -159,6 +173,8 @@ class _Item:
     body: bytes = b""
     """The payload, where it rides along."""
     is_there: bool = False
+    is_carried: bool = False
+    """It is written with the entry about its fragment, once that is admitted."""
     has_other_size: bool = False
     """The payload in the store has another number of bytes than the fragment says."""
     found_no_room: bool = False
@@ -182,11 +198,13 @@ class AppendQueue:
         inline_size_bytes_max: int = INLINE_SIZE_BYTES_MAX,
         inline_pending_bytes_max: int = INLINE_PENDING_BYTES_MAX,
         recent: RecentPayloads | None = None,
+        carrier: Carrier | None = None,
     ) -> None:
         self._waiting_max = waiting_max
         self._inline_size_bytes_max = inline_size_bytes_max
         self._inline_pending_bytes_max = inline_pending_bytes_max
         self._recent = recent or RecentPayloads(0)
+        self._carrier = carrier
         self._has_room = has_room
         """Whether the journal can take more in than what makes room again."""
         self._custodian = custodian
@@ -590,7 +608,11 @@ class AppendQueue:
         return _Item(job, fragment, judged, wants, body)
 
     async def _keep(self, items: list[_Item]) -> None:
-        """Store what rides along. Its ids are fresh, so that there is nothing to write over."""
+        """Store what rides along. Its ids are fresh, so that there is nothing to write over.
+
+        Where payloads can be written with the entries of a turn, nothing needs to be done here: the
+        core decides at once, and the turn is one trip for both.
+        """
         riding = []
         for item in items:
             if item.body and item.wants_confirmation:
@@ -598,6 +620,11 @@ class AppendQueue:
                 if not item.is_there:
                     riding.append(item)
         if not riding:
+            return
+        carrier = self._carrier
+        if carrier and carrier.can_carry(len(riding), sum(len(item.body) for item in riding)):
+            for item in riding:
+                item.is_there = item.is_carried = True
             return
         payloads = [(payload_reference(item.fragment.payload), item.body) for item in riding]
         payload_ids = [item.fragment.payload.payload_id for item in riding]
@@ -607,6 +634,9 @@ class AppendQueue:
                 await self._custodian.keep(payloads)
             except StoreFullError:
                 found_no_room = True
+            else:
+                if carrier:
+                    carrier.has_payload_room = True
         for item in riding:
             # Without room for all of them, some may be there all the same.
             item.is_there, item.found_no_room = True, found_no_room
@@ -670,9 +700,12 @@ class AppendQueue:
                 job.results.append(None)
                 continue
             if result.outcome is AdmissionOutcome.ADMITTED:
-                self._unowned.discard(item.fragment.payload.payload_id)
-                if job.kept.pop(item.fragment.payload.payload_id, None) is not None:
-                    self._recent.add(item.fragment.payload.payload_id, item.body)
+                payload_id = item.fragment.payload.payload_id
+                self._unowned.discard(payload_id)
+                if item.is_carried and self._carrier:
+                    self._carrier.carry(payload_id, item.body)
+                if item.is_carried or job.kept.pop(payload_id, None) is not None:
+                    self._recent.add(payload_id, item.body)
                 job.charge.admitted(item.fragment.payload)
                 has_admitted = True
             else:
@@ -698,7 +731,8 @@ class AppendQueue:
 
     def _disown(self, item: _Item) -> None:
         """Remember a payload that was confirmed for nothing: its sender may send it again."""
-        if item.is_there and item.fragment.payload.payload_id not in item.job.kept:
+        is_written = item.is_there and not item.is_carried
+        if is_written and item.fragment.payload.payload_id not in item.job.kept:
             self._unowned.add(item.fragment.payload, item.job.buffer, self._clock.now())
 
     def _let_go(self, job: _Job) -> None:

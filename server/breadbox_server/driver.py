@@ -214,6 +214,7 @@ class Driver:
             has_room=self.turns.has_room,
             inline_size_bytes_max=limits.inline_size_bytes_max,
             recent=self.recent,
+            carrier=self.turns,
         )
 
     # --- what the service calls --------------------------------------------------------------
@@ -684,7 +685,7 @@ class Driver:
             StoreFullError: It has no room for those that are not lost, since they are in memory.
             BufferNotFoundError: The buffer was deleted meanwhile.
         """
-        looked_at = [payload_reference(payload) for payload in payloads]
+        looked_at = self._stored(payloads)
         if not looked_at:
             return 0
         with self._metrics.store_trip("present"):
@@ -702,11 +703,16 @@ class Driver:
             StoreFullError: It has no room for those that are not lost, since they are in memory.
             BufferNotFoundError: The buffer was deleted meanwhile.
         """
-        references = [payload_reference(payload) for payload in payloads]
+        references = self._stored(payloads)
         with self._metrics.store_trip("confirm"):
             answers = await self._custodian.confirm(references)
         missing = [each for each, is_there in zip(references, answers, strict=True) if not is_there]
         return await self._mend(buffer, missing)
+
+    def _stored(self, payloads: Iterable[Payload]) -> list[PayloadReference]:
+        """Those that should be in the store by now: some are on their way there with a turn."""
+        carries = self.turns.carries
+        return [payload_reference(each) for each in payloads if not carries(each.payload_id)]
 
     async def _mend(self, buffer: BufferName, missing: list[PayloadReference]) -> int:
         """Put back what the store lacks and is in memory still; give up what refers to the rest.

@@ -7,7 +7,7 @@ in the order in which they were decided. Without a journal everything takes effe
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -17,9 +17,11 @@ from typing import Final, Protocol
 from breadbox.errors import StoreUnavailableError
 from breadbox.outages import OutageLog
 from breadbox_server.core.entries import Entry
+from breadbox_server.core.ids import PayloadId
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.claims import ALIVE_S, RENEW_S
 from breadbox_server.journal.storage import (
+    NO_PAYLOADS,
     JournalError,
     JournalLostError,
     JournalTakenError,
@@ -38,10 +40,19 @@ CONTEND_S: Final = 4 * RENEW_S
 one's, and claims it again."""
 ENTRIES_MAX: Final = 65_536
 """Entries that may wait while the journal cannot be reached; beyond, new work is refused."""
+TURN_PAYLOADS_MAX: Final = 1024
+"""Payloads that are written with one turn,"""
+TURN_PAYLOAD_BYTES_MAX: Final = 2**20
+"""and bytes of them: Redis does nothing else meanwhile, and where it has no room for them takes so
+much more than it should."""
 
 
 class Journal(Protocol):
     """Where turns are made durable. One call at a time, in order."""
+
+    @property
+    def carries_payloads(self) -> bool:
+        """Whether payloads can be written in one step with a turn."""
 
     def has_room(self) -> bool:
         """Whether more may be taken in; False: only what makes room again should be decided."""
@@ -49,8 +60,15 @@ class Journal(Protocol):
     def hold(self) -> str:
         """Why there is no room; only to be asked when there is none."""
 
-    async def append(self, entries: Sequence[tuple[float, Entry]]) -> None:
-        """Return once the entries of one turn are durable.
+    async def append(
+        self,
+        entries: Sequence[tuple[float, Entry]],
+        payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
+    ) -> bool:
+        """Return once the entries of one turn, and payloads with it, are durable.
+
+        Returns:
+            Whether there was room for the payloads, which are there in any case.
 
         Raises:
             JournalUnavailableError: It is not known whether they are; try again with the same.
@@ -83,6 +101,9 @@ class Journal(Protocol):
 @dataclass(slots=True, eq=False)
 class _Turn:
     entries: list[tuple[float, Entry]] = field(default_factory=list)
+    payloads: dict[PayloadId, bytes] = field(default_factory=dict)
+    """Small ones that its entries are about, and that are written with it."""
+    payload_bytes: int = 0
     effects: list[Callable[[], None]] = field(default_factory=list)
     durable: asyncio.Event = field(default_factory=asyncio.Event)
     began_at: float = field(default_factory=perf_counter)
@@ -134,6 +155,8 @@ class Turns:
         """Of the store that the journal is in; None: not asked for yet."""
         self._contested_until: float | None = None
         """Until when another server may still say that the journal is its own."""
+        self.has_payload_room = True
+        """Whether there was room for the latest payloads; True once they had it elsewhere."""
 
     @property
     def is_journalled(self) -> bool:
@@ -165,6 +188,27 @@ class Turns:
             self._open.began_at = perf_counter()
         self._open.entries += entries
         self._wake.set()
+
+    def can_carry(self, payload_count: int, size_bytes: int) -> bool:
+        """Whether so many payloads may be written with the turn that is open."""
+        return (
+            self._journal is not None
+            and self._journal.carries_payloads
+            and self.has_payload_room
+            and len(self._open.payloads) + payload_count <= TURN_PAYLOADS_MAX
+            and self._open.payload_bytes + size_bytes <= TURN_PAYLOAD_BYTES_MAX
+        )
+
+    def carry(self, payload_id: PayloadId, body: bytes) -> None:
+        """Have a payload written with the turn that is open, which has the entry that names it."""
+        self._open.payloads[payload_id] = body
+        self._open.payload_bytes += len(body)
+
+    def carries(self, payload_id: PayloadId) -> bool:
+        """Whether a payload is on its way into the store with a turn."""
+        return payload_id in self._open.payloads or (
+            self._committing is not None and payload_id in self._committing.payloads
+        )
 
     def when_settled(self, effect: Callable[[], None]) -> None:
         """Call once everything decided so far is durable; at once where it is already.
@@ -334,13 +378,18 @@ class Turns:
         turn, self._open = self._open, _Turn()
         self._committing = turn
         self._committing_since = asyncio.get_running_loop().time()
+        entries = turn.entries
         while True:
             try:
                 if self._is_lost:
                     await self._begin_again(journal, turn)
-                else:
+                    # The snapshot knows them; payloads are written with a turn without any.
+                    entries = []
+                if entries or turn.payloads:
                     async with self._asking():
-                        await journal.append(turn.entries)
+                        had_room = await journal.append(entries, turn.payloads)
+                    if turn.payloads:
+                        self.has_payload_room = had_room
                 if await self._is_settled():
                     break
             except JournalLostError as error:
@@ -367,6 +416,10 @@ class Turns:
         """Write down the core as it is now, which settles this turn and the one behind it."""
         buffers, now = self._on_lost()
         later, self._open = self._open, _Turn()
+        turn.payloads |= later.payloads
+        # In this order: what was decided first takes effect first.
+        turn.effects += later.effects
+        turn.effects.append(later.durable.set)
         while True:
             try:
                 async with self._asking():
@@ -376,9 +429,6 @@ class Turns:
                 self._outage.failed(error)
                 await asyncio.sleep(RETRY_DELAY_S)
         self._is_lost = False
-        # In this order: what was decided first takes effect first.
-        turn.effects += later.effects
-        turn.effects.append(later.durable.set)
 
     def _pending(self) -> _Turn | None:
         """The turn whose durability everything decided so far hangs on; None: nothing pends."""

@@ -5,8 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import redis
 
+from breadbox.stores.keys import JOURNALS_KEY, piece_key
+from breadbox_server.core.ids import PayloadId
 from breadbox_server.journal import claims, sqlite
 from breadbox_server.journal.claims import Claim, Holder
 from breadbox_server.journal.redis_stream import (
@@ -285,6 +287,66 @@ async def test_a_journal_that_is_begun_again_has_its_notes_beside_it(place: Plac
     names = [*NOTES, "kept"]
     assert NOTES | {"kept": "as it is"} == {name: place.archive.read_note(name) for name in names}
     await writer.close()
+
+
+PAYLOADS = {PayloadId("a" * 32): b"one", PayloadId("b" * 32): b"two"}
+KEYS = [piece_key(payload_id, 0) for payload_id in PAYLOADS]
+
+
+async def test_payloads_are_written_with_a_turn_and_stay(redis_server: RedisServer) -> None:
+    async with payload_writer(redis_server) as (writer, client):
+        for _ in range(2):
+            assert await writer.append(FIRST, b"turn", PAYLOADS)
+            assert ([b"one", b"two"], [-1, -1]) == (
+                client.mget(KEYS),
+                [client.ttl(key) for key in KEYS],
+            )
+        # As protected from a server that was replaced as if they had been confirmed.
+        epochs = client.hgetall(JOURNALS_KEY)
+        assert {writer.claim.journal.encode(): str(writer.claim.epoch).encode()} == epochs
+
+
+async def test_a_server_that_was_replaced_writes_no_payloads(redis_server: RedisServer) -> None:
+    async with payload_writer(redis_server) as (writer, client):
+        later = replace(writer.claim, epoch=writer.claim.epoch + 1)
+        client.set(OWNER, later.to_text().replace(later.holder.token, "another"))
+        with pytest.raises(JournalTakenError):
+            await writer.append(FIRST, b"turn", PAYLOADS)
+        assert [None, None] == client.mget(KEYS)
+
+
+async def test_a_turn_that_does_not_follow_writes_no_payloads(redis_server: RedisServer) -> None:
+    async with payload_writer(redis_server) as (writer, client):
+        with pytest.raises(JournalLostError):
+            await writer.append(FIRST + 1, b"turn", PAYLOADS)
+        assert [None, None] == client.mget(KEYS)
+
+
+async def test_a_full_redis_takes_a_turns_payloads_and_says_that_it_is_full(
+    redis_server: RedisServer,
+) -> None:
+    async with payload_writer(redis_server) as (writer, client):
+        client.config_set("maxmemory", int(client.info("memory")["used_memory"]) // 2)
+        try:
+            assert not await writer.append(FIRST, b"turn", PAYLOADS)
+            assert await writer.append(FIRST + 1, b"a turn without any")
+        finally:
+            client.config_set("maxmemory", 0)
+        assert [b"one", b"two"] == client.mget(KEYS)
+        assert await writer.append(FIRST + 2, b"turn", {PayloadId("c" * 32): b"three"})
+
+
+@asynccontextmanager
+async def payload_writer(server: RedisServer) -> AsyncIterator[tuple[RedisWriter, redis.Redis]]:
+    """Of a journal that was begun in the store."""
+    archive = RedisArchive(server.url)
+    claim = claim_of(archive)
+    archive.begin(b"nothing")
+    writer = RedisWriter(server.url, claim, carries_payloads=True)
+    with server.client() as client:
+        yield writer, client
+    await writer.close()
+    archive.close()
 
 
 async def test_turns_survive_a_killed_redis_that_syncs() -> None:

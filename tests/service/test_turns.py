@@ -5,7 +5,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -523,6 +523,91 @@ async def test_effects_keep_their_order_when_a_lost_journal_is_begun_again() -> 
         for task in publishing:
             await task
         assert [1, 2] == told
+
+
+def riding(index: int, size_bytes: int = 4) -> Fragment:
+    """A fragment whose payload rides along, under the id that the service gave it."""
+    payload = named_payload(f"{index:032x}", size_bytes)
+    return make_fragment("w0", index, session_id=RUN, payload=payload)
+
+
+async def test_what_rides_along_is_written_in_the_turn_that_tells_of_it() -> None:
+    async with journalled() as it:
+        it.journal.carries_payloads = True
+        hold(it)
+        appending = it.group.create_task(it.driver.append(BUFFER, [riding(0)], bodies=[b"some"]))
+        await it.journal.writing.wait()
+        # The books know it already, and it is not lost.
+        assert 0 == await it.driver.drop_missing(BUFFER, it.driver.payloads(BUFFER))
+        assert 0 == await it.driver.confirm_again(BUFFER, it.driver.payloads(BUFFER))
+        assert not appending.done()
+        it.journal.may_write.set()
+        await appending
+        assert {riding(0).payload.payload_id: b"some"} == it.journal.payloads
+        assert ([], [0]) == (it.custodian.keep_trips, [len(it.journal.turns[-1]) - 1])
+
+
+async def test_what_is_refused_is_not_written_with_a_turn() -> None:
+    async with journalled() as it:
+        it.journal.carries_payloads = True
+        await it.driver.append(BUFFER, [riding(0)], bodies=[b"some"])
+        again = replace(riding(0), payload=named_payload("f" * 32, 4))
+        (result,) = await it.driver.append(BUFFER, [again], bodies=[b"some"])
+        assert result is not None
+        assert AdmissionOutcome.DUPLICATE is result.outcome
+        await it.driver.apply(publish(1))
+        assert [riding(0).payload.payload_id] == list(it.journal.payloads)
+        assert [] == it.custodian.deleted
+
+
+async def test_what_rides_along_is_in_the_store_once_a_lost_journal_is_begun_again() -> None:
+    async with journalled() as it:
+        it.journal.carries_payloads = True
+        hold(it)
+        it.journal.is_lost = True
+        appends = [it.group.create_task(it.driver.append(BUFFER, [riding(0)], bodies=[b"one"]))]
+        await it.journal.writing.wait()
+        appends.append(it.group.create_task(it.driver.append(BUFFER, [riding(1)], bodies=[b"two"])))
+        await turn_the_loop()
+        it.journal.may_write.set()
+        for each in appends:
+            await each
+            assert [b"one", b"two"] == list(it.journal.payloads.values())
+        assert 1 == len(it.journal.snapshots)
+        assert [[]] == it.journal.turns
+
+
+async def test_a_store_without_room_gets_one_turn_more_and_then_tells_producers_to_wait() -> None:
+    async with journalled() as it:
+        it.journal.carries_payloads, it.journal.has_payload_room = True, False
+        outcomes = []
+        for index in range(4):
+            it.custodian.is_full = index < 2
+            sent = it.driver.append(BUFFER, [riding(index)], bodies=[b"some"])
+            outcomes += [each and each.outcome for each in await sent]
+            it.journal.has_payload_room = index >= 2
+        full = AdmissionOutcome.BYTES_FULL
+        assert [AdmissionOutcome.ADMITTED, full] == outcomes[:2]
+        assert [AdmissionOutcome.ADMITTED] * 2 == outcomes[2:]
+        # Asked with care, until it had room.
+        assert [1, 1] == it.custodian.keep_trips
+        assert 2 == len(it.journal.payloads)
+
+
+@pytest.mark.parametrize(
+    "bound", [("TURN_PAYLOADS_MAX", 2), ("TURN_PAYLOAD_BYTES_MAX", 8)], ids=["count", "bytes"]
+)
+async def test_what_a_turn_does_not_take_goes_to_the_store_by_itself(
+    monkeypatch: pytest.MonkeyPatch, bound: tuple[str, int]
+) -> None:
+    monkeypatch.setattr(turns, *bound)
+    async with journalled() as it:
+        it.journal.carries_payloads = True
+        fragments = [riding(index) for index in range(3)]
+        await it.driver.append(BUFFER, fragments, bodies=[b"some"] * 3)
+        assert ([3], {}) == (it.custodian.keep_trips, it.journal.payloads)
+        await it.driver.append(BUFFER, [riding(3), riding(4)], bodies=[b"some"] * 2)
+        assert ([3], 2) == (it.custodian.keep_trips, len(it.journal.payloads))
 
 
 @pytest.mark.parametrize("looks", ["append", "describe"])

@@ -97,6 +97,8 @@ class Deployment:
         self.disk = SimulatedDisk(self.journal, self.store) if has_disk else None
         if self.disk is not None:
             self.store.has_room = self.disk.has_room_for_payload
+        self.is_one_place = self.disk is None and fates.rng("place").random() < 0.5
+        """Whether journal and payloads are in one Redis, which writes them in one step."""
         self.servers: list[SimulatedServer] = []
         """Those that were started, and have not ended."""
         self.lives = 0
@@ -253,7 +255,8 @@ class SimulatedServer:
         self.claim = await _claim(self._archive, takes_over=self._takes_over)
         deployment.on_claim()
         self._writer = SimulatedWriter(
-            deployment.journal, self.claim, self._fates, self._life, deployment.disk
+            *(deployment.journal, self.claim, self._fates, self._life, deployment.disk),
+            store=deployment.store if deployment.is_one_place else None,
         )
 
     def _watch_drops(self, buffers: BufferSet) -> None:

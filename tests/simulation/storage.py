@@ -19,11 +19,13 @@ from breadbox.errors import StoreFullError, StoreUnavailableError
 from breadbox.stores.base import Confirmation, Custody, StoreUsage
 from breadbox.stores.disk_room import KEPT_SHARE
 from breadbox.types import PayloadReference
+from breadbox_server.core.ids import PayloadId
 from breadbox_server.journal.claims import ALIVE_S, STARTING_S, Claim, Holder
 from breadbox_server.journal.compactor import compact
 from breadbox_server.journal.reserve import PART_COUNT, SHARE, Reserve
 from breadbox_server.journal.storage import (
     BEGINNING,
+    NO_PAYLOADS,
     JournalDamagedError,
     JournalFullError,
     JournalHeldError,
@@ -176,7 +178,19 @@ class SimulatedStore:
         for payload_id in payload_ids:
             if not self.has_room():
                 raise StoreFullError("the simulated disk is full")
-            self.confirmed.add(payload_id)
+            self._keep(payload_id)
+
+    def keep_with_turn(self, claim: Claim, payload_ids: Iterable[str]) -> None:
+        """As one Redis does that journal and payloads are in, for whoever may write the journal."""
+        self.journals.epochs[claim.journal] = max(
+            self.journals.epochs.get(claim.journal, 0), claim.epoch
+        )
+        for payload_id in payload_ids:
+            self._keep(payload_id)
+
+    def _keep(self, payload_id: str) -> None:
+        self.lost.pop(payload_id, None)
+        self.confirmed.add(payload_id)
 
     def delete(
         self, custody: Custody | None, payload_ids: Sequence[str], *, is_alone: bool
@@ -567,6 +581,7 @@ class SimulatedWriter:
         fates: Draw delays and failures.
         life: Of the server.
         disk: That the journal is on; None: it has all the room it wants.
+        store: Where payloads go that are written with turns; None: none are.
     """
 
     def __init__(
@@ -576,7 +591,9 @@ class SimulatedWriter:
         fates: Fates,
         life: int,
         disk: SimulatedDisk | None = None,
+        store: SimulatedStore | None = None,
     ) -> None:
+        self._store = store
         self._journal = journal
         self._disk = disk
         self._reserve = None if disk is None else SimulatedReserve(disk)
@@ -597,10 +614,19 @@ class SimulatedWriter:
         incarnation: str = await self._ask(self._journal.renew, sequence)
         return incarnation
 
-    async def append(self, sequence: int, data: bytes) -> None:
-        await self._ask(self._append, sequence, data)
+    @property
+    def carries_payloads(self) -> bool:
+        return self._store is not None
 
-    def _append(self, claim: Claim, sequence: int, data: bytes) -> None:
+    async def append(
+        self, sequence: int, data: bytes, payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS
+    ) -> bool:
+        await self._ask(self._append, sequence, data, list(payloads))
+        return True
+
+    def _append(
+        self, claim: Claim, sequence: int, data: bytes, payload_ids: Sequence[PayloadId]
+    ) -> None:
         def write() -> None:
             if self._disk is not None and self._disk.free_bytes < len(data):
                 raise JournalFullError("the simulated disk is full")
@@ -610,6 +636,8 @@ class SimulatedWriter:
             write()
         else:
             self._reserve.with_room(write)
+        if self._store is not None and payload_ids:
+            self._store.keep_with_turn(claim, payload_ids)
 
     def compact(self) -> None:
         """Write a snapshot as the compactor does, and trim: where there is room for it."""

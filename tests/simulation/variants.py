@@ -1,7 +1,7 @@
 """Planted bugs: each is a server, a journal or a store that is wrong in one way, which a restart, a
 cancel, a second server or a copy that comes back brings out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +9,12 @@ from breadbox.stores.base import Custody
 from breadbox.types import PayloadReference
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.chunks import Chunk
-from breadbox_server.core.ids import BufferName, ChunkId
+from breadbox_server.core.ids import BufferName, ChunkId, PayloadId
 from breadbox_server.core.inputs import Input, Payload, ReleaseLease, UpdatePriorities
 from breadbox_server.core.reading import ChunksRead, Cursor
 from breadbox_server.driver import Driver
 from breadbox_server.journal.claims import Claim
-from breadbox_server.journal.storage import JournalLostError, JournalTakenError
+from breadbox_server.journal.storage import NO_PAYLOADS, JournalLostError, JournalTakenError
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.read_leases import ReadLease
 from breadbox_server.turns import Turns
@@ -24,9 +24,13 @@ from simulation.storage import SimulatedJournal, SimulatedStore, SimulatedWriter
 
 
 class _ForgetfulJournal(TurnJournal):
-    async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
+    async def append(
+        self,
+        entries: Sequence[tuple[float, Any]],
+        payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
+    ) -> bool:
         kept = [each for each in entries if not isinstance(each[1], ReleaseLease)]
-        await super().append(kept)
+        return await super().append(kept, payloads)
 
 
 class SkipsAnEntry(Variant):

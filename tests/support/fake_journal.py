@@ -1,10 +1,12 @@
 """A journal in memory that can be held, taken away and emptied."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from breadbox_server.core.ids import PayloadId
 from breadbox_server.journal.storage import (
+    NO_PAYLOADS,
     JournalLostError,
     JournalTakenError,
     JournalUnavailableError,
@@ -21,6 +23,10 @@ class FakeJournal:
         self.is_lost = False
         self.is_taken = False
         self.is_full = False
+        self.carries_payloads = False
+        self.payloads: dict[PayloadId, bytes] = {}
+        """That came with turns."""
+        self.has_payload_room = True
         self.incarnation = "first"
         self.may_write = asyncio.Event()
         self.may_write.set()
@@ -36,7 +42,11 @@ class FakeJournal:
     def hold(self) -> str:
         return "the fake journal is full"
 
-    async def append(self, entries: Sequence[tuple[float, Any]]) -> None:
+    async def append(
+        self,
+        entries: Sequence[tuple[float, Any]],
+        payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
+    ) -> bool:
         self.writing.set()
         await self.may_write.wait()
         if self.is_down:
@@ -44,6 +54,8 @@ class FakeJournal:
         if self.is_lost:
             raise JournalLostError("the fake journal is empty")
         self.turns.append(list(entries))
+        self.payloads |= payloads
+        return self.has_payload_room
 
     async def renew(self) -> str:
         self.renewal_count += 1

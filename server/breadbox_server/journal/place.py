@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from breadbox.stores.private_files import make_private_directory
@@ -29,6 +29,8 @@ class JournalPlace:
     """ "sqlite" or "redis"."""
     where: str = field(repr=False)
     """A directory, or the URL of Redis."""
+    has_payloads: bool = False
+    """Whether it is one Redis, and payloads are kept there too."""
 
     @classmethod
     def choose(cls, journal: str, store: str) -> "JournalPlace | None":
@@ -45,7 +47,9 @@ class JournalPlace:
             return None
         url = store if journal == AUTO else journal
         parsed = parse_store_url(url)
-        return cls("sqlite", parsed.directory) if parsed.kind == "file" else cls("redis", url)
+        if parsed.kind == "file":
+            return cls("sqlite", parsed.directory)
+        return cls("redis", url, has_payloads=url == store and parsed.kind != "cluster")
 
     @classmethod
     def from_line(cls, line: str) -> "JournalPlace":
@@ -54,7 +58,7 @@ class JournalPlace:
 
     def to_line(self) -> str:
         """One line for another process; holds the password, if there is one."""
-        return json.dumps({"kind": self.kind, "where": self.where}) + "\n"
+        return json.dumps(asdict(self)) + "\n"
 
     @property
     def is_shared(self) -> bool:
@@ -114,5 +118,5 @@ class JournalPlace:
         if self.kind == "redis":
             from breadbox_server.journal.redis_stream import RedisWriter
 
-            return RedisWriter(self.where, claim)
+            return RedisWriter(self.where, claim, carries_payloads=self.has_payloads)
         return SqliteWriter(Path(self.where), claim, sync=sync)

@@ -22,9 +22,11 @@ from itertools import chain
 from typing import Any, Final
 
 from breadbox.stores.cancellation import kept_cancellation
+from breadbox.stores.keys import JOURNALS_KEY, piece_key
 from breadbox.stores.redis_factory import open_redis, open_redis_async
 from breadbox.stores.redis_wire import REDIS_ERRORS
 from breadbox.stores.urls import redact
+from breadbox_server.core.ids import PayloadId
 from breadbox_server.journal.claims import (
     ALIVE_S,
     STARTING_S,
@@ -37,6 +39,7 @@ from breadbox_server.journal.claims import (
 )
 from breadbox_server.journal.storage import (
     BEGINNING,
+    NO_PAYLOADS,
     JournalDamagedError,
     JournalHeldError,
     JournalLostError,
@@ -65,8 +68,7 @@ LOOK_TURNS: Final = 100
 
 # The DEL of a key that is never there counts as a write, after which Redis lets a script go on
 # although it has reached maxmemory: without it a full Redis could not even be told what to free.
-_OURS: Final = """
-redis.call('DEL', KEYS[2])
+_CLAIMED: Final = """
 local owner = redis.call('GET', KEYS[1]) or ''
 if owner ~= ARGV[1] then
   local theirs = tonumber(string.match(owner, '^(%d+) ')) or 0
@@ -75,8 +77,10 @@ if owner ~= ARGV[1] then
   return {'LOST'}
 end
 """
-"""Begins scripts that write: ends them unless the journal is that of the claim in ARGV[1]. An owner
-of an older epoch has come back with an older Redis. KEYS: owner, touch, alive."""
+"""Ends a script unless the journal is that of the claim in ARGV[1]. An owner of an older epoch has
+come back with an older Redis. KEYS: owner, touch, alive."""
+_OURS: Final = "redis.call('DEL', KEYS[2])\n" + _CLAIMED
+"""Begins scripts that write."""
 _CLAIM: Final = """
 redis.call('DEL', KEYS[2])
 local alive = redis.call('GET', KEYS[3])
@@ -110,7 +114,7 @@ return {'OK', owner}
 """
 """ARGV: our epoch, token, least epoch, identity of the journal, sign of life, its milliseconds."""
 _APPEND: Final = (
-    _OURS
+    _CLAIMED
     + """
 local newest = redis.call('XREVRANGE', KEYS[4], '+', '-', 'COUNT', 1)
 if #newest == 0 then return {'LOST'} end
@@ -120,12 +124,21 @@ if last == ARGV[2] .. '-0' then
   return {'LOST'}
 end
 if last ~= ARGV[3] .. '-0' then return {'LOST'} end
+local refused = KEYS[6] and redis.pcall('SET', KEYS[6], ARGV[7]).err
+redis.call('DEL', KEYS[2])
+for i = 6, #KEYS do redis.call('SET', KEYS[i], ARGV[i + 1]) end
+if KEYS[6] and tonumber(redis.call('HGET', KEYS[5], ARGV[6]) or '0') < tonumber(ARGV[5]) then
+  redis.call('HSET', KEYS[5], ARGV[6], ARGV[5])
+end
 redis.call('XADD', KEYS[4], ARGV[2] .. '-0', 'd', ARGV[4], 'e', ARGV[5])
-return {'OK'}
+return {'OK', refused and 1 or 0}
 """
 )
-"""ARGV: claim, sequence, the one before, data, epoch. Only the same turn of the same owner is a
-repeat."""
+"""KEYS: turns, the store's hash of journals, then payloads; ARGV: claim, sequence, the one before,
+data, epoch, identity of the journal, then payloads. Only the same turn of the same owner is a
+repeat. The first payload tells whether Redis has room; after the DEL it takes all of them anyway,
+for the turn has been decided. Payloads are under this epoch's protection, as `redis_custodian`
+gives it."""
 _RENEW: Final = (
     _OURS
     + """
@@ -361,11 +374,17 @@ class RedisWriter:
     Args:
         url: Of Redis.
         claim: What `RedisArchive.claim` gave.
+        carries_payloads: Whether this is also the payload store, and no cluster: a script sees one
+            node.
         answer_s: Seconds that Redis may take for one answer.
     """
 
-    def __init__(self, url: str, claim: Claim, *, answer_s: float = 5.0) -> None:
+    def __init__(
+        self, url: str, claim: Claim, *, carries_payloads: bool = False, answer_s: float = 5.0
+    ) -> None:
         self._claim = claim
+        self.carries_payloads = carries_payloads
+        """See JournalWriter."""
         self._client: Any = open_redis_async(url, answer_s=answer_s)
 
     @property
@@ -377,10 +396,15 @@ class RedisWriter:
         """See JournalWriter: it is written at maxmemory too."""
         return True
 
-    async def append(self, sequence: int, data: bytes) -> None:
+    async def append(
+        self, sequence: int, data: bytes, payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS
+    ) -> bool:
         """See JournalWriter."""
-        epoch = self._claim.epoch
-        await self._eval(_Call(_APPEND, (TURNS,), (sequence, sequence - 1, data, epoch)))
+        keys = [piece_key(each, 0) for each in payloads]
+        claim = self._claim
+        turn = (sequence, sequence - 1, data, claim.epoch, claim.journal)
+        call = _Call(_APPEND, (TURNS, JOURNALS_KEY, *keys), (*turn, *payloads.values()))
+        return not await self._eval(call)
 
     async def renew(self, sequence: int) -> str:
         """See JournalWriter."""
@@ -447,7 +471,7 @@ class _Call:
     """A script that only the owner may run, and what it is given beside the owner's keys."""
 
     script: str
-    keys: tuple[str, ...]
+    keys: tuple[str | bytes, ...]
     values: tuple[str | bytes | int, ...]
 
     def arguments(self, owner: str) -> tuple[Any, ...]:

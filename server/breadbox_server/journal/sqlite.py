@@ -35,6 +35,7 @@ from breadbox.stores.private_files import (
     open_private,
     opener,
 )
+from breadbox_server.core.ids import PayloadId
 from breadbox_server.journal.claims import (
     Claim,
     Holder,
@@ -45,6 +46,7 @@ from breadbox_server.journal.claims import (
 from breadbox_server.journal.reserve import FULL_ERRNOS, Reserve, share_bytes
 from breadbox_server.journal.storage import (
     BEGINNING,
+    NO_PAYLOADS,
     JournalDamagedError,
     JournalFullError,
     JournalHeldError,
@@ -270,13 +272,22 @@ class SqliteWriter:
             connection.execute("PRAGMA busy_timeout = 0")
         return connection
 
+    @property
+    def carries_payloads(self) -> bool:
+        """See JournalWriter: they are files beside it."""
+        return False
+
     def has_room(self) -> bool:
         """See JournalWriter: while most of the reserve is there."""
         return self._reserve.has_room()
 
-    async def append(self, sequence: int, data: bytes) -> None:
+    async def append(
+        self, sequence: int, data: bytes, payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS
+    ) -> bool:
         """See JournalWriter."""
+        assert not payloads
         await self._run(self._append, sequence, data)
+        return True
 
     def _append(self, sequence: int, data: bytes) -> None:
         self._reserve.with_room(partial(self._insert, sequence, data))

@@ -9,10 +9,13 @@ turns may still be there and are of no use.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
+from breadbox_server.core.ids import PayloadId
 from breadbox_server.journal.claims import Claim, Holder
 
+NO_PAYLOADS: Final[Mapping[PayloadId, bytes]] = MappingProxyType({})
 BEGINNING: Final = 1
 """Sequence of the first snapshot, before which there was nothing; the first turn is the next."""
 
@@ -151,14 +154,30 @@ class JournalWriter(Protocol):
     def claim(self) -> Claim:
         """Under which it writes; of a later epoch once the journal was begun again."""
 
+    @property
+    def carries_payloads(self) -> bool:
+        """Whether payloads are kept in the same place, and can be written in a step with turns."""
+
     def has_room(self) -> bool:
         """Whether more may be taken in; False: only what makes room again should be written."""
 
-    async def append(self, sequence: int, data: bytes) -> None:
+    async def append(
+        self, sequence: int, data: bytes, payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS
+    ) -> bool:
         """Return once a turn is durable.
 
         Repeating the last append is a no-op; a turn of that sequence that somebody else wrote, or
         that says something else, is never taken for it.
+
+        Args:
+            sequence: Of the turn.
+            data: What it says.
+            payloads: To be kept, all or none of them, with the turn; only where it
+                `carries_payloads`. Each in one piece, under an id that nobody has used.
+
+        Returns:
+            Whether there was room for the payloads. They are written all the same: who hears of it
+            should write no more of them.
 
         Raises:
             JournalUnavailableError: It is not known whether the turn was written; try again.

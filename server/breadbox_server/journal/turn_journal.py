@@ -1,15 +1,16 @@
 """Turns of entries to records of bytes: the `Journal` that the server's turns go through."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from breadbox.stores.base import Custody
 from breadbox_server.core.entries import Entry
+from breadbox_server.core.ids import PayloadId
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.codec import Snapshot, encode_snapshot, encode_turn
 from breadbox_server.journal.frames import frame_snapshot, frame_turn, open_snapshot
-from breadbox_server.journal.storage import JournalWriter
+from breadbox_server.journal.storage import NO_PAYLOADS, JournalWriter
 
 REPLAY_S_MAX: Final = 1.0
 """CPU time that a restart may need for turns: with the start of the process, and the snapshot of a
@@ -96,6 +97,11 @@ class TurnJournal:
         if written.entry_count >= self._covered.entry_count:
             self._covered = written
 
+    @property
+    def carries_payloads(self) -> bool:
+        """Whether payloads can be written in one step with a turn."""
+        return self._writer.carries_payloads
+
     def has_room(self) -> bool:
         """Whether more may be taken in: the backlog is short, and the disk has room."""
         return self.pressure < 1.0 and self._writer.has_room()
@@ -109,14 +115,19 @@ class TurnJournal:
             "restart would take longer than 2 s; the next snapshot ends this"
         )
 
-    async def append(self, entries: Sequence[tuple[float, Entry]]) -> None:
+    async def append(
+        self,
+        entries: Sequence[tuple[float, Entry]],
+        payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
+    ) -> bool:
         """Return once the entries of one turn are durable; see `Journal.append`."""
         data, chain = frame_turn(self._chain, self.sequence + 1, encode_turn(entries))
-        await self._writer.append(self.sequence + 1, data)
+        had_room = await self._writer.append(self.sequence + 1, data, payloads)
         self.sequence += 1
         self._chain = chain
         written = self.written
         self.written = Extent(written.entry_count + len(entries), written.size_bytes + len(data))
+        return had_room
 
     async def renew(self) -> str:
         """Show a sign of life, and see whether the journal is still ours; see `Journal.renew`."""
