@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import grpc
 
-from breadbox import calls, status, streaming
+from breadbox import calls, streaming
 from breadbox.append_stream import AppendStreams
-from breadbox.errors import ClosedError, DeadlineExceededError, ReplayBufferError
+from breadbox.errors import ClosedError, ReplayBufferError
 from breadbox.keeping import Keeper
 from breadbox.keeping import Kept as Kept
 from breadbox.operations import Attempted, Both, Context, Do, Effect, Invoke, Operation, Sleep
@@ -47,9 +47,7 @@ class Interpreter:
         self._stubs = [ReplayBufferServiceStub(channel) for channel in self._channels]
         self._metadata = context.options.metadata()
         self._append_streams = [
-            AppendStreams(
-                stub.AppendStream, self._metadata, partial(self._error_of, place), context.now
-            )
+            AppendStreams(context, place, stub.AppendStream, self._metadata)
             for place, stub in enumerate(self._stubs)
         ]
         self._keeper = Keeper(self._perform, context.now)
@@ -150,9 +148,6 @@ class Interpreter:
         """Send an append by a stream; None: it was not sent."""
         try:
             return self._append_streams[place].send(call.request, timeout_s)
-        except TimeoutError:
-            address = self.context.route.addresses[place]
-            raise DeadlineExceededError(f"{address} did not answer in time") from None
         except ValueError as error:  # Of a closed channel.
             raise ClosedError(f"{call.method}: {error}") from error
         except ReplayBufferError as error:
@@ -160,18 +155,6 @@ class Interpreter:
                 raise ClosedError(f"{call.method}: the client was closed") from error
             self.context.route.failed(place, error)
             raise
-
-    def _error_of(
-        self, place: int, code: grpc.StatusCode, text: str, trailing: Any
-    ) -> ReplayBufferError:
-        """What an append meets that the stream did not answer before it ended."""
-        return status.from_stream_end(
-            code,
-            text,
-            trailing,
-            self.context.route.addresses[place],
-            encrypted=self.context.options.tls is not None,
-        )
 
     @contextmanager
     def _translated(self, method: str, place: int) -> Iterator[None]:
@@ -181,14 +164,7 @@ class Interpreter:
         except grpc.RpcError as error:
             if self.closed:
                 raise ClosedError(f"{method}: the client was closed") from error
-            told = status.from_rpc_error(
-                error,
-                self.context.route.addresses[place],
-                encrypted=self.context.options.tls is not None,
-                is_one_of_many=len(self.context.route.addresses) > 1,
-            )
-            self.context.route.failed(place, told)
-            raise told from error
+            raise self.context.failed_call(place, error) from error
         except (ValueError, grpc.FutureCancelledError) as error:  # Of a closed channel.
             raise ClosedError(f"{method}: {error}") from error
 

@@ -26,7 +26,9 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, TypeVar
 
-from breadbox import calls, errors, payload, stores, wire
+import grpc
+
+from breadbox import calls, errors, payload, status, stores, wire
 from breadbox.batches import Batch, Stack, load_batch
 from breadbox.calls import Call
 from breadbox.fragment import Fragment
@@ -217,6 +219,30 @@ class Context:
         """For an attempt at the store that begins now."""
         ends_at = math.inf if budget is None else budget.ends_at
         return Deadline(self.options.deadline_s, ends_at=ends_at, now=self.now)
+
+    def failed_call(self, place: int, error: grpc.RpcError) -> errors.ReplayBufferError:
+        """What a call to one of the addresses met; the next goes elsewhere, if that helps."""
+        told = status.from_rpc_error(
+            error,
+            self.route.addresses[place],
+            encrypted=self.options.tls is not None,
+            is_one_of_many=len(self.route.addresses) > 1,
+        )
+        self.route.failed(place, told)
+        return told
+
+    def ended_stream(
+        self, place: int, code: grpc.StatusCode, text: str, trailing: Any
+    ) -> errors.ReplayBufferError:
+        """What an append meets that a stream did not answer before it ended."""
+        encrypted = self.options.tls is not None
+        return status.from_stream_end(
+            code, text, trailing, self.route.addresses[place], encrypted=encrypted
+        )
+
+    def silence(self, place: int) -> errors.DeadlineExceededError:
+        """What somebody meets whom one of the addresses does not answer."""
+        return errors.DeadlineExceededError(f"{self.route.addresses[place]} did not answer in time")
 
     @property
     def append_policy(self) -> RetryPolicy:

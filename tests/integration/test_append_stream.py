@@ -15,10 +15,16 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import status_pb2
 
 import breadbox
 from breadbox import streaming
-from breadbox.errors import InvalidRequestError, ReplayBufferError, UnauthenticatedError
+from breadbox.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    ReplayBufferError,
+    UnauthenticatedError,
+)
 from breadbox.types import AdmissionOutcome
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -386,6 +392,57 @@ async def test_a_stream_that_falls_silent_is_left_and_its_append_sent_again(kind
             assert not is_open(caller.client)
             await eventually(is_left.is_set)
     assert [AdmissionOutcome.ADMITTED] == [each.outcome for each in reply.results]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_after_silence_on_a_stream_the_next_address_is_asked(kind: str) -> None:
+    """As after silence of a call: a server that was stopped is not asked once more by a call."""
+    silent, leader, is_over = FakeService(), FakeService(), threading.Event()
+
+    def swallow(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        yield pb.AppendStreamResponse(credit=pb.AppendCredit(append_count=4, size_bytes=10**6))
+        is_over.wait(30)
+
+    silent.stream = swallow
+    for fake in (silent, leader):
+        fake.will("AppendFragments", *[admit] * 10_000)
+    with serving(silent) as first, serving(leader) as second:
+        addresses = f"{first},{second}"
+        async with make_caller(kind, addresses, deadline_s=0.5, reconnect_s=5.0) as caller:
+            while not is_open(caller.client):
+                await caller.call("append_fragments", [METADATA])
+            asked = len(silent.requests("AppendFragments"))
+            await caller.call("append_fragments", [METADATA])
+        is_over.set()
+    assert (asked, 1) == (
+        len(silent.requests("AppendFragments")),
+        len(leader.requests("AppendFragments")),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_deadline_that_a_server_tells_on_a_stream_is_told_and_no_silence(kind: str) -> None:
+    fake = FakeService()
+
+    def slow(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        yield pb.AppendStreamResponse(credit=pb.AppendCredit(append_count=4, size_bytes=10**6))
+        told = status_pb2.Status(code=grpc.StatusCode.DEADLINE_EXCEEDED.value[0], message="slow")
+        for message in requests:
+            answers = [
+                pb.StreamedAnswer(call_id=each.call_id, error=told.SerializeToString())
+                for each in message.appends
+            ]
+            yield pb.AppendStreamResponse(answers=answers)
+
+    fake.stream = slow
+    fake.will("AppendFragments", *[admit] * 10_000)
+    with serving(fake) as address:
+        async with make_caller(kind, address, reconnect_s=0.0) as caller:
+            while not is_open(caller.client):
+                await caller.call("append_fragments", [METADATA])
+            with pytest.raises(DeadlineExceededError, match="slow"):
+                await caller.call("append_fragments", [METADATA])
+            assert is_open(caller.client)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,10 +12,7 @@ APPENDS_MAX = 2000
 def is_open(client: Any) -> bool:
     """Whether the next append goes by a stream."""
     streams = client._interpreter._append_streams  # noqa: SLF001 - nobody else knows
-    return any(
-        each._stream is not None and each._stream.usage.credit is not None  # noqa: SLF001
-        for each in streams
-    )
+    return any(each.stream is not None and each.stream.usage.credit is not None for each in streams)
 
 
 async def open_stream(client: Any, worker_id: str) -> int:

@@ -11,16 +11,14 @@ import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import grpc
 
-from breadbox import calls, status, streaming
+from breadbox import calls, streaming
 from breadbox.aio.append_stream import AppendStreams
 from breadbox.errors import (
     ClosedError,
-    DeadlineExceededError,
     ReplayBufferError,
     StoreUnavailableError,
 )
@@ -108,9 +106,7 @@ class Interpreter:
         self._stubs = [ReplayBufferServiceStub(channel) for channel in self._channels]
         self._metadata = context.options.metadata()
         self._append_streams = [
-            AppendStreams(
-                stub.AppendStream, self._metadata, partial(self._error_of, place), context.now
-            )
+            AppendStreams(context, place, stub.AppendStream, self._metadata)
             for place, stub in enumerate(self._stubs)
         ]
         self._kept: set[asyncio.Task[None]] = set()
@@ -194,9 +190,6 @@ class Interpreter:
         """Send an append by a stream; None: it was not sent."""
         try:
             return await self._append_streams[place].send(call.request, timeout_s)
-        except TimeoutError:
-            address = self.context.route.addresses[place]
-            raise DeadlineExceededError(f"{address} did not answer in time") from None
         except grpc.aio.UsageError as error:  # What gRPC raises on a closed channel.
             raise ClosedError(f"{call.method}: {error}") from error
         except ReplayBufferError as error:
@@ -204,18 +197,6 @@ class Interpreter:
                 raise ClosedError(f"{call.method}: the client was closed") from error
             self.context.route.failed(place, error)
             raise
-
-    def _error_of(
-        self, place: int, code: grpc.StatusCode, text: str, trailing: Any
-    ) -> ReplayBufferError:
-        """What an append meets that the stream did not answer before it ended."""
-        return status.from_stream_end(
-            code,
-            text,
-            trailing,
-            self.context.route.addresses[place],
-            encrypted=self.context.options.tls is not None,
-        )
 
     async def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
         place = self.context.route.place
@@ -229,14 +210,7 @@ class Interpreter:
         try:
             return await method(call.request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            told = status.from_rpc_error(
-                error,
-                self.context.route.addresses[place],
-                encrypted=self.context.options.tls is not None,
-                is_one_of_many=len(self.context.route.addresses) > 1,
-            )
-            self.context.route.failed(place, told)
-            raise told from error
+            raise self.context.failed_call(place, error) from error
         except grpc.aio.UsageError as error:  # What gRPC raises on a closed channel.
             raise ClosedError(f"{call.method}: {error}") from error
         except asyncio.CancelledError:
