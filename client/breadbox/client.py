@@ -450,7 +450,8 @@ class Client:
         """Read what came after a cursor, in order of arrival, using nothing up; see `tail`.
 
         The payloads stay readable until the lease that comes with them is released or expires.
-        Load them with `load_fragments`, then call `release_lease`.
+        Load them with `load_fragments`, then call `release_lease`. Where all of them are small they
+        ride along with the read, which has no lease then.
 
         Args:
             after_chunk_id: The `cursor` of the read before; None: from the oldest chunk that is
@@ -465,7 +466,7 @@ class Client:
             buffer: None: the client's.
 
         Returns:
-            What came; without fragments and lease when nothing did.
+            What came; without fragments when nothing did.
 
         Raises:
             BackpressureError: Too many readers wait already.

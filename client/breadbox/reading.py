@@ -120,13 +120,13 @@ class Tail:
     def _loaded(self, read: FragmentRead) -> Operation[LoadedRead]:
         references, lost_count = read.fragments, 0
         fragments: list[Fragment] = []
-        if read.lease_id is not None:
+        if references:
             try:
                 references, fragments, lost_count = yield from self._load_all(references)
             except errors.ReplayBufferError:
-                yield from self._release(read.lease_id)
+                yield from self._release(read)
                 raise
-            yield from self._release(read.lease_id)
+            yield from self._release(read)
         return LoadedRead(
             fragments=tuple(fragments),
             references=tuple([operations.without_body(each) for each in references]),
@@ -136,9 +136,11 @@ class Tail:
             model_version=read.model_version,
         )
 
-    def _release(self, lease_id: str) -> Operation[None]:
-        """Let the lease go; one that cannot be told so expires."""
-        call = calls.release_lease(self._buffer, lease_id, ReleaseMode.CONSUMED)
+    def _release(self, read: FragmentRead) -> Operation[None]:
+        """Let the lease go, if there is one; one that cannot be told so expires."""
+        if read.lease_id is None:
+            return
+        call = calls.release_lease(self._buffer, read.lease_id, ReleaseMode.CONSUMED)
         with suppress(errors.ReplayBufferError):
             yield from operations.invoke_once(self._context, call)
 

@@ -231,12 +231,15 @@ class LeaseGrant:
 
 @dataclass(frozen=True, slots=True)
 class FragmentRead:
-    """What came after a cursor: read, not used. Its payloads stay readable under a lease."""
+    """What came after a cursor: read, not used.
+
+    Its payloads came with it, or stay readable under a lease.
+    """
 
     fragments: tuple[FragmentReference, ...] = field(repr=False)
     """In order of `chunk_id`, those of one chunk together; staleness and uses are as of now."""
     lease_id: str | None
-    """To be released once the payloads are loaded; None when nothing came."""
+    """To be released once the payloads are loaded; None when nothing came, or all of them did."""
     remaining_s: float
     """Seconds the lease had left when the reply was made; 0 without one."""
     cursor: int

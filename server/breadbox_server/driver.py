@@ -76,7 +76,7 @@ from breadbox_server.core.inputs import (
     TellSchema,
     UndeliveredGrant,
 )
-from breadbox_server.core.reading import ChunksRead, Cursor
+from breadbox_server.core.reading import Cursor
 from breadbox_server.core.schemas import Schema
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
@@ -94,8 +94,9 @@ from breadbox_server.limits import (
     WAITING_FRAGMENTS_MAX,
 )
 from breadbox_server.metrics import Metrics
+from breadbox_server.passages import PASSAGES_MAX, Passage, Reading, Reply
 from breadbox_server.quotas import Quotas
-from breadbox_server.read_leases import ReadLease, ReadLeases
+from breadbox_server.read_leases import ReadLeases
 from breadbox_server.recent import RecentPayloads
 from breadbox_server.turns import OUTAGE_S, Journal, Turns
 from breadbox_server.watchers import Watchers
@@ -171,6 +172,8 @@ class Driver:
         self._readers = Watchers(clock, limits.watchers_max)
         self._closed_counts: dict[BufferName, int] = {}
         """Chunks that there were when readers of a buffer were last woken."""
+        self._passages: dict[tuple[BufferName, Cursor], Passage] = {}
+        """What was read since anything changed last, for others who stand at the same place."""
         self._arrivals: dict[BufferName, Arrivals] = {}
         self._timer: TimerHandle | None = None
         self._timer_at: float | None = None
@@ -309,8 +312,8 @@ class Driver:
         """
         async with self.durable_refusals():
             self._apply_now(command)
-        self._watchers.wake(command.buffer)
-        self._readers.wake(command.buffer)
+        self._watchers.forget(command.buffer)
+        self._readers.forget(command.buffer)
         self._closed_counts.pop(command.buffer, None)
         self._arrivals.pop(command.buffer, None)
         self.read_leases.end_of(command.buffer)
@@ -433,17 +436,31 @@ class Driver:
         Returns:
             Of each its bytes, empty where they do not ride along; nothing where none do.
         """
-        left = min(bytes_max, INLINE_REPLY_BYTES_MAX)
+        bodies, absent = self._bodies_at_hand(payloads, min(bytes_max, INLINE_REPLY_BYTES_MAX))
+        await self._add_bodies(bodies, payloads, absent)
+        return bodies if any(bodies) else []
+
+    def _bodies_at_hand(
+        self, payloads: Sequence[Payload], bytes_max: int
+    ) -> tuple[list[bytes], list[int]]:
+        """As `bodies`, of what is in memory; and the positions of what only the store has."""
+        left = bytes_max
         size_max = self._limits.inline_size_bytes_max
         bodies = [b""] * len(payloads)
-        positions = []
+        absent = []
         for position, payload in enumerate(payloads):
             size_bytes = payload.size_bytes
             if size_bytes <= size_max and size_bytes <= left and payload.piece_count == 1:
                 bodies[position] = self.recent.get(payload.payload_id)
                 if not bodies[position]:
-                    positions.append(position)
+                    absent.append(position)
                 left -= size_bytes
+        return bodies, absent
+
+    async def _add_bodies(
+        self, bodies: list[bytes], payloads: Sequence[Payload], positions: Sequence[int]
+    ) -> None:
+        """Read what is not at hand, unless the store is away."""
         if positions and self.housekeeping.store_away_s < OUTAGE_S:
             for position, body in zip(
                 positions,
@@ -451,7 +468,6 @@ class Driver:
                 strict=True,
             ):
                 bodies[position] = body
-        return bodies if any(bodies) else []
 
     async def _read_bodies(self, payloads: Sequence[Payload]) -> list[bytes]:
         """Read small payloads from the store; of each its bytes, empty where it gives none."""
@@ -516,12 +532,18 @@ class Driver:
         return differs(state), state
 
     async def read(
-        self, buffer: BufferName, cursor: Cursor, *, wait_s: float, lease_s: float | None
-    ) -> tuple[ChunksRead, ReadLease | None]:
+        self,
+        buffer: BufferName,
+        cursor: Cursor,
+        *,
+        wait_s: float,
+        lease_s: float | None,
+        inline_bytes_max: int = 0,
+    ) -> Reading:
         """Give the chunks after a cursor, under a lease; wait for news for at most `wait_s` (B16).
 
-        Returns:
-            What was read, and the lease on its payloads; None where there are none.
+        Of very many who wait for the next chunk, each gets those that come within a few
+        milliseconds together.
 
         Raises:
             BufferNotFoundError: No buffer has this name, or it was deleted meanwhile.
@@ -532,32 +554,62 @@ class Driver:
         self.check_serving()
         until = self._clock.now() + wait_s
         known = cursor.known_session_id
+        has_waited = False
         while True:
             async with self.durable_refusals():
-                found = self._buffers.read(buffer, cursor)
+                passage = self._passage(buffer, cursor)
+            found = passage.found
             is_news = (
                 found.chunk_count > 0
                 or found.skipped_count > 0
                 or (known is not None and known != found.model.session_id)
                 or (cursor.after is not None and found.cursor < cursor.after)
             )
-            if is_news or (left_s := until - self._clock.now()) <= 0:
+            if (left_s := until - self._clock.now()) <= 0:
                 break
+            if is_news:
+                is_full = found.chunk_count >= cursor.chunk_count_max
+                if has_waited or is_full or not self._readers.is_gathering(buffer):
+                    break
+                self._readers.wake_in_time(buffer)
+            has_waited = True
             await self._readers.wait(buffer, left_s)
             self.check_serving()
+        bytes_max = min(inline_bytes_max, INLINE_REPLY_BYTES_MAX)
+        absent: list[int] = []
+        reply = passage.replies.get(bytes_max)
+        if reply is None:
+            bodies, absent = self._bodies_at_hand(passage.payloads, bytes_max)
+            reply = Reply(bodies)
+            if not absent:
+                passage.replies[bytes_max] = reply
         lease = None
-        if found.fragments:
-            payloads = [each.fragment.payload for each in found.fragments]
-            lease = self.read_leases.take(buffer, payloads, lease_s or found.lease_s)
+        if not reply.is_whole:
+            lease = self.read_leases.take(buffer, passage.payloads, lease_s or found.lease_s)
         try:
             await self.settled()
+            await self._add_bodies(reply.bodies, passage.payloads, absent)
         except BaseException:
             # Nobody will hear of it.
             if lease is not None:
                 self.read_leases.release(lease.lease_id)
             raise
+        if lease is not None and reply.is_whole:
+            self.read_leases.release(lease.lease_id)
+            lease = None
         self._metrics.count_read(buffer, found.chunk_count, found.skipped_count)
-        return found, lease
+        return Reading(found, reply, lease)
+
+    def _passage(self, buffer: BufferName, cursor: Cursor) -> Passage:
+        """What comes after a cursor; looked for once for all who stand there."""
+        key = (buffer, cursor)
+        passage = self._passages.get(key)
+        if passage is None:
+            passage = Passage(self._buffers.read(buffer, cursor))
+            if len(self._passages) >= PASSAGES_MAX:
+                self._passages.clear()
+            self._passages[key] = passage
+        return passage
 
     async def renew(self, command: RenewLease) -> float:
         """Let a lease live on, of a fetch or of a reader, and give its new expiry.
@@ -902,6 +954,7 @@ class Driver:
 
     def pump(self) -> None:
         """Take what the core decided, have it made durable and carried out, and arm the timer."""
+        self._passages.clear()
         while True:
             # Entries before events: an effect must wait for the entries that it follows from.
             entries = self._buffers.take_entries()
@@ -937,7 +990,7 @@ class Driver:
             count = self._buffers.closed_count(buffer)
             if self._closed_counts.get(buffer) != count:
                 self._closed_counts[buffer] = count
-                self.turns.when_settled(partial(self._readers.wake, buffer))
+                self.turns.when_settled(partial(self._readers.wake_in_time, buffer))
 
     def _snapshot(self) -> tuple[tuple[BufferSnapshot, ...], float]:
         """The core's state, and the instant it is of.

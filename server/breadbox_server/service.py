@@ -266,33 +266,31 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         convert.add_references(granted, response.fragments)
         return response
 
-    async def ReadFragments(
-        self, request: pb.ReadFragmentsRequest, context: Context
-    ) -> pb.ReadFragmentsResponse:
-        """Tell what came after a cursor."""
+    async def ReadFragments(self, request: pb.ReadFragmentsRequest, context: Context) -> bytes:
+        """Tell what came after a cursor; a ReadFragmentsResponse, encoded once for all like it."""
         inline_bytes_max = convert.inline_bytes_max(request)
-        found, lease = await self._driver.read(
+        found, reply, lease = await self._driver.read(
             convert.buffer_name(request.buffer),
             convert.cursor(request),
             wait_s=_wait_s(request, context),
             lease_s=convert.lease_s(request),
+            inline_bytes_max=inline_bytes_max if self._inline_size_bytes_max() else 0,
         )
-        try:
-            bodies = await self._bodies(found.fragments, inline_bytes_max)
-        except asyncio.CancelledError:
-            if lease is not None:
-                self._driver.read_leases.release(lease.lease_id)
-            raise
-        response = pb.ReadFragmentsResponse(
-            lease=None if lease is None else self._lease(lease.lease_id, lease.expires_at),
-            cursor=found.cursor,
-            skipped_chunk_count=found.skipped_count,
-            session_id=found.model.session_id,
-            model_version=found.model.model_version,
-            payloads=bodies,
-        )
-        convert.add_references(found.fragments, response.fragments)
-        return response
+        if not reply.encoded:
+            response = pb.ReadFragmentsResponse(
+                cursor=found.cursor,
+                skipped_chunk_count=found.skipped_count,
+                session_id=found.model.session_id,
+                model_version=found.model.model_version,
+                payloads=reply.bodies if any(reply.bodies) else (),
+            )
+            convert.add_references(found.fragments, response.fragments)
+            reply.encoded = response.SerializeToString()
+        if lease is None:
+            return reply.encoded
+        # Encoded messages that stand one after the other are one message with the fields of both.
+        told = pb.ReadFragmentsResponse(lease=self._lease(lease.lease_id, lease.expires_at))
+        return reply.encoded + told.SerializeToString()
 
     async def _bodies(self, granted: Sequence[GrantedFragment], bytes_max: int) -> list[bytes]:
         """Payloads that ride along with a reply; none where the caller asks for none.

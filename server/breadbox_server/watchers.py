@@ -3,10 +3,20 @@
 import asyncio
 from collections.abc import Iterable
 from functools import partial
+from math import inf
+from typing import Final
 
-from breadbox_server.clock import Clock
+from breadbox_server.clock import Clock, TimerHandle
 from breadbox_server.core.ids import BufferName
 from breadbox_server.errors import WatchersFullError
+
+FEW: Final = 8
+"""So many are woken for each piece of news."""
+GATHER_S_PER_WATCHER: Final = 0.000_5
+"""Seconds between two times that more are woken, for each of them: about twice what it costs to
+answer one, so that there is time left for what makes the news."""
+GATHER_S_MAX: Final = 0.025
+"""However many there are."""
 
 
 class Watchers:
@@ -22,6 +32,10 @@ class Watchers:
         self._limit = limit
         self._of: dict[BufferName, set[asyncio.Future[None]]] = {}
         self._count = 0
+        self._woken: dict[BufferName, tuple[float, int]] = {}
+        """When those of a buffer were woken last, and how many they were."""
+        self._due: dict[BufferName, TimerHandle] = {}
+        """Wakes that are put off."""
 
     def __len__(self) -> int:
         """Count them."""
@@ -58,6 +72,46 @@ class Watchers:
         """Let those of a buffer look again."""
         for future in self._of.get(buffer, ()):
             _wake(future)
+
+    def is_gathering(self, buffer: BufferName) -> bool:
+        """Whether news that comes now is told a little later, so that more comes together.
+
+        So it is right after very many were told; never when as many wait as may.
+        """
+        return self._count < self._limit and self._due_at(buffer) > self._clock.now()
+
+    def wake_in_time(self, buffer: BufferName) -> None:
+        """Let those of a buffer look again: at once, or when it has gathered news for long enough.
+
+        Few are woken at once, and so is everybody where there were no news a moment ago.
+        """
+        if buffer in self._due:
+            return
+        due_at = self._due_at(buffer)
+        if due_at > self._clock.now():
+            self._due[buffer] = self._clock.call_at(due_at, partial(self._wake_due, buffer))
+        else:
+            self._wake_due(buffer)
+
+    def forget(self, buffer: BufferName) -> None:
+        """Let those look again of a buffer that is no more, and remember nothing of it."""
+        self.wake(buffer)
+        self._woken.pop(buffer, None)
+        if (due := self._due.pop(buffer, None)) is not None:
+            due.cancel()
+
+    def _due_at(self, buffer: BufferName) -> float:
+        """From when on those of a buffer may be woken again."""
+        woken_at, woken_count = self._woken.get(buffer, (-inf, 0))
+        # Of those who were woken last many are not back yet.
+        count = max(woken_count, len(self._of.get(buffer, ())))
+        return woken_at + (0.0 if count <= FEW else min(GATHER_S_MAX, GATHER_S_PER_WATCHER * count))
+
+    def _wake_due(self, buffer: BufferName) -> None:
+        self._due.pop(buffer, None)
+        if watchers := self._of.get(buffer):
+            self._woken[buffer] = self._clock.now(), len(watchers)
+            self.wake(buffer)
 
     def turn_away(self, error: Exception) -> None:
         """Fail all of them."""

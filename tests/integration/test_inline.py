@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 import breadbox
-from breadbox import errors
+from breadbox import calls, errors
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from support.callers import KINDS, make_caller
@@ -72,6 +72,20 @@ def test_a_mirror_of_small_fragments_needs_no_store(server: ServerProcess) -> No
         read = next(iter(client.tail(max_wait_s=5.0)))
         assert list(range(40)) == [each.fragment_index for each in read.fragments]
         assert {b""} == {each.body for each in read.references}
+
+
+def test_a_tail_of_small_fragments_has_nothing_to_release(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what came along nothing has to stay readable: so each read is one call, and not two."""
+    monkeypatch.setattr(calls, "release_lease", None)
+    with breadbox.connect(server.address, reconnect_s=0.5) as client:
+        client.start_session("s")
+        reads = client.tail(chunk_count_max=1, max_wait_s=5.0)
+        for index in range(3):
+            client.append(vector_fragment(index))
+            assert [index] == [each.fragment_index for each in next(reads).fragments]
+        assert client.read_fragments().lease_id is None
 
 
 def test_what_rode_along_outlives_a_crash(server: ServerProcess) -> None:

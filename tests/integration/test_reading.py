@@ -3,8 +3,7 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ from breadbox import errors
 from breadbox.fragment import Fragment
 from breadbox.reading import LoadedRead
 from breadbox.stores.base import PayloadStore
-from breadbox.types import BufferConfig, FragmentReference
+from breadbox.types import BufferConfig
 from breadbox_server.authorization import Role
 from support.callers import KINDS, Caller, make_caller
 from support.eventually import eventually_sync
-from support.fragments import vector_fragment
+from support.fragments import large_fragment, vector_fragment
 from support.redis_server import RedisServer
 from support.server_process import ServerProcess
 from support.token_files import write_token_file
@@ -54,6 +53,11 @@ def fragments(*indices: int) -> list[Fragment]:
     return [vector_fragment(index) for index in indices]
 
 
+def large_fragments(*indices: int) -> list[Fragment]:
+    """As `fragments`, too large to ride along: reads of them have leases."""
+    return [large_fragment(index) for index in indices]
+
+
 async def followed(caller: Caller, **options: Any) -> list[LoadedRead]:
     """What a tail gives until nothing comes any more."""
     reads = caller.client.tail(max_wait_s=0.0, **options)
@@ -85,25 +89,20 @@ async def test_a_tail_gives_all_there_is_and_counts_what_left(caller: Caller) ->
 
 
 async def test_a_read_keeps_payloads_while_its_chunks_are_evicted(caller: Caller) -> None:
-    await caller.call("append_many", fragments(*range(8)))
+    await caller.call("append_many", large_fragments(*range(8)))
     read = await caller.call("read_fragments")
-    await caller.call("append_many", fragments(*range(8, 24)))
-    loaded = await caller.call("load_fragments", in_store(read.fragments))
+    await caller.call("append_many", large_fragments(*range(8, 24)))
+    loaded = await caller.call("load_fragments", read.fragments)
     assert list(range(8)) == [each.fragment_index for each in loaded]
     await caller.call("release_lease", read.lease_id)
     await eventually_missing(caller, read.fragments)
-
-
-def in_store(references: Sequence[FragmentReference]) -> list[FragmentReference]:
-    """The same, without the payloads that came along: to be read where all of them are."""
-    return [replace(each, body=b"") for each in references]
 
 
 async def eventually_missing(caller: Caller, references: Any) -> None:
     """Payloads go soon after the last lease on them."""
     for _ in range(400):
         try:
-            await caller.call("load_fragments", in_store(references[:1]))
+            await caller.call("load_fragments", references[:1])
         except errors.PayloadMissingError:
             return
         await asyncio.sleep(0.05)
@@ -111,9 +110,9 @@ async def eventually_missing(caller: Caller, references: Any) -> None:
 
 
 async def test_a_lease_that_was_let_expire_keeps_nothing(caller: Caller) -> None:
-    await caller.call("append_many", fragments(*range(8)))
+    await caller.call("append_many", large_fragments(*range(8)))
     read = await caller.call("read_fragments", lease_s=0.2)
-    await caller.call("append_many", fragments(*range(8, 24)))
+    await caller.call("append_many", large_fragments(*range(8, 24)))
     await eventually_missing(caller, read.fragments)
     with pytest.raises(errors.LeaseExpiredError):
         await caller.call("renew_lease", read.lease_id)
@@ -218,14 +217,14 @@ def test_learners_read_through_the_gateway_and_producers_may_not(tmp_path: Path)
         breadbox.connect(server.address, token=tokens[Role.PRODUCER]) as producer,
     ):
         learner.start_session("s")
-        producer.append(vector_fragment(0))
+        producer.append(large_fragment(0))
         read = learner.read_fragments()
         learner.end_session("s")
         (loaded,) = learner.load_fragments(read.fragments)
         with pytest.raises(errors.PermissionDeniedError):
             producer.read_fragments()
         with pytest.raises(errors.PayloadMissingError):
-            producer.load_fragments(in_store(read.fragments))
+            producer.load_fragments(read.fragments)
         assert read.lease_id is not None
         learner.release_lease(read.lease_id)
     assert 0 == loaded.fragment_index
@@ -238,7 +237,7 @@ async def test_a_tail_by_a_subscription_acknowledges_what_its_reader_is_done_wit
     caller: Caller,
 ) -> None:
     await caller.call("create_subscription", "archive", retaining=True)
-    await caller.call("append_many", fragments(*range(6)))
+    await caller.call("append_many", large_fragments(*range(6)))
     grant = await caller.call("fetch_fragments", 4, 5.0)
     await caller.call("release_lease", grant.lease_id)
     seen = await followed(caller, subscription="archive", chunk_count_max=4)

@@ -94,6 +94,29 @@ async def test_a_read_by_a_cursor_carries_payloads() -> None:
     assert [] == none.payloads
 
 
+@pytest.mark.parametrize("recent_bytes", [0, 1000], ids=["from the store", "from memory"])
+async def test_a_read_whose_payloads_all_ride_along_takes_no_lease(
+    monkeypatch: pytest.MonkeyPatch, recent_bytes: int
+) -> None:
+    monkeypatch.setattr(driver, "INLINE_RECENT_BYTES_MAX", recent_bytes)
+    async with served() as it:
+        await it.start()
+        await it.append(it.riding(0), it.riding(1), payloads=[b"one", b"other"])
+
+        async def read(bytes_max: int) -> pb.ReadFragmentsResponse:
+            request = pb.ReadFragmentsRequest(inline_bytes_max=bytes_max)
+            return await it.stub.ReadFragments(request, timeout=CALL_S)
+
+        replies = [await read(bytes_max) for bytes_max in (100, 8, 7, 0)]
+        leases = it.server.driver.read_leases
+        assert 2 == len(leases)
+    assert [[b"one", b"other"], [b"one", b"other"], [b"one", b""], []] == [
+        list(each.payloads) for each in replies
+    ]
+    assert [False, False, True, True] == [each.HasField("lease") for each in replies]
+    assert [2] * 4 == [len(each.fragments) for each in replies]
+
+
 async def test_what_came_lately_is_told_without_a_trip_to_the_store() -> None:
     async with served(BufferConfig(uses_max=1)) as it:
         await it.start()

@@ -7,8 +7,11 @@ import grpc
 import pytest
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox_server import convert
+from breadbox_server.core.buffer import ReplayBuffer
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.ids import BufferName, PayloadId
+from breadbox_server.watchers import FEW, GATHER_S_MAX
 from support.eventually import eventually
 from support.served import CALL_S, Served, reason_of, served, span
 
@@ -382,6 +385,109 @@ async def test_many_readers_are_woken_together() -> None:
         await it.fill(1)
         replies = await asyncio.gather(*waiting)  # noqa: TID251 - calls, not tasks
     assert [[0]] * 50 == [indices(each) for each in replies]
+
+
+# Many readers ------------------------------------------------------------------------------------
+
+
+async def wait_together(it: Served, count: int, after: int | None, **fields: Any) -> list[Any]:
+    """Have as many readers wait for what comes."""
+    waiting = [read(it, after, wait_s=60, **fields) for _ in range(count)]
+    await eventually(lambda: it.server.driver.reader_count == count)
+    return waiting
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
+    """Note each call of a function, by its name."""
+    calls: list[str] = []
+    original = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
+
+
+@pytest.mark.parametrize("inline_bytes_max", [0, 100], ids=["leased", "riding along"])
+async def test_what_readers_at_one_place_are_told_is_looked_for_and_encoded_once(
+    monkeypatch: pytest.MonkeyPatch, inline_bytes_max: int
+) -> None:
+    count = 20
+    async with served() as it:
+        await it.start()
+        waiting = await wait_together(it, count, -1, inline_bytes_max=inline_bytes_max)
+        encoded = counting(monkeypatch, convert, "add_references")
+        looked = counting(monkeypatch, ReplayBuffer, "read")
+        await it.append(it.riding(0), payloads=[b"some"])
+        replies = [await each for each in waiting]
+        assert ([[0]] * count, 1, 1) == (
+            [indices(each) for each in replies],
+            len(encoded),
+            len(looked),
+        )
+        leases = {each.lease.lease_id for each in replies if each.HasField("lease")}
+        assert (0 if inline_bytes_max else count) == len(leases)
+        assert len(leases) == len(it.server.driver.read_leases)
+
+
+async def test_what_is_told_is_looked_for_anew_after_any_change() -> None:
+    async with served(BufferConfig(uses_max=3)) as it:
+        await it.start()
+        await it.fill(1)
+        uses = []
+        for number in range(3):
+            reply = await read(it)
+            uses.append(reply.fragments[0].use_count)
+            await it.fetch(1, request_id=f"r{number}")
+        gone = await read(it)
+    assert ([0, 1, 2], []) == (uses, indices(gone))
+
+
+async def test_very_many_readers_get_together_what_comes_in_quick_succession() -> None:
+    async with served() as it:
+        await it.start()
+        waiting = await wait_together(it, FEW + 1, -1)
+        await it.fill(1)
+        for each in waiting:
+            assert [0] == indices(await each)  # At once, since nothing came for long.
+        waiting = await wait_together(it, FEW + 1, 0)
+        await it.fill(2, first=1)
+        late = read(it, 0, wait_s=60)
+        await eventually(lambda: it.server.driver.reader_count == FEW + 2)
+        await it.buffer()
+        assert FEW + 2 == it.server.driver.reader_count
+        at_once = read(it, 0)
+        assert [1, 2] == indices(await at_once)  # Who does not wait is not kept waiting.
+        it.clock.advance(GATHER_S_MAX)
+        replies = [await each for each in (*waiting, late)]
+    assert [[1, 2]] * (FEW + 2) == [indices(each) for each in replies]
+
+
+async def test_few_readers_are_told_at_once_however_quickly_it_comes() -> None:
+    async with served() as it:
+        await it.start()
+        for index in range(3):
+            waiting = await wait_together(it, FEW, index - 1)
+            await it.fill(1, first=index)
+            assert [[index]] * FEW == [indices(await each) for each in waiting]
+
+
+async def test_a_buffer_that_ends_while_its_readers_are_to_be_woken_tells_them() -> None:
+    async with served() as it:
+        await it.start()
+        waiting = await wait_together(it, FEW + 1, -1)
+        await it.fill(1)
+        for each in waiting:
+            await each
+        waiting = await wait_together(it, FEW + 1, 0)
+        await it.fill(1, first=1)
+        await it.stub.DeleteBuffer(pb.DeleteBufferRequest(name="default"), timeout=CALL_S)
+        for each in waiting:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await each
+            assert "BUFFER_NOT_FOUND" == reason_of(caught.value)
 
 
 # Subscriptions -----------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from breadbox_server.core.inputs import (
 )
 from breadbox_server.core.reading import ChunksRead, Cursor
 from breadbox_server.driver import Driver
+from breadbox_server.passages import Reading
 from breadbox_server.read_leases import ReadLease
 from simulation.faults import Fates
 from simulation.server import Deployment, ServerDownError, SimulatedServer, live_leases
@@ -703,11 +704,11 @@ class Reader(Client):
             chunk_count_max=self.rng.choice([1, 3, 64]),
         )
 
-        async def read(driver: Driver) -> tuple[ChunksRead, ReadLease | None]:
+        async def read(driver: Driver) -> Reading:
             return await driver.read(DEFAULT_BUFFER, cursor, wait_s=wait_s, lease_s=None)
 
         try:
-            found, lease = await self.call(read, wait_s)
+            found, _, lease = await self.call(read, wait_s)
         except UnreachableError:
             return
         except SubscriptionNotFoundError:

@@ -11,12 +11,12 @@ from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.chunks import Chunk
 from breadbox_server.core.ids import BufferName, ChunkId, PayloadId
 from breadbox_server.core.inputs import Input, Payload, ReleaseLease, UpdatePriorities
-from breadbox_server.core.reading import ChunksRead, Cursor
+from breadbox_server.core.reading import Cursor
 from breadbox_server.driver import Driver
 from breadbox_server.journal.claims import Claim
 from breadbox_server.journal.storage import NO_PAYLOADS, JournalLostError, JournalTakenError
 from breadbox_server.journal.turn_journal import TurnJournal
-from breadbox_server.read_leases import ReadLease
+from breadbox_server.passages import Reading, Reply
 from breadbox_server.turns import Turns
 from simulation.faults import World
 from simulation.server import Variant
@@ -152,10 +152,9 @@ class TakesOlderForTaken(Variant):
 
 
 class _HastyReaders(Driver):
-    async def read(
-        self, buffer: BufferName, cursor: Cursor, *, wait_s: float, lease_s: float | None
-    ) -> tuple[ChunksRead, ReadLease | None]:
-        return self._buffers.read(buffer, cursor), None
+    async def read(self, buffer: BufferName, cursor: Cursor, **_: Any) -> Reading:
+        found = self._buffers.read(buffer, cursor)
+        return Reading(found, Reply([]), None)
 
 
 class TellsReadersEarly(Variant):

@@ -249,7 +249,7 @@ class Follower:
                     self._client.release_lease(read.lease_id, buffer=self._buffer)
             if newest is not None and read.cursor < newest:
                 begun_count, newest = self.begun_count + 1, self._beginning
-            elif read.lease_id is None:
+            elif not read.fragments:
                 break
             else:
                 newest = read.cursor
