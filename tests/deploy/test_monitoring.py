@@ -207,6 +207,53 @@ def test_whole_numbers_are_shown_as_whole_numbers(metric: str, value: int, tmp_p
     run_promtool("test", "rules", str(path))
 
 
+@pytest.mark.parametrize(
+    ("leads", "away", "fires"),
+    [
+        ({"a": None}, {"a"}, {"BreadboxDown"}),
+        ({"a": 1, "b": None}, {"b"}, {"BreadboxServerAway"}),
+        ({"a": None, "b": 0}, {"a"}, {"BreadboxDown", "BreadboxNobodyLeads"}),
+        ({"a": 0, "b": 0}, set(), {"BreadboxNobodyLeads"}),
+        ({"a": 1, "b": 0}, set(), set()),
+    ],
+    ids=["the only one", "one of two", "the leader", "nobody begins", "all is well"],
+)
+def test_who_is_woken_depends_on_whether_anybody_leads(
+    leads: dict[str, int | None], away: set[str], fires: set[str], tmp_path: Path
+) -> None:
+    series = {}
+    for name, value in leads.items():
+        where = f'{{job="breadbox",instance="{name}"}}'
+        series["up" + where] = f"{int(name not in away)}+0x20"
+        if value is not None:
+            series["breadbox_leads" + where] = f"{value}+0x20"
+    # Another service, which is well, changes nothing.
+    series['up{job="breadbox-other",instance="c"}'] = "1+0x20"
+    series['breadbox_leads{job="breadbox-other",instance="c"}'] = "1+0x20"
+    alerts = ("BreadboxDown", "BreadboxNobodyLeads", "BreadboxServerAway")
+    case = {
+        "rule_files": [str(PROMETHEUS / "alerts.yml")],
+        "evaluation_interval": "15s",
+        "tests": [
+            {
+                "interval": "15s",
+                "input_series": [{"series": k, "values": v} for k, v in series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": f'count(ALERTS{{alertstate="firing",alertname="{alert}"}})',
+                        "eval_time": "4m",
+                        "exp_samples": [{"labels": "{}", "value": 1}] if alert in fires else [],
+                    }
+                    for alert in alerts
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "case.yml"
+    path.write_text(yaml.safe_dump(case))
+    run_promtool("test", "rules", str(path))
+
+
 def run_promtool(*arguments: str) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
