@@ -540,10 +540,10 @@ def _store_of(
 
     What came along is kept with the lease, not with what is made of it.
     """
+    store = yield from _store_on_use(context)
     bodies = {each.metadata.payload.payload_id: each.body for each in references if each.body}
     if not bodies:
-        return (yield from _store_on_use(context)), references
-    store = yield from _store_on_use(context)
+        return store, references
     return RidingStore(bodies, store), [without_body(each) for each in references]
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +156,12 @@ def an_episode(number: int, length: int = 12) -> Episode:
     )
 
 
+@cache
 def run_offline() -> None:
-    """The blocks of docs/offline.md before the worked example, which go on from one another."""
+    """The blocks of docs/offline.md before the worked example, which go on from one another.
+
+    Where they run once they all do.
+    """
     write_episodes((an_episode(number) for number in range(40)), Path("expert.parquet"))
     names = run("docs/offline.md#reading")
     names = run("docs/offline.md#findings", **names)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import grpc
 import gymnasium
@@ -20,7 +21,7 @@ from breadbox.fragment import Fragment
 from breadbox.payload import encode_tree
 from breadbox.payload.fragments import fragment_tree
 from breadbox.stores import open_store
-from breadbox.types import BufferState
+from breadbox.types import BufferState, SchemaPolicy
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_learner.fitting import Fitting, expected_rows
@@ -84,11 +85,12 @@ def encoded(made: Fragment) -> bytes:
 
 
 class Buffer:
-    """A server, and a producer whose fragments nobody checks before they are sent."""
+    """A buffer of a server, and a producer whose fragments nobody checks before they are sent."""
 
-    def __init__(self, server: ServerProcess, url: str, stack: ExitStack) -> None:
+    def __init__(self, server: ServerProcess, url: str, name: str, stack: ExitStack) -> None:
         self.address = server.address
-        self.client = stack.enter_context(breadbox.connect(server.address))
+        self.name = name
+        self.client = stack.enter_context(breadbox.connect(server.address, buffer=name))
         self._store = open_store(url)
         stack.callback(self._store.close)
         channel = grpc.insecure_channel(server.address)
@@ -105,7 +107,7 @@ class Buffer:
         metadata.session_id = seen.session_id
         self._count += 1
         reply = self._stub.AppendFragments(
-            pb.AppendFragmentsRequest(fragments=[metadata]), timeout=CALL_S
+            pb.AppendFragmentsRequest(buffer=self.name, fragments=[metadata]), timeout=CALL_S
         )
         assert fragment_pb2.ADMISSION_OUTCOME_ADMITTED == reply.results[0].outcome
 
@@ -114,16 +116,32 @@ class Buffer:
         return self.client.get_buffer().state
 
 
-@pytest.fixture
-def buffer(tmp_path: Path) -> Iterator[Buffer]:
-    url = f"file://{tmp_path}/store"
+@pytest.fixture(scope="module")
+def store_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"file://{tmp_path_factory.mktemp('store')}"
+
+
+@pytest.fixture(scope="module")
+def server(store_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     server = attacked_server(
-        "--store", url, "--uses-max", "3", "--schema", "any", log=tmp_path / "log"
+        *("--store", store_url, "--uses-max", "3", "--schema", "any"),
+        log=tmp_path_factory.mktemp("log") / "log",
     )
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def buffer(server: ServerProcess, store_url: str) -> Iterator[Buffer]:
+    """One of the test's own."""
     with ExitStack() as stack:
-        server.start()
-        stack.callback(server.stop)
-        yield Buffer(server, url, stack)
+        made = Buffer(server, store_url, f"of-{uuid4().hex}", stack)
+        made.client.create_buffer(
+            made.name, breadbox.BufferConfig(uses_max=3, schema=SchemaPolicy.ANY)
+        )
+        yield made
+        made.client.delete_buffer(made.name)
 
 
 @pytest.mark.parametrize("honest_count", [0, 3])
@@ -158,8 +176,13 @@ def test_poison_is_left_out_and_quarantined_and_the_rest_is_trained_on(
 
 @pytest.mark.long
 def test_a_learner_trains_on_while_poison_of_every_kind_comes(
-    buffer: Buffer, tmp_path: Path
+    server: ServerProcess, store_url: str, tmp_path: Path
 ) -> None:
+    with ExitStack() as stack:
+        _train_on_poison(Buffer(server, store_url, "default", stack), tmp_path)
+
+
+def _train_on_poison(buffer: Buffer, tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
     def updates() -> int:

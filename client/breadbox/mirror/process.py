@@ -93,37 +93,27 @@ class ProcessSource:
     @property
     def session_id(self) -> str:
         """See `Source.session_id`."""
-        with self.held.changed:
-            self.held.refresh()
-            return self.held.session_id
+        return self._now().session_id
 
     @property
     def skipped_chunk_count(self) -> int:
         """See `Source.skipped_chunk_count`."""
-        with self.held.changed:
-            self.held.refresh()
-            return self.held.head.skipped_chunk_count
+        return self._now().head.skipped_chunk_count
 
     @property
     def cursor(self) -> int | None:
         """See `Source.cursor`."""
-        with self.held.changed:
-            self.held.refresh()
-            return self.held.cursor
+        return self._now().cursor
 
     @property
     def begun_count(self) -> int:
         """See `Source.begun_count`."""
-        with self.held.changed:
-            self.held.refresh()
-            return self.held.head.begun_count
+        return self._now().head.begun_count
 
     @property
     def lag_s(self) -> float:
         """See `Source.lag_s`."""
-        with self.held.changed:
-            self.held.refresh()
-            return max(0.0, time.monotonic() - self.held.head.behind_since_ns / 1e9)
+        return max(0.0, time.monotonic() - self._now().head.behind_since_ns / 1e9)
 
     def aim(self) -> Aim:
         """See `Source.aim`."""
@@ -144,6 +134,12 @@ class ProcessSource:
     def clear(self) -> None:
         """Have all steps forgotten, for everybody who reads them."""
         self._ask("clear")
+
+    def _now(self) -> SharedHoldings:
+        """What there is now."""
+        with self.held.changed:
+            self.held.refresh()
+            return self.held
 
     def _ask(self, what: str) -> Any:
         """Ask the process.
