@@ -1,14 +1,14 @@
 """A stream of appends, each of them a call of its own: taken, answered and told as one would be.
 
-What a stream may have on its way is bounded: its next message is asked for only while there is
-room in its credit, so that nobody has to be trusted to keep to it. Several appends may come in a
-message, and answers that are there at the same time leave in one.
+What a stream may have on its way is bounded: the appends of its next message wait for room in its
+credit, and no other message is asked for meanwhile, so that nobody has to be trusted to keep to it.
+Several appends may come in a message, and answers that are there at the same time leave in one.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 import grpc
@@ -101,16 +101,15 @@ class ItemStream:
         writer = asyncio.get_running_loop().create_task(self._write_all())
         try:
             while True:
-                await self._until(self._has_room)
                 message = await self._receive()
                 if message is None or message is grpc.aio.EOF:
                     break
                 _check(message)
+                self._cancel(message.cancelled_call_ids)  # Which may make room.
+                await self._until(self._has_room)
                 for append in message.appends:
                     self._begin(append)
-                for call_id in message.cancelled_call_ids:
-                    if (task := self._by_id.get(call_id)) is not None:
-                        task.cancel()
+                self._cancel(message.cancelled_call_ids)
             await self._until(lambda: self._done_count == self._taken_count)
         finally:
             for task in self._running:
@@ -121,6 +120,11 @@ class ItemStream:
     def _has_room(self) -> bool:
         on_the_way = self._taken_count - self._done_count
         return on_the_way < STREAM_APPENDS_MAX and self._bytes < STREAM_BYTES_MAX
+
+    def _cancel(self, call_ids: Iterable[int]) -> None:
+        for call_id in call_ids:
+            if (task := self._by_id.get(call_id)) is not None:
+                task.cancel()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -342,14 +342,14 @@ LIMITS: Final = (
         STREAM_APPENDS_MAX,
         "",
         Scope.CONNECTION,
-        "the next message is not read; one with more is refused: ARGUMENT_INVALID",
+        "those of the next message wait; one with more is refused: ARGUMENT_INVALID",
     ),
     Limit(
         "bytes of these",
         STREAM_BYTES_MAX,
         "bytes",
         Scope.CONNECTION,
-        "the next message is not read",
+        "those of the next message wait",
     ),
     Limit(
         "time for the next message of a stream",

@@ -139,6 +139,29 @@ async def test_a_stream_has_no_more_messages_on_their_way_than_it_may() -> None:
     assert {BUFFER_FULL} == {outcome(each) for each in answers}
 
 
+async def test_appends_that_are_taken_back_make_room_on_a_stream_that_has_none() -> None:
+    config = BufferConfig(capacity_chunks=1, uses_max=1, full_policy=FullPolicy.BLOCK)
+    every = range(1, STREAM_APPENDS_MAX + 1)
+    async with served(config) as it:
+        await it.start()
+        await it.fill(1)
+        stream = await opened(it)
+        appends = it.server.driver.appends
+        for _ in range(2):
+            await stream.write(message(it, *every, wait_s=5.0))
+            await eventually(lambda: appends.waiting_count == STREAM_APPENDS_MAX)
+            await stream.write(pb.AppendStreamRequest(cancelled_call_ids=every))
+            await eventually(lambda: appends.waiting_count == 0)
+        last = message(it, 77, 78)
+        last.cancelled_call_ids.append(77)
+        await stream.write(last)
+        answer = await answer_of(stream)
+        await stream.done_writing()
+        assert grpc.aio.EOF is await stream.read()
+        assert (grpc.StatusCode.OK, str(2 * STREAM_APPENDS_MAX + 2)) == await taken(stream)
+    assert (78, BUFFER_FULL) == (answer.call_id, outcome(answer))
+
+
 async def test_an_idle_stream_ends_well_and_says_what_it_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
