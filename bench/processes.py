@@ -64,9 +64,8 @@ class Server:
     @property
     def cpu_s(self) -> float:
         """Seconds of processor time that the process has used since it was launched."""
-        times = psutil.Process(self._process.pid).cpu_times()
-        used: float = times.user + times.system
-        return used
+        # The clock of its threads' time: `psutil` would tell it to ten milliseconds.
+        return time.clock_gettime((~self._process.pid << 3) | 2)
 
     def freeze(self) -> None:
         """Let it do nothing more, without ending it."""

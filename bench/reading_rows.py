@@ -3,11 +3,14 @@
 Processor time, since who reads and who appends share a machine with the server here.
 """
 
+import asyncio
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
 
 import breadbox
+import breadbox.aio
 from bench.measure import Figure
 from bench.processes import Server, breadbox_server, redis_server
 from bench.workloads import SESSION_ID, numbered, vector_fragment
@@ -17,12 +20,16 @@ _READ = 32
 """Chunks of a read, and fragments of a fetch."""
 _BATCH = 1024
 _SUBSCRIPTIONS = 100
+_TAILS = 100
+_PAUSE_S = 0.3
+"""Between two appends: all tails wait again before the next."""
 _CAPACITY = 8 * _BATCH
 
 
 def reading_rows(*, rounds: int) -> Iterator[Figure]:
     """Measure a read beside a fetch, and appends with subscriptions beside appends without."""
     yield _read_row(rounds=rounds)
+    yield asyncio.run(_tail_row(rounds=rounds))
     yield from _append_rows(rounds=rounds)
 
 
@@ -61,6 +68,62 @@ def _read_row(*, rounds: int) -> Figure:
         reach=1.0,
         is_lower_better=True,
     )
+
+
+async def _tail_row(*, rounds: int) -> Figure:
+    """What each of very many who follow a buffer costs for each append, beside a call of each."""
+    with redis_server() as path, breadbox_server(f"unix://{path}") as server:
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(breadbox.aio.connect(server.address))
+                for _ in range(_TAILS)
+            ]
+            await clients[0].start_session(SESSION_ID)
+            successive = numbered(vector_fragment(), "bench")
+            latest = -1
+            spent: dict[str, list[float]] = {"alone": [], "tails": [], "calls": []}
+            for number in range(rounds + 1):
+                for name, times in spent.items():
+                    async with _tails(clients if name == "tails" else [], latest):
+                        before_s = server.cpu_s
+                        for _ in range(5):
+                            if name == "calls":
+                                async with asyncio.TaskGroup() as group:
+                                    for client in clients:
+                                        group.create_task(client.get_store_config())
+                            else:
+                                await clients[0].append(next(successive))
+                                latest += 1
+                            await asyncio.sleep(_PAUSE_S)
+                        if number:
+                            times.append((server.cpu_s - before_s) / 5)
+    each = {name: statistics.median(times) for name, times in spent.items()}
+    return Figure(
+        name=f"an append to each of {_TAILS} tails of its buffer",
+        workload="vector",
+        value=1e6 * (each["tails"] - each["alone"]) / _TAILS,
+        unit="us of the server per tail",
+        limit=1e6 * each["calls"] / _TAILS,
+        limit_is="a call that asks where payloads live",
+        reach=1.25,
+        is_lower_better=True,
+    )
+
+
+@asynccontextmanager
+async def _tails(clients: list[breadbox.aio.Client], after: int) -> AsyncIterator[None]:
+    """Let clients follow the buffer, from what comes next on."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_follow(client, after)) for client in clients]
+        await asyncio.sleep(_PAUSE_S)
+        yield
+        for task in tasks:
+            task.cancel()
+
+
+async def _follow(client: breadbox.aio.Client, after: int) -> None:
+    async for _ in client.tail(after):
+        pass
 
 
 def _append_rows(*, rounds: int) -> Iterator[Figure]:
