@@ -91,10 +91,11 @@ from breadbox_server.limits import (
     INLINE_SIZE_BYTES_MAX,
     READ_KEPT_PART,
     READ_LEASES_MAX,
+    SHARED_REPLIES_MAX,
     WAITING_FRAGMENTS_MAX,
 )
 from breadbox_server.metrics import Metrics
-from breadbox_server.passages import PASSAGES_MAX, Passage, Reading, Reply
+from breadbox_server.passages import Passage, Reading, Reply
 from breadbox_server.quotas import Quotas
 from breadbox_server.read_leases import ReadLeases
 from breadbox_server.recent import RecentPayloads
@@ -581,7 +582,7 @@ class Driver:
         if reply is None:
             bodies, absent = self._bodies_at_hand(passage.payloads, bytes_max)
             reply = Reply(bodies)
-            if not absent:
+            if not absent and reply.is_shared:
                 passage.replies[bytes_max] = reply
         lease = None
         if not reply.is_whole:
@@ -606,7 +607,7 @@ class Driver:
         passage = self._passages.get(key)
         if passage is None:
             passage = Passage(self._buffers.read(buffer, cursor))
-            if len(self._passages) >= PASSAGES_MAX:
+            if len(self._passages) >= SHARED_REPLIES_MAX:
                 self._passages.clear()
             self._passages[key] = passage
         return passage

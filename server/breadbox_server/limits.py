@@ -113,6 +113,11 @@ INLINE_SIZE_BYTES_CHOICE_MAX: Final = 512 * 2**10
 """What may be told: with the largest schemas that come with an append it fits into a message."""
 INLINE_RECENT_BYTES_MAX: Final = 16 * 2**20
 """Bytes of the latest payloads that rode along, kept in memory for who fetches them soon."""
+SHARED_REPLY_BYTES_MAX: Final = 512 * 2**10
+"""Bytes of a reply to readers, and of what rides along with it, that is made once for all who stand
+at one place: what many wait for is small."""
+SHARED_REPLIES_MAX: Final = 8
+"""Of such replies, until anything changes."""
 INLINE_REPLY_BYTES_MAX: Final = 4 * 2**20
 """Bytes of payloads that ride along with a reply, whatever the caller asks for."""
 PIECES_MAX: Final = 8_192
@@ -457,6 +462,13 @@ LIMITS: Final = (
         "bytes",
         Scope.MESSAGE,
         "the others are read from the store",
+    ),
+    Limit(
+        "reply that readers at one place share",
+        SHARED_REPLY_BYTES_MAX,
+        "bytes",
+        Scope.MESSAGE,
+        f"it is made for each reader; so it is at the next place after {SHARED_REPLIES_MAX}",
     ),
     Limit("pieces of the payloads of an append", PIECES_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
     Limit(

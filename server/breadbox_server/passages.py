@@ -5,14 +5,12 @@ core, its payloads are gathered and the reply is encoded for the first of them, 
 """
 
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from breadbox_server.core.inputs import Payload
 from breadbox_server.core.reading import ChunksRead
+from breadbox_server.limits import SHARED_REPLY_BYTES_MAX
 from breadbox_server.read_leases import ReadLease
-
-PASSAGES_MAX: Final = 8
-"""Places of which is known what comes next; each may take megabytes, until anything changes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +26,11 @@ class Reply:
     def is_whole(self) -> bool:
         """Whether all payloads ride along, so that nothing has to stay readable for it."""
         return all(self.bodies)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is small enough to be kept for others."""
+        return sum(map(len, self.bodies)) <= SHARED_REPLY_BYTES_MAX
 
 
 @dataclass(slots=True, eq=False)

@@ -54,6 +54,7 @@ from breadbox_server.limits import (
     GATEWAY_PAYLOADS_MAX,
     PAGE_SIZE,
     PAGE_SIZE_MAX,
+    SHARED_REPLY_BYTES_MAX,
 )
 from breadbox_server.metrics import Metrics
 
@@ -276,7 +277,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             lease_s=convert.lease_s(request),
             inline_bytes_max=inline_bytes_max if self._inline_size_bytes_max() else 0,
         )
-        if not reply.encoded:
+        encoded = reply.encoded
+        if not encoded:
             response = pb.ReadFragmentsResponse(
                 cursor=found.cursor,
                 skipped_chunk_count=found.skipped_count,
@@ -285,12 +287,14 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
                 payloads=reply.bodies if any(reply.bodies) else (),
             )
             convert.add_references(found.fragments, response.fragments)
-            reply.encoded = response.SerializeToString()
+            encoded = response.SerializeToString()
+            if len(encoded) <= SHARED_REPLY_BYTES_MAX:
+                reply.encoded = encoded
         if lease is None:
-            return reply.encoded
+            return encoded
         # Encoded messages that stand one after the other are one message with the fields of both.
         told = pb.ReadFragmentsResponse(lease=self._lease(lease.lease_id, lease.expires_at))
-        return reply.encoded + told.SerializeToString()
+        return encoded + told.SerializeToString()
 
     async def _bodies(self, granted: Sequence[GrantedFragment], bytes_max: int) -> list[bytes]:
         """Payloads that ride along with a reply; none where the caller asks for none.

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server import convert
+from breadbox_server import convert, passages, service
 from breadbox_server.core.buffer import ReplayBuffer
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.ids import BufferName, PayloadId
@@ -430,6 +430,20 @@ async def test_what_readers_at_one_place_are_told_is_looked_for_and_encoded_once
         leases = {each.lease.lease_id for each in replies if each.HasField("lease")}
         assert (0 if inline_bytes_max else count) == len(leases)
         assert len(leases) == len(it.server.driver.read_leases)
+
+
+@pytest.mark.parametrize("module", [passages, service], ids=["payloads", "message"])
+async def test_a_large_reply_is_made_for_each_reader_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, module: Any
+) -> None:
+    monkeypatch.setattr(module, "SHARED_REPLY_BYTES_MAX", 3)
+    async with served() as it:
+        await it.start()
+        waiting = await wait_together(it, 3, -1, inline_bytes_max=100)
+        encoded = counting(monkeypatch, convert, "add_references")
+        await it.append(it.riding(0), payloads=[b"some"])
+        replies = [await each for each in waiting]
+    assert ([[b"some"]] * 3, 3) == ([list(each.payloads) for each in replies], len(encoded))
 
 
 async def test_what_is_told_is_looked_for_anew_after_any_change() -> None:
