@@ -1,8 +1,9 @@
-"""What a standby says of itself while it has not read the journal yet."""
+"""What a standby says of itself, and when it may take a journal over."""
 
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from breadbox_server.core.buffers import BufferSet
@@ -10,7 +11,7 @@ from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.claims import Holder
 from breadbox_server.journal.storage import JournalUnavailableError, Sight
 from breadbox_server.metrics import Metrics
-from breadbox_server.standby import WARM_LAG_S_MAX, Follower, Standby
+from breadbox_server.standby import RETURN_S, WARM_LAG_S_MAX, Follower, Standby
 from support.clock import ManualClock
 
 
@@ -18,12 +19,14 @@ class EmptyJournal:
     """One that a leader has just claimed and written nothing to."""
 
     is_away = False
+    incarnation = "first"
+    leader: Holder | None = Holder("token", "host", 7)
 
     def look(self, first: int) -> Sight:
         if self.is_away:
             raise JournalUnavailableError("away")
-        leader = Holder("token", "host", 7)
-        return Sight(5, leader, 0.9, "first", newest=0, snapshot=0, turns=())
+        left_s = 0.9 if self.leader else 0.0
+        return Sight(5, self.leader, left_s, self.incarnation, newest=0, snapshot=0, turns=())
 
 
 def never(taken: Iterable[BufferSnapshot]) -> BufferSet:
@@ -60,3 +63,35 @@ def test_one_that_has_not_reached_the_journal_for_a_while_is_not_ready_any_more(
     assert not standby.is_warm()
     follower.step()
     assert standby.is_warm()
+
+
+@pytest.mark.parametrize("what", ["away", "another"])
+def test_a_journal_that_was_away_or_is_another_is_not_claimed_before_its_leader_can_show_itself(
+    what: str,
+) -> None:
+    """Signs of life run out while nobody can renew them."""
+    clock = ManualClock()
+    journal = EmptyJournal()
+    _, follower = followed(journal, clock)
+    follower.step()
+    assert not follower.may_claim()
+    journal.leader = None
+    follower.step()
+    assert follower.may_claim()
+
+    if what == "away":
+        journal.is_away = True
+        with pytest.raises(JournalUnavailableError):
+            follower.step()
+        journal.is_away = False
+    else:
+        journal.incarnation = "second"
+    clock.advance(1.0)
+    follower.step()
+    assert not follower.may_claim()
+    clock.advance(RETURN_S - 0.1)
+    follower.step()
+    assert not follower.may_claim()
+    clock.advance(0.1)
+    follower.step()
+    assert follower.may_claim()
