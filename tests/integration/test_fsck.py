@@ -9,8 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import breadbox
+from breadbox.cli.main import cli
 from breadbox.stores import open_store
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
@@ -33,20 +35,23 @@ class World:
         self.client.append_many([vector_fragment(index) for index in range(FRAGMENTS)])
 
     def fsck(self, *arguments: str) -> tuple[int, dict[str, int]]:
-        """Exit code and report."""
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "breadbox.cli.main", "fsck", "--json"),
-                *("--store", self.url, "--settle-s", "0", *arguments),
-            ],
-            env=plain_environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode in (0, 1), done.stderr
-        return done.returncode, json.loads(done.stdout)
+        """Exit code and report; of the command in this process."""
+        command = ["fsck", "--json", "--store", self.url, "--settle-s", "0", *arguments]
+        done = CliRunner().invoke(cli, command)
+        assert done.exit_code in (0, 1), done.stderr
+        return done.exit_code, json.loads(done.stdout)
+
+
+def fsck_process(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """The command as one runs it."""
+    return subprocess.run(
+        [sys.executable, "-m", "breadbox.cli.main", "fsck", *arguments],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 @pytest.fixture
@@ -68,8 +73,10 @@ def test_books_and_store_that_agree_are_told_so(kind: str, tmp_path: Path) -> No
         else:
             url = f"file://{tmp_path}/store"
         world = World(stack, url, tmp_path / "log")
+        done = fsck_process("--json", "--store", url, "--settle-s", "0")
         status, report = world.fsck()
         held = world.client.get_buffer().state.payload_bytes
+    assert (0, report) == (done.returncode, json.loads(done.stdout)), done.stderr
     assert 0 == status
     assert [FRAGMENTS, FRAGMENTS, 0, 0, 0] == counts(
         report, "books", "kept", "missing", "orphans", "corrupt"
@@ -211,14 +218,7 @@ def test_repair_without_checksums_looks_for_no_damage(
     ids=["unreachable", "malformed", "without a journal"],
 )
 def test_what_cannot_be_compared_is_told_in_one_line(arguments: list[str], wanted: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "breadbox.cli.main", "fsck", *arguments],
-        env=plain_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = fsck_process(*arguments)
     assert 2 == done.returncode, done.stderr
     assert 1 == len(done.stderr.strip().splitlines()), done.stderr
     assert wanted in done.stderr
@@ -226,16 +226,6 @@ def test_what_cannot_be_compared_is_told_in_one_line(arguments: list[str], wante
 
 
 def test_an_empty_store_without_a_journal_is_told(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "breadbox.cli.main", "fsck"),
-            *("--store", f"file://{tmp_path}/store"),
-        ],
-        env=plain_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = fsck_process("--store", f"file://{tmp_path}/store")
     assert 2 == done.returncode
     assert "no journal" in done.stderr

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,30 @@ def digest(fragment: Fragment) -> str:
     return hashlib.sha256(b"".join(np.asarray(array).tobytes() for array in arrays)).hexdigest()
 
 
-def data_of(tmp_path: Path, *starts: tuple[str, ...]) -> list[set[str]]:
+def in_a_process(*arguments: str) -> str:
+    """Run a command; what it says on standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "breadbox.cli.main", *arguments],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
+    return done.stderr
+
+
+def here(*arguments: str) -> str:
+    """The same in this process, which has torch already and whose random numbers go on."""
+    done = CliRunner().invoke(cli, arguments)
+    assert 0 == done.exit_code, done.output
+    return done.stderr
+
+
+Run = Callable[..., str]
+
+
+def data_of(tmp_path: Path, *starts: tuple[Run, tuple[str, ...]]) -> list[set[str]]:
     """Run a worker of one environment for each of *starts*; digests of each one's fragments.
 
     One environment and one model: what such a worker makes does not depend on time.
@@ -40,15 +64,13 @@ def data_of(tmp_path: Path, *starts: tuple[str, ...]) -> list[set[str]]:
     server = ServerProcess("--store", f"file://{tmp_path}/store", log=tmp_path / "server.log")
     found = []
     with server, breadbox.connect(server.address) as client:
-        for number, arguments in enumerate(starts):
+        for number, (run, arguments) in enumerate(starts):
             client.start_session(f"s{number}")
-            subprocess.run(
-                [sys.executable, "-m", "breadbox.cli.main", "rollout", "--env", "CartPole-v1",
-                 "--server", server.address, "--num-envs", "1", "--fragment-steps", "8",
-                 "--policy", "random", "--steps-max", str(STEPS), *arguments],
-                check=True,
-                env=plain_environment(),
-            )  # fmt: skip
+            run(
+                *("rollout", "--env", "CartPole-v1", "--policy", "random", "--num-envs", "1"),
+                *("--fragment-steps", "8", "--steps-max", str(STEPS)),
+                *("--server", server.address, *arguments),
+            )
             with client.fetch(fragment_count=STEPS // 8, max_wait_s=30.0) as lease:
                 found.append({digest(fragment) for fragment in lease.fragments()})
             client.end_session(f"s{number}")
@@ -59,14 +81,16 @@ def data_of(tmp_path: Path, *starts: tuple[str, ...]) -> list[set[str]]:
 @pytest.mark.long
 def test_two_workers_of_the_defaults_make_different_data(tmp_path: Path) -> None:
     """120 of 120 fragments of two workers were the same bytes."""
-    one, two = data_of(tmp_path, (), ())
+    one, two = data_of(tmp_path, (in_a_process, ()), (in_a_process, ()))
     assert (50, 50, set()) == (len(one), len(two), one & two)
 
 
 @pytest.mark.integration
 def test_a_given_seed_is_another_for_each_name_and_the_same_for_the_same(tmp_path: Path) -> None:
     named = ("--seed", "7", "--worker-name")
-    one, again, other = data_of(tmp_path, (*named, "a"), (*named, "a"), (*named, "b"))
+    one, again, other = data_of(
+        tmp_path, (in_a_process, (*named, "a")), (here, (*named, "a")), (here, (*named, "b"))
+    )
     assert one == again
     assert set() == one & other
 
@@ -100,21 +124,16 @@ def test_names_of_hosts_that_are_called_alike_differ(monkeypatch: pytest.MonkeyP
 def test_generate_plays_other_episodes_each_time_unless_it_is_told_the_seed(
     tmp_path: Path, seed: tuple[str, ...]
 ) -> None:
-    def seeds(out: Path) -> list[int]:
-        result = subprocess.run(
-            [sys.executable, "-m", "breadbox.cli.main", "generate", "--env", "CartPole-v1",
-             "--policy", "random", "--episodes", "2", "--media", "none", "--no-progress",
-             "--out", str(out), *seed],
-            env=plain_environment(),
-            capture_output=True,
-            text=True,
-            check=True,
-        )  # fmt: skip
-        assert re.search(r"seed \d+ \(--seed repeats", result.stderr)
+    def seeds(run: Run, out: Path) -> list[int]:
+        said = run(
+            *("generate", "--env", "CartPole-v1", "--policy", "random", "--episodes", "2"),
+            *("--media", "none", "--no-progress", "--out", str(out), *seed),
+        )
+        assert re.search(r"seed \d+ \(--seed repeats", said)
         lines = (out / "manifest.jsonl").read_text().splitlines()
         return [json.loads(line)["seed"] for line in lines]
 
-    assert bool(seed) == (seeds(tmp_path / "a") == seeds(tmp_path / "b"))
+    assert bool(seed) == (seeds(in_a_process, tmp_path / "a") == seeds(here, tmp_path / "b"))
 
 
 def test_greedy_episodes_repeat_the_likeliest_actions(tmp_path: Path) -> None:
@@ -122,13 +141,11 @@ def test_greedy_episodes_repeat_the_likeliest_actions(tmp_path: Path) -> None:
     torch.manual_seed(3)
     policy = make_policy("mlp", env.observation_space, env.action_space)
     safetensors.numpy.save_file(policy_weights(policy), tmp_path / "weights.safetensors")
-    subprocess.run(
-        [sys.executable, "-m", "breadbox.cli.main", "generate", "--env", "CartPole-v1",
-         "--policy", "mlp", "--weights-file", str(tmp_path / "weights.safetensors"), "--greedy",
-         "--episodes", "2", "--media", "none", "--no-progress", "--out", str(tmp_path / "out")],
-        env=plain_environment(),
-        check=True,
-    )  # fmt: skip
+    here(
+        *("generate", "--env", "CartPole-v1", "--policy", "mlp", "--greedy", "--episodes", "2"),
+        *("--weights-file", str(tmp_path / "weights.safetensors"), "--media", "none"),
+        *("--no-progress", "--out", str(tmp_path / "out")),
+    )
     lines = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()
     for entry in map(json.loads, lines):
         obs, _ = env.reset(seed=entry["seed"])
