@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any, cast
 
 import pytest
 
 from breadbox_server.journal.claims import STARTING_S, Holder
 from breadbox_server.journal.life_signs import LifeSigns
 from breadbox_server.journal.redis_stream import ALIVE, RedisArchive
-from breadbox_server.journal.storage import JournalTakenError
+from breadbox_server.journal.storage import JournalTakenError, JournalUnavailableError
 from support.eventually import eventually_sync
 from support.redis_server import RedisServer
 
@@ -59,6 +60,25 @@ def test_one_that_died_while_it_started_is_replaced_within_seconds(redis: RedisS
         archive.claim(Holder("token", "elsewhere", 7))
         archive.show_life()
         assert client.pttl(ALIVE) <= 3_000
+
+
+def test_signs_go_on_after_an_outage_of_the_journal() -> None:
+    class Away:
+        asked_count = 0
+
+        def show_life(self) -> None:
+            self.asked_count += 1
+            if self.asked_count == 1:
+                raise JournalUnavailableError("away")
+
+    away = Away()
+    signs = LifeSigns(cast(Any, away))
+    signs.start()
+    try:
+        eventually_sync(lambda: away.asked_count > 1, "another sign of life")
+    finally:
+        signs.close()
+    assert not signs.is_alive()
 
 
 def test_signs_end_where_another_server_has_claimed_the_journal(redis: RedisServer) -> None:
