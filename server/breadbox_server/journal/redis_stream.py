@@ -400,11 +400,13 @@ class RedisWriter:
         self, sequence: int, data: bytes, payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS
     ) -> bool:
         """See JournalWriter."""
-        keys = [piece_key(each, 0) for each in payloads]
         claim = self._claim
+        keys: list[str | bytes] = [TURNS]
+        if payloads:
+            # Not otherwise: in a cluster they may be on another node.
+            keys += [JOURNALS_KEY, *(piece_key(each, 0) for each in payloads)]
         turn = (sequence, sequence - 1, data, claim.epoch, claim.journal)
-        call = _Call(_APPEND, (TURNS, JOURNALS_KEY, *keys), (*turn, *payloads.values()))
-        return not await self._eval(call)
+        return not await self._eval(_Call(_APPEND, tuple(keys), (*turn, *payloads.values())))
 
     async def renew(self, sequence: int) -> str:
         """See JournalWriter."""
