@@ -7,6 +7,7 @@ everything public that may talk to either; what is new there and has no row fail
 import asyncio
 import dataclasses
 import inspect
+import itertools
 import os
 import signal
 import threading
@@ -37,6 +38,7 @@ from support.redis_cluster import RedisCluster
 from support.redis_sentinel import WatchedRedis
 from support.redis_server import RedisServer
 from support.server_process import ServerProcess
+from support.tiers import LONG
 from support.tls_proxy import TlsProxy, make_certificate
 
 pytestmark = pytest.mark.integration
@@ -351,10 +353,19 @@ async def close(it: Prepared) -> None:
         await _left(it.lease, ValueError("over"))
 
 
-@pytest.mark.parametrize("how", ["stalled", "dropped", "stopped"])
-@pytest.mark.parametrize("peer", ["server", "redis"])
-@pytest.mark.parametrize("kind", KINDS)
-async def test_no_call_outlives_its_deadline(world: World, kind: str, peer: str, how: str) -> None:
+SILENCES = [*itertools.product(("server", "redis"), ("stalled", "dropped", "stopped"))]
+
+
+@pytest.mark.parametrize(
+    ("peer", "how", "kind"),
+    [
+        # Each meets one kind of client in `make test`, and the other one in `make test-long`.
+        pytest.param(*silence, kind, marks=[LONG] if (number + turn) % 2 else [])
+        for turn, kind in enumerate(KINDS)
+        for number, silence in enumerate(SILENCES)
+    ],
+)
+async def test_no_call_outlives_its_deadline(world: World, peer: str, how: str, kind: str) -> None:
     names = [name for name in CALLS if kind == "blocking" or not name.startswith("Appender")]
     prepared = [await prepare(world, kind, index, name) for index, name in enumerate(names)]
     world.silence(peer, how)
