@@ -120,11 +120,16 @@ async def test_a_connection_that_takes_no_answers_is_hung_up_on(
 async def test_in_a_full_house_those_that_ask_for_nothing_make_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Those of the look before: so they all have to be there before any has to make room."""
     monkeypatch.setattr(traffic, "LOOK_S", 0.05)
+    full_house = traffic.FULL_HOUSE
+    monkeypatch.setattr(traffic, "FULL_HOUSE", 2.0)
     async with served(connections_max=4) as it:
         await it.start()  # The stub's own is the first.
         async with contextlib.AsyncExitStack() as stack:
             idle = [await stack.enter_async_context(stranger(it)) for _ in range(3)]
+            await eventually(lambda: sample(it, "connections") == 4)
+            monkeypatch.setattr(traffic, "FULL_HOUSE", full_house)
             await eventually(lambda: all(each.is_closed for each in idle))
             await it.stub.GetBuffer(pb.GetBufferRequest(), timeout=CALL_S)
 
