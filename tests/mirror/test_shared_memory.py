@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from breadbox.children import child_environment
 from breadbox.errors import InvalidRequestError
 from breadbox.mirror import StepMemory
-from breadbox.mirror.shared_memory import HEAD_BYTES, SharedHoldings, make_file
+from breadbox.mirror.shared_memory import HEAD_BYTES, SharedHoldings, SharedMemory, make_file
 from mirror.told_steps import STEPS, problems_of
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
@@ -82,6 +83,44 @@ def test_who_draws_holds_the_writer_up_where_it_would_never_succeed() -> None:
             with contextlib.suppress(InvalidRequestError):  # All was forgotten a moment ago.
                 batch = reader.sample(20_000)
                 assert (batch.obs[:, -1] == batch.action).all()
+
+
+HOLDER = """
+import sys
+from breadbox.mirror.shared_memory import SharedHoldings
+holdings = SharedHoldings(64, {}, int(sys.argv[1]), lambda: None)
+with holdings.changed, holdings.held_up():
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_nothing_is_let_go_of_while_another_process_holds_it_up() -> None:
+    descriptor = make_file()
+    memory, is_let_go = SharedMemory(descriptor), threading.Event()
+
+    def let_go() -> None:
+        with memory.letting_go():
+            is_let_go.set()
+
+    thread = threading.Thread(target=let_go)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(descriptor)],
+        env=child_environment(),
+        pass_fds=[descriptor],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert "held\n" == holder.stdout.readline()
+        thread.start()
+        was_early = is_let_go.wait(0.2)
+        holder.stdin.close()
+        thread.join(60)
+    os.close(descriptor)
+    assert (False, True) == (was_early, is_let_go.is_set())
 
 
 def test_what_a_killed_writer_left_can_be_drawn_from_and_holds_nobody_up() -> None:
