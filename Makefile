@@ -144,7 +144,7 @@ bench-core: $(VENV)/.ready  ## Cost per operation of the core, by size
 bench: $(VENV)/.ready  ## All figures, beside the limit (ARGS=--quick: two minutes)
 	$(BIN)/python -m bench $(ARGS)
 
-bench-peers: $(VENV)/.ready  ## Reverb on the same workloads, where it can be installed
+bench-peers: $(VENV)/.ready  ## Reverb, TransferQueue, pickles in Redis and a bare socket beside Breadbox (ARGS="--quick --publish")
 	$(BIN)/python -m bench.peers $(ARGS)
 
 learn-check: $(VENV)/.ready  ## Does the reference PPO learn? Every task, three seeds; minutes

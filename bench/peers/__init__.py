@@ -1,0 +1,1 @@
+"""Breadbox beside what one would take instead: Reverb, TransferQueue, a list in Redis, a socket."""

@@ -1,0 +1,183 @@
+"""Shows who did what: the tables and the picture of docs/performance.md."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.peers.contenders import CONTENDERS, OURS
+from bench.peers.rounds import Measured, Result
+
+BEGIN = "<!-- begin of what make bench-peers wrote -->"
+END = "<!-- end of what make bench-peers wrote -->"
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run."""
+
+    machine: str
+    """And the day."""
+    rounds: int
+    seconds: float
+    others_share: float
+    """Of the machine's processors, that other programs had meanwhile."""
+    versions: dict[str, str]
+    absent: dict[str, str]
+    """Who could not take part, and why."""
+    results: list[Result]
+
+    def as_json(self) -> dict[str, Any]:
+        """The run as peers.json has it."""
+        return {**vars(self), "results": [each.as_json() for each in self.results]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Report":
+        """Read what `as_json` made."""
+        return cls(**{**data, "results": [Result.from_json(each) for each in data["results"]]})
+
+    @property
+    def caption(self) -> str:
+        """What has to be known to read the figures."""
+        shared = (
+            "The machine was quiet"
+            if self.others_share < 0.05
+            else f"The machine was shared: other programs had {self.others_share:.0%} of its "
+            "processors meanwhile"
+        )
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return (
+            f"{self.machine}; medians of {self.rounds} rounds of {self.seconds:g} s each, "
+            f"in turns. {shared}. {versions}."
+        )
+
+
+def tables(report: Report) -> str:
+    """Write the rates, and the processor time; our rate to theirs with the middle half of it."""
+    known = {**report.versions, **report.absent}
+    names = [each.name for each in CONTENDERS if each.name in known]
+    lines = [report.caption, "", *_header(names)]
+    for result in report.results:
+        cells = [_rate_cell(result, name, report.absent) for name in names]
+        lines.append(f"| {result.row.name} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Processor time of everything that a row needs, caller, server and store together, "
+        "for each fragment or each GB:",
+        "",
+        *_header(names),
+    ]
+    for result in report.results:
+        cells = [_cpu_cell(result, name, report.absent) for name in names]
+        lines.append(f"| {result.row.name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def publish(report: Report, page: Path) -> None:
+    """Put the tables where the page's marks are.
+
+    Raises:
+        ValueError: It has no marks.
+    """
+    text = page.read_text()
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        raise ValueError(f"{page} needs one {BEGIN} and one {END}")
+    block = f"{BEGIN}\n\n{tables(report)}\n{END}"
+    page.write_text(pattern.sub(lambda _: block, text))
+
+
+def draw(report: Report, path: Path) -> None:
+    """Draw everybody's rate to ours, by row, with the middle half of the rounds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    chart, axes = pyplot.subplots(figsize=(9, 0.75 * len(report.results) + 1.6))
+    others = [name for name in report.versions if name != OURS.name]
+    for number, name in enumerate(others):
+        label: str | None = name
+        for position, result in enumerate(report.results):
+            if not _is_compared(result, name):
+                continue
+            low, middle, high = (1.0 / each for each in reversed(_quartiles(_ratios(result, name))))
+            height = position + 0.18 * (number - (len(others) - 1) / 2)
+            axes.errorbar(
+                middle,
+                height,
+                xerr=[[middle - low], [high - middle]],
+                fmt="o",
+                color=f"C{number}",
+                capsize=3,
+                label=label,
+            )
+            axes.text(high, height, f"  {_rate(result, name)}", va="center", fontsize=7)
+            label = None
+    labels = [
+        f"{each.row.name.replace('`', '')}\n{OURS.name} {_rate(each, OURS.name)}"
+        for each in report.results
+    ]
+    axes.axvline(1.0, color="#b5651d", linewidth=2, label=OURS.name)
+    axes.set_yticks(range(len(labels)), labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.margins(x=0.15)
+    axes.set_xlabel(f"rate to {OURS.name}'s: further right is faster; bars: half of the rounds")
+    axes.grid(visible=True, axis="x", alpha=0.3)
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.set_title(report.machine, loc="left", fontsize=9)
+    chart.tight_layout()
+    chart.savefig(path, dpi=120)
+    pyplot.close(chart)
+
+
+def _header(names: Sequence[str]) -> list[str]:
+    return [f"| what | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
+
+
+def _rate_cell(result: Result, name: str, absent: dict[str, str]) -> str:
+    if why_not := _why_not(result, name, absent):
+        return why_not
+    if name == OURS.name or not _is_compared(result, name):
+        return _rate(result, name)
+    low, middle, high = _quartiles(_ratios(result, name))
+    return f"{_rate(result, name)}; ours {middle:.2f} × ({low:.2f} to {high:.2f})"
+
+
+def _cpu_cell(result: Result, name: str, absent: dict[str, str]) -> str:
+    if why_not := _why_not(result, name, absent):
+        return why_not
+    cpu = result.measured[name].cpu
+    return f"{cpu * 1e6:,.0f} µs" if result.row.unit == "fragments/s" else f"{cpu:.2f} s"
+
+
+def _why_not(result: Result, name: str, absent: dict[str, str]) -> str:
+    measured = result.measured.get(name, Measured())
+    why_not = absent.get(name) or ("" if measured.rates else measured.why_not or "not measured")
+    return f"skipped: {why_not.replace('|', '/')}" if why_not else ""
+
+
+def _is_compared(result: Result, name: str) -> bool:
+    return all(
+        name in result.measured and result.measured[name].rates for name in (OURS.name, name)
+    )
+
+
+def _ratios(result: Result, name: str) -> list[float]:
+    return result.ratios(OURS.name, name)
+
+
+def _rate(result: Result, name: str) -> str:
+    if name not in result.measured or not result.measured[name].rates:
+        return "not measured"
+    rate = result.measured[name].rate
+    return f"{rate:,.0f}/s" if result.row.unit == "fragments/s" else f"{rate:.2f} GB/s"
+
+
+def _quartiles(ordered: Sequence[float]) -> tuple[float, float, float]:
+    """The lower quartile, the median, the upper quartile."""
+    last = len(ordered) - 1
+    low, middle, high = (ordered[round(last * part)] for part in (0.25, 0.5, 0.75))
+    return low, middle, high

@@ -1,0 +1,71 @@
+"""Reverb: one table per workload, each item delivered once. In an environment of its own."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import reverb
+
+from bench.peers.side import main
+
+_ITEMS_MAX = {"vector": 4096, "atari": 590, "vpt": 25}
+"""What `held_max` gives for them."""
+
+
+class Reverb:
+    """A server within this process, as its users start it; callers come to it by gRPC."""
+
+    @contextmanager
+    def serve(self) -> Iterator[str]:
+        """Start it."""
+        tables = [
+            reverb.Table(
+                name=name,
+                sampler=reverb.selectors.Uniform(),
+                remover=reverb.selectors.Fifo(),
+                max_size=items_max,
+                max_times_sampled=1,
+                rate_limiter=reverb.rate_limiters.MinSize(1),
+            )
+            for name, items_max in _ITEMS_MAX.items()
+        ]
+        server = reverb.Server(tables)
+        try:
+            yield f"localhost:{server.port}"
+        finally:
+            server.stop()
+
+    def call(self, address: str, workload: str, arrays: Sequence[np.ndarray]) -> "_Caller":
+        """Connect."""
+        return _Caller(address, workload, arrays)
+
+
+class _Caller:
+    def __init__(self, address: str, workload: str, arrays: Sequence[np.ndarray]) -> None:
+        self._client = reverb.Client(address)
+        self._table = workload
+        self._arrays = list(arrays)
+        # Kept open: four times as fast as Client.insert, which makes one for each call.
+        self._writer = self._client.writer(max_sequence_length=1)
+
+    def append(self, count: int) -> None:
+        """Write, and wait until the server has confirmed all."""
+        for _ in range(count):
+            self._writer.append(self._arrays)
+            self._writer.create_item(self._table, num_timesteps=1, priority=1.0)
+        self._writer.flush()
+
+    def batch(self, count: int) -> None:
+        """Sample, as Python code does without TensorFlow, and stack."""
+        samples = self._client.sample(self._table, count, emit_timesteps=False)
+        columns = zip(*[each.data for each in samples], strict=True)
+        stacked = [np.concatenate(column) for column in columns]
+        assert len(stacked) == len(self._arrays)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._writer.close()
+
+
+if __name__ == "__main__":
+    main(Reverb())
