@@ -10,7 +10,9 @@ import asyncio
 import random
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,6 +45,9 @@ from support.metadata import written_fragment
 BUFFER = BufferName("default")
 BATCH = 32
 """Fragments that a learner fetches."""
+SERVER_BYTES, FRAGMENT_BYTES, CONNECTION_BYTES = 60 * 2**20, 2**10, 40 * 2**10
+"""Of memory: the server alone, for a fragment held, for a client with a call in progress;
+docs/deploy.md has them."""
 REFUSAL_S = 30e-6
 STORE_S = 0.5e-3
 """How long the store takes to confirm a slice of appends."""
@@ -166,6 +171,8 @@ class Played:
     """Share of the server's processor that was used."""
     waiting_peak: int = 0
     refused: int = 0
+    held_peak: int = 0
+    """Fragments in the buffer at most."""
     recovered_s: float = 0.0
     """How long after its return, at most, groups waited that were due while it was away."""
 
@@ -173,6 +180,18 @@ class Played:
     def rate(self) -> float:
         """Fragments per second that were taken."""
         return sum(self.sent) / self.crowd.seconds
+
+    @property
+    def fetch_rate(self) -> float:
+        """Fragments per second that learners got."""
+        return self.delivered / self.crowd.seconds
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the server's memory is reckoned to be, with everybody connected."""
+        clients = self.crowd.producers + self.crowd.learners
+        held = self.held_peak * FRAGMENT_BYTES
+        return SERVER_BYTES + clients * CONNECTION_BYTES + held
 
     @property
     def least_to_mean(self) -> float:
@@ -230,6 +249,7 @@ class _World:
             await self._call(rng, cost_s, partial(self._append, driver, group))
             self.played.append_s.append((due, loop.time() - due))
             self.played.sent[producer] += crowd.group
+            self.played.held_peak = max(self.played.held_peak, len(self.store.kept))
             # Who is late makes the next one at once, and only so many can wait in its queue.
             due = max(due + crowd.period_s, loop.time() - crowd.period_s)
 
@@ -311,8 +331,8 @@ def play(crowd: Crowd, seed: int = 0) -> Played:
 CASES = (
     *(Crowd(1_000, 64, group, 0.5) for group in (1, 8)),
     *(Crowd(10_000, 64, 1, load, seconds=300.0) for load in (0.5, 1.2)),
-    *(Crowd(10_000, 64, 8, load, seconds=300.0) for load in (0.5, 0.8, 0.95, 1.2)),
-    *(Crowd(10_000, 64, 8, 0.5, seconds=300.0, away_s=away_s) for away_s in (1.5, 30.0)),
+    *(Crowd(10_000, 64, 8, load, seconds=150.0) for load in (0.5, 0.8, 0.95, 1.2)),
+    *(Crowd(10_000, 64, 8, 0.5, seconds=150.0, away_s=away_s) for away_s in (1.5, 30.0)),
 )
 """Each lasts for some periods of its producers, or who got least says nothing."""
 
@@ -320,9 +340,10 @@ CASES = (
 def table(results: Sequence[Played]) -> str:
     """The table of docs/scaling.md."""
     lines = [
-        "| producers, fragments a call | load | fragments/s | append p50, p99 | fetch p50, p99 "
-        "| least served, to the mean | at the door at most | refused there |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| producers, fragments a call | load | appended/s, fetched/s | append p50, p99 "
+        "| fetch p50, p99 | least served, to the mean | at the door at most | refused there "
+        "| memory | caught up |",
+        f"|{' --- |' * 10}",
     ]
     for each in results:
         crowd = each.crowd
@@ -332,9 +353,11 @@ def table(results: Sequence[Played]) -> str:
             for get in (each.append_percentile, each.fetch_percentile)
         )
         lines.append(
-            f"| {crowd.producers:,}, {crowd.group}{away} | {crowd.load:g} | {each.rate:,.0f} "
-            f"| {append} | {fetch} | {each.least_to_mean:.2f} | {each.waiting_peak:,} "
-            f"| {each.refused:,} |"
+            f"| {crowd.producers:,}, {crowd.group}{away} | {crowd.load:g} "
+            f"| {each.rate:,.0f}, {each.fetch_rate:,.0f} | {append} | {fetch} "
+            f"| {each.least_to_mean:.2f} | {each.waiting_peak:,} | {each.refused:,} "
+            f"| {each.memory_bytes / 2**20:,.0f} MiB "
+            f"| {f'{each.recovered_s:.1f} s' if crowd.away_s else ''} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -352,13 +375,13 @@ def draw(results: Sequence[Played], path: Path) -> None:
         if crowd.producers < 10_000 or crowd.group == 1:
             continue
         began = min(due for due, _ in each.append_s)
-        seconds = range(int(crowd.seconds))
-        p99 = []
-        for second in seconds:
-            took = [took_s for due, took_s in each.append_s if second <= due - began < second + 1]
-            p99.append(_percentile(took, 99) if took else None)
+        by_second = defaultdict(list)
+        for due, took_s in each.append_s:
+            by_second[int(due - began)].append(took_s)
+        seconds = sorted(by_second)
+        p99 = [_percentile(by_second[second], 99) for second in seconds]
         label = f"load {crowd.load:g}" + (f", away for {crowd.away_s:g} s" * bool(crowd.away_s))
-        panels[bool(crowd.away_s)].plot(seconds, p99, label=label)
+        panels[1 if crowd.away_s else 0].plot(seconds, p99, label=label)
     titles = ("append p99, s: by load", "append p99, s: around a restart and a takeover")
     for panel, title in zip(panels, titles, strict=True):
         panel.set_yscale("log")
@@ -378,10 +401,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     results = []
-    for crowd in CASES:
-        results.append(play(crowd, options.seed))
-        sys.stdout.write(table(results[-1:]).splitlines()[-1] + "\n")
-        sys.stdout.flush()
+    with ProcessPoolExecutor() as processes:
+        for played in processes.map(partial(play, seed=options.seed), CASES):
+            results.append(played)
+            sys.stdout.write(table([played]).splitlines()[-1] + "\n")
+            sys.stdout.flush()
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "crowd.md").write_text(table(results))
     draw(results, options.out / "crowd.png")
