@@ -15,7 +15,13 @@ import pytest
 from breadbox.children import child_environment
 from breadbox.errors import InvalidRequestError
 from breadbox.mirror import StepMemory
-from breadbox.mirror.shared_memory import HEAD_BYTES, SharedHoldings, SharedMemory, make_file
+from breadbox.mirror.shared_memory import (
+    HEAD_BYTES,
+    Head,
+    SharedHoldings,
+    SharedMemory,
+    make_file,
+)
 from mirror.told_steps import STEPS, problems_of
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
@@ -151,3 +157,32 @@ def test_a_reader_cannot_write() -> None:
             reader.holdings.columns.column("reward")[0] = 7.0
         with pytest.raises(InvalidRequestError, match="process takes in"):
             reader.extend(vector_fragment(0), 0)
+
+
+def seen(head: Head, session_id: str = "s") -> SharedHoldings:
+    """A memory as a reader has seen it."""
+    holdings = SharedHoldings(64, {}, make_file(), lambda: None)
+    holdings.head, holdings.session_id = head, session_id
+    return holdings
+
+
+@pytest.mark.parametrize(
+    ("head", "session_id", "is_drawn_from"),
+    [
+        (Head(), "", False),
+        (Head(cursor=4), "s", False),
+        (Head(cursor=5), "s", True),
+        (Head(cursor=2), "another", True),
+        (Head(cursor=2, begun_count=1), "s", True),
+        (Head(has_failed=1), "", True),
+    ],
+    ids=["unread", "behind", "as far", "another session", "begun anew", "failed"],
+)
+def test_a_successor_is_drawn_from_once_it_has_as_much_or_what_there_is_instead(
+    head: Head, session_id: str, *, is_drawn_from: bool
+) -> None:
+    """One that has failed tells why, where the old memory would be drawn from for ever."""
+    successor = seen(head, session_id)
+    assert is_drawn_from is seen(Head(cursor=5)).is_no_newer_than(successor)
+    has_more_than_nothing = is_drawn_from or successor.cursor is not None
+    assert has_more_than_nothing is seen(Head()).is_no_newer_than(successor)
