@@ -16,10 +16,12 @@ FRAMES_PERIOD = 400
 """Fragments after which all is forgotten."""
 
 
-def main() -> None:
-    descriptor, capacity, has_frames = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
+def filled(
+    descriptor: int, capacity: int, frame_stack: dict[str, int]
+) -> tuple[FilledHoldings, Any]:
+    """A memory to fill, and who is said to fill it."""
     memory = SharedMemory(descriptor)
-    held = FilledHoldings(capacity, {"obs": 0} if has_frames else {}, memory)
+    held = FilledHoldings(capacity, frame_stack, memory)
     follower: Any = SimpleNamespace(
         session_id="s",
         cursor=-1,
@@ -29,6 +31,12 @@ def main() -> None:
         behind_since=0.0,
     )
     held.on_change = Publisher(memory, held, cast("Any", follower)).publish
+    return held, follower
+
+
+def main() -> None:
+    descriptor, capacity, has_frames = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
+    held, follower = filled(descriptor, capacity, {"obs": 0} if has_frames else {})
     over_at, index = time.monotonic() + float(sys.argv[4]), 0
     while time.monotonic() < over_at:
         if index % FRAMES_PERIOD == FRAMES_PERIOD - 1:

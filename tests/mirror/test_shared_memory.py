@@ -22,7 +22,8 @@ from breadbox.mirror.shared_memory import (
     SharedMemory,
     make_file,
 )
-from mirror.told_steps import STEPS, problems_of
+from mirror.shared_writer import filled
+from mirror.told_steps import STEPS, problems_of, told_fragment
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 
@@ -127,6 +128,24 @@ def test_nothing_is_let_go_of_while_another_process_holds_it_up() -> None:
         thread.join(60)
     os.close(descriptor)
     assert (False, True) == (was_early, is_let_go.is_set())
+
+
+def test_a_draw_is_tried_again_once_an_episode_has_gone_although_its_own_steps_are_there() -> None:
+    """What it looked up of episodes may have been written over by then."""
+    descriptor = make_file()
+    held, _ = filled(descriptor, 64, {})
+    reader = SharedHoldings(64, {}, os.dup(descriptor), lambda: None)
+    first = held.index.episodes.first
+    held.extend(told_fragment(0, has_frames=False), 0)
+    for index in range(1, 1000):
+        still_has, newest = reader.refresh(), reader.index.high - 1
+        assert (True, True) == (still_has(newest), reader.is_steady())
+        held.extend(told_fragment(index, has_frames=False), index)
+        if first != held.index.episodes.first:
+            break
+    assert newest > held.index.floor, "the step itself is there"
+    assert (False, False) == (still_has(newest), reader.is_steady())
+    os.close(descriptor)
 
 
 def test_what_a_killed_writer_left_can_be_drawn_from_and_holds_nobody_up() -> None:
