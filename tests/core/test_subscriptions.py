@@ -258,6 +258,19 @@ def test_only_who_retains_and_has_not_passed_a_chunk_misses_it() -> None:
     assert ([1, 0, 0], 1) == (missed, world.count("chunks_missed"))
 
 
+def test_a_cursor_that_retains_nothing_moves_beside_one_that_does() -> None:
+    world = Followed(capacity_chunks=2)
+    world.subscribe(READER)
+    world.subscribe(OTHER, retaining=False)
+    world.fill(2)
+    world.use_up(2)
+    world.acknowledge(1, OTHER)
+    assert (1, [0, 1]) == (world.shown(OTHER).cursor, world.ids())
+    world.append(index=2)
+    assert [1, 0] == [world.shown(name).missed_count for name in (READER, OTHER)]
+    world.check()
+
+
 @given(st.integers(0, 2**32))
 def test_each_of_many_counts_what_went_behind_where_it_stood_then(seed: int) -> None:
     """However rarely somebody asks: here once in a while, in a twin each time."""
