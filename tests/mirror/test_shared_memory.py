@@ -148,6 +148,36 @@ def test_a_draw_is_tried_again_once_an_episode_has_gone_although_its_own_steps_a
     os.close(descriptor)
 
 
+def test_priorities_of_what_was_all_forgotten_meanwhile_are_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    descriptor = make_file()
+    held, _ = filled(descriptor, 64, {})
+    held.extend(told_fragment(0, has_frames=False), 0)
+    reader = Reader(64, {}, os.dup(descriptor))
+    reader.wait_until(STEPS, timeout_s=60)
+    handles = reader.handles()
+    refresh = reader.holdings.refresh
+    looks = 0
+
+    def refresh_then_forget() -> object:
+        nonlocal looks
+        looks += 1
+        found = refresh()
+        if looks == 1:
+            held.clear()
+        return found
+
+    monkeypatch.setattr(reader.holdings, "refresh", refresh_then_forget)
+    assert 0 == reader.update_priorities(handles, np.ones(len(handles)))
+    assert len(handles) == reader.late_update_count > 0
+    held.extend(told_fragment(1, has_frames=False), 1)
+    reader.wait_until(STEPS, timeout_s=60)
+    looks = 0
+    assert np.isnan(reader.priorities(handles)).all()
+    os.close(descriptor)
+
+
 def test_what_a_killed_writer_left_can_be_drawn_from_and_holds_nobody_up() -> None:
     with filling(4096, has_frames=False, seconds=60) as (reader, process):
         reader.wait_until(10 * STEPS, timeout_s=60)

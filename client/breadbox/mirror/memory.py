@@ -542,16 +542,16 @@ class StepMemory:
             numbers = held.index.numbers_of(wanted)
             is_kept = np.not_equal(numbers, NONE)
             rows = held.rows(numbers[is_kept])
-            return is_kept, rows, held.columns.column("is_usable")[rows]
+            # Without a step there are no columns either.
+            usable = held.columns.column("is_usable")[rows] if len(rows) else is_kept[:0]
+            return is_kept, rows, usable
 
         with self._changed:
-            held.refresh()
-            if not held.step_count:
-                self.late_update_count += len(wanted)
-                return 0
             is_kept, rows, usable = self._look_up(look)
-            held.tree(held.priorities.alpha)  # Made now, if there was no draw by priority yet.
             self.late_update_count += int(len(is_kept) - is_kept.sum())
+            if not held.step_count:
+                return 0
+            held.tree(held.priorities.alpha)  # Made now, if there was no draw by priority yet.
             rows, values = rows[usable], values[is_kept][usable]
             if len(rows):
                 held.priorities.update(rows, values)
@@ -561,10 +561,9 @@ class StepMemory:
         """Priorities of steps, float64[B]; NaN of those that are no longer kept."""
         held, wanted = self._held, _flat(handles).astype(np.int64)
         with self._changed:
-            held.refresh()
+            numbers = self._look_up(lambda: held.index.numbers_of(wanted))
             if not held.step_count:
                 return np.full(len(wanted), np.nan)
-            numbers = self._look_up(lambda: held.index.numbers_of(wanted))
             held.tree(held.priorities.alpha)  # Made now, if there was no draw by priority yet.
             return np.where(numbers != NONE, held.priorities.of(held.rows(numbers)), np.nan)
 
