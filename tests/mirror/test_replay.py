@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from breadbox.errors import (
 from breadbox.mirror import ReplayMirror
 from breadbox.mirror import following as following_module
 from breadbox.mirror import memory as memory_module
-from breadbox.types import BufferConfig
+from breadbox.types import BufferConfig, FragmentRead
 from mirror.fake_feed import FakeFeed
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
@@ -144,6 +145,28 @@ def test_a_buffer_that_is_set_back_is_read_anew(feed: FakeFeed, mirror: ReplayMi
     eventually_sync(lambda: mirror.step_count == 12, "what the buffer holds is here")
     assert [0, 1, 7] == shown(mirror)[::4]
     assert not mirror.holds(old).any()
+
+
+def test_who_catches_up_while_a_buffer_that_was_set_back_is_read_anew_waits_for_that_alone(
+    feed: FakeFeed, mirror: ReplayMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed.append(*(vector_fragment(index) for index in range(5)))
+    mirror.wait_until(20, timeout_s=10)
+    feed.may_read.clear()
+    eventually_sync(lambda: feed.reader_count == 1, "the next read is about to begin")
+    del feed.chunks[2:]
+    feed.next_chunk_id = 2
+    read_fragments = feed.read_fragments
+
+    def read_late(*args: Any, **options: Any) -> FragmentRead:
+        feed.append(*(vector_fragment(7) for _ in range(not feed.may_read.is_set())))
+        feed.may_read.set()
+        eventually_sync(lambda: mirror.step_count == 12, "the mirror has begun anew")
+        return read_fragments(*args, **options)
+
+    monkeypatch.setattr(feed, "read_fragments", read_late)
+    mirror.catch_up(timeout_s=10)
+    assert [0, 1, 7] == shown(mirror)[::4]
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,8 @@ class Follower:
         Raises:
             ReplayBufferError: The server cannot be asked.
         """
-        begun_count, newest = self.begun_count, self._after
+        with self._changed:
+            begun_count, newest = self.begun_count, self._after
         for _ in range(CATCH_UP_READS):  # Where producers are as fast as this it would not end.
             read = self._client.read_fragments(
                 newest,
@@ -248,7 +249,8 @@ class Follower:
                 with suppress(ReplayBufferError):  # It expires by itself.
                     self._client.release_lease(read.lease_id, buffer=self._buffer)
             if newest is not None and read.cursor < newest:
-                begun_count, newest = self.begun_count + 1, self._beginning
+                # Not from how often it is by now: the thread may have begun anew meanwhile.
+                begun_count, newest = begun_count + 1, self._beginning
             elif not read.fragments:
                 break
             else:
