@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from breadbox.errors import PayloadMissingError, StoreError
+from breadbox.errors import PayloadMissingError, StoreError, StoreFullError
 from breadbox.stores.base import Confirmation, PayloadCustodian
 from breadbox.types import PayloadReference
 from breadbox_server.appends import AppendQueue
@@ -731,11 +731,10 @@ class Driver:
         """Ask the store for payloads, and give up what refers to those that are lost.
 
         Returns:
-            How many the store lacked.
+            How many the store lacked, but for those that are in memory and found no room in it.
 
         Raises:
             StoreUnavailableError: The store cannot be reached.
-            StoreFullError: It has no room for those that are not lost, since they are in memory.
             BufferNotFoundError: The buffer was deleted meanwhile.
         """
         looked_at = self._stored(payloads)
@@ -749,11 +748,10 @@ class Driver:
         """Make payloads of a buffer stay, and give up what refers to those that are lost.
 
         Returns:
-            How many the store lacked.
+            How many the store lacked, but for those that are in memory and found no room in it.
 
         Raises:
             StoreUnavailableError: The store cannot be reached.
-            StoreFullError: It has no room for those that are not lost, since they are in memory.
             BufferNotFoundError: The buffer was deleted meanwhile.
         """
         references = self._stored(payloads)
@@ -771,19 +769,29 @@ class Driver:
         """Put back what the store lacks and is in memory still; give up what refers to the rest.
 
         A store that died lost what it had not written out. That came last, and so is here, where it
-        rode along. Without room for it nothing is given up, and the caller comes again.
+        rode along. What finds no room is not given up: it is looked for again before long.
         """
         bodies = {}
         for each in missing:
             payload_id = PayloadId(each.payload_id)
             if self.refers_to(buffer, payload_id) and (body := self.recent.get(payload_id)):
                 bodies[payload_id] = body
+        put_back_count = 0
         if bodies:
-            await self._put_back(
-                buffer, [each for each in missing if each.payload_id in bodies], bodies
-            )
+            held = [each for each in missing if each.payload_id in bodies]
+            try:
+                await self._put_back(buffer, held, bodies)
+                put_back_count = len(held)
+            except StoreFullError:
+                self.suspicion_count += 1
+                log.warning(
+                    "the store lost %d payloads of buffer %s that are in memory, and has no room "
+                    "for them: they are written again once it has",
+                    len(held),
+                    buffer,
+                )
         lost = [each for each in missing if each.payload_id not in bodies]
-        return len(bodies) + await self._drop_lost(buffer, lost)
+        return put_back_count + await self._drop_lost(buffer, lost)
 
     async def _put_back(
         self,

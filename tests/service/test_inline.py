@@ -7,7 +7,6 @@ from functools import partial
 import grpc
 import pytest
 
-from breadbox.errors import StoreFullError
 from breadbox.types import PayloadReference
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -190,12 +189,16 @@ async def test_what_the_store_lost_and_is_in_memory_is_written_again() -> None:
 async def test_what_is_in_memory_is_not_given_up_by_a_store_without_room_for_it() -> None:
     async with served(BufferConfig(uses_max=1)) as it:
         await it.start()
-        await it.append(it.riding(0), payloads=[b"some"])
+        await it.append(it.riding(0), it.metadata(1), payloads=[b"some", b""])
         it.custodian.lose_everything()
         it.custodian.is_full = True
-        with pytest.raises(StoreFullError):
-            await it.server.driver.drop_missing(DEFAULT, it.server.driver.payloads(DEFAULT))
-        assert [b"some"] == (await it.fetch(1, inline_bytes_max=9)).grant.payloads
+        driven = it.server.driver
+        suspicion_count = driven.suspicion_count
+        assert 1 == await driven.drop_missing(DEFAULT, driven.payloads(DEFAULT))
+        assert 0 == await driven.drop_missing(DEFAULT, driven.payloads(DEFAULT))
+        assert suspicion_count + 2 == driven.suspicion_count  # So that somebody looks again.
+        (reference,) = (await it.fetch(1, inline_bytes_max=9)).grant.fragments
+    assert 0 == reference.metadata.fragment_index
 
 
 async def test_what_is_let_go_while_it_is_written_again_is_deleted() -> None:
