@@ -2,7 +2,7 @@
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
@@ -27,7 +27,8 @@ def run_ahead(
         run: Called once per job.
         at_once: At most this many jobs run at a time.
         depth: At most this many results are ready or being made beside the one handed out; 0 runs
-            each job when its result is asked for, in the iterating thread.
+            each job when its result is asked for, in the iterating thread. There, too, runs a job
+            that is known to be the only one: nothing could be ahead of it.
         in_order: Results in the order of jobs; else as they complete.
 
     Returns:
@@ -38,7 +39,7 @@ def run_ahead(
     Raises:
         ClosedError: The process is ending, and lets no thread begin another job.
     """
-    if depth == 0:
+    if depth == 0 or (isinstance(jobs, Sized) and len(jobs) == 1):
         yield from map(run, jobs)
         return
     remaining = iter(jobs)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from breadbox.devices import check_device
 from breadbox.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
 from breadbox.fragment import Tree
+from breadbox.payload.alike import Alike, gather
 from breadbox.payload.dtypes import BFLOAT16, as_leaf, byte_view
 from breadbox.payload.format import Head
 from breadbox.payload.fragments import (
@@ -22,6 +23,7 @@ from breadbox.payload.fragments import (
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.receive import Placement, receive
 from breadbox.stores.base import PayloadStore
+from breadbox.stores.riding import bodies_at_hand
 from breadbox.summaries import summary, summary_html
 from breadbox.trees import (
     Structure,
@@ -220,12 +222,14 @@ def load_batch(
     is_elsewhere = device is not None and str(device).partition(":")[0] != "cpu"
     reusable = into.stacked if isinstance(into, Batch) else into
     builder = _Builder(references, Selection(columns), reusable, is_pinned=is_elsewhere)
-    receive(
-        store,
-        [each.metadata.payload for each in references],
-        builder.place,
-        wants_whole=columns is None,
-    )
+    payloads = [each.metadata.payload for each in references]
+    at_hand = bodies_at_hand(store, payloads)
+    groups = None if at_hand is None else gather(at_hand)
+    if groups is None:
+        receive(store, payloads, builder.place, wants_whole=columns is None)
+    else:
+        for group in groups:
+            builder.take(group)
     batch = builder.finish()
     if is_elsewhere:
         return _on_device(batch, device)
@@ -302,6 +306,24 @@ class _Builder:
                 loose[stored.name] = as_leaf(destination, stored.type_name)
                 placements.append(Placement(index, destination))
         return placements
+
+    def take(self, group: Alike) -> None:
+        """Stack payloads that are here, as `place` has them received."""
+        head, positions = group.head, group.positions
+        rows = slice(None) if len(positions) == len(self._references) else positions
+        loose: list[dict[str, Any]] = [{} for _ in positions]
+        self._loose.update(zip(positions, loose, strict=True))
+        self._heads.update(dict.fromkeys(positions, head))
+        for index, stacked, memory, row_bytes in self._plan(positions[0], head):
+            if memory is not None and row_bytes:
+                every_row = np.frombuffer(memory, np.uint8).reshape(-1, row_bytes)
+                every_row[rows] = group.column(index)
+            elif stacked is None:
+                stored = head.layout.arrays[index]
+                arrays = np.empty((len(positions), *stored.shape), stored.dtype)
+                byte_view(arrays)[:] = group.column(index).tobytes()
+                for leaves, array in zip(loose, arrays, strict=True):
+                    leaves[stored.name] = as_leaf(array, stored.type_name)
 
     def _plan(self, position: int, head: Head) -> list["_Stacking"]:
         """List the arrays to read of all fragments of a layout, and where each is stacked."""
@@ -443,6 +465,13 @@ class _Builder:
             return None
         step_counts = [each.metadata.step_count for each in self._references]
         versions = np.empty((len(self._references), step_counts[0]), dtype=np.int64)
+        if (
+            not any("model_version" in each for each in self._loose.values())
+            and len(set(step_counts)) == 1
+        ):
+            oldest = [each.metadata.model_version_min for each in self._references]
+            versions[...] = np.array(oldest, dtype=np.int64)[:, None]
+            return versions
         for position, reference in enumerate(self._references):
             stored = self._loose[position].get("model_version")
             row = reference.metadata.model_version_min if stored is None else stored

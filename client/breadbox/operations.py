@@ -648,7 +648,19 @@ def load_weights(context: Context, reference: PayloadReference) -> Operation[dic
 
 def without_body(reference: FragmentReference) -> FragmentReference:
     """The same, without the payload that came along with it."""
-    return replace(reference, body=b"") if reference.body else reference
+    it = reference
+    if not it.body:
+        return it
+    # By hand: once per fragment, and `replace` takes three times as long.
+    return FragmentReference(
+        it.metadata,
+        it.chunk_id,
+        it.staleness,
+        it.use_count,
+        it.priority,
+        it.probability,
+        it.population,
+    )
 
 
 def load_fragments(

@@ -296,3 +296,8 @@ def test_leaving_early_cancels_what_has_not_begun(monkeypatch: pytest.MonkeyPatc
     assert 0 == next(results)
     results.close()
     assert begun in ([0], [0, 1])
+
+
+def test_an_only_job_runs_in_the_thread_that_wants_it() -> None:
+    results = run_ahead([0], lambda job: threading.get_ident(), at_once=2, depth=2, in_order=True)
+    assert [threading.get_ident()] == list(results)

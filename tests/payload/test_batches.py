@@ -18,14 +18,20 @@ from breadbox.errors import (
 from breadbox.fragment import Fragment
 from breadbox.payload import describe_arrays
 from breadbox.stores import PayloadStore, open_store
+from breadbox.stores.riding import RidingStore
 from support.fake_store import FakeStore
 from support.payload_trees import same
 from support.rich_fragments import STEPS, plain_fragment, rich_fragment, stored
 
 
-@pytest.fixture(params=["fake", "file"])
+@pytest.fixture(params=["fake", "file", "riding"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PayloadStore]:
-    store = FakeStore() if request.param == "fake" else open_store(f"file://{tmp_path}/store")
+    store: PayloadStore = FakeStore()
+    if request.param == "file":
+        store = open_store(f"file://{tmp_path}/store")
+    elif isinstance(store, FakeStore) and request.param == "riding":
+        # As if all that is written there came along with a reply.
+        store = RidingStore(store.payloads.unannounced, store)
     yield store
     store.close()
 

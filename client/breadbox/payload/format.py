@@ -67,7 +67,9 @@ FORMAT_VERSION: Final = 1
 _MAGIC: Final = b"BREADBOX"
 _PRELUDE: Final = struct.Struct("<8sHHIQIIQ")
 _CHECKSUM: Final = struct.Struct("<Q")
-PRELUDE_BYTES: Final = _PRELUDE.size + _CHECKSUM.size
+CHECKSUMMED_PRELUDE_BYTES: Final = _PRELUDE.size
+"""Bytes of a prelude in front of its checksum."""
+PRELUDE_BYTES: Final = CHECKSUMMED_PRELUDE_BYTES + _CHECKSUM.size
 
 _JOIN_BYTES: Final = 16 * 1024
 """Neighbouring buffers up to this size are joined: a copy costs less than a buffer more to send."""

@@ -61,7 +61,7 @@ class RidingStore:
     """
 
     def __init__(self, bodies: Mapping[str, bytes], store: PayloadStore) -> None:
-        self._bodies = bodies
+        self.bodies = bodies
         self._store = store
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
@@ -72,7 +72,7 @@ class RidingStore:
         """See PayloadStore."""
         others: list[tuple[int, PayloadReference]] = []
         for position, reference in enumerate(references):
-            body = self._bodies.get(reference.payload_id)
+            body = self.bodies.get(reference.payload_id)
             if body is None:
                 others.append((position, reference))
             else:
@@ -83,11 +83,11 @@ class RidingStore:
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
         """See PayloadStore. Those that are here are copied, into memory that nobody else has."""
-        if any(each.payload_id not in self._bodies for each in references):
+        if any(each.payload_id not in self.bodies for each in references):
             return self._store.map_many(references)
         mapped = []
         for reference in references:
-            body = self._bodies[reference.payload_id]
+            body = self.bodies[reference.payload_id]
             _check_size(reference, body)
             mapped.append(memoryview(bytearray(body)))
         return mapped
@@ -98,10 +98,22 @@ class RidingStore:
 
     def within(self, deadline: Deadline) -> "RidingStore":
         """See PayloadStore."""
-        return RidingStore(self._bodies, self._store.within(deadline))
+        return RidingStore(self.bodies, self._store.within(deadline))
 
     def close(self) -> None:
         """See PayloadStore. The other store is not this one's to close."""
+
+
+def bodies_at_hand(
+    store: PayloadStore, references: Sequence[PayloadReference]
+) -> list[bytes] | None:
+    """Payloads in memory, as they came; None unless all of them are, each of the size it has."""
+    if not isinstance(store, RidingStore):
+        return None
+    bodies = store.bodies
+    found = [bodies.get(each.payload_id, b"") for each in references]
+    sizes = [each.size_bytes for each in references]
+    return found if all(found) and sizes == list(map(len, found)) else None
 
 
 class _Renumbered:

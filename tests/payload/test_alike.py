@@ -1,0 +1,115 @@
+"""Payloads in memory that are alike are read together: with the same outcome as one by one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from breadbox.batches import Batch, load_batch
+from breadbox.errors import ReplayBufferError
+from breadbox.fragment import Fragment
+from breadbox.payload import encode_fragment
+from breadbox.payload.alike import gather
+from breadbox.stores.riding import RidingStore, bodies_at_hand
+from breadbox.types import FragmentReference, PayloadReference
+from support.fake_store import FakeStore
+from support.payload_trees import same
+from support.rich_fragments import STEPS, plain_fragment, reference_to, rich_fragment
+
+FIELDS = ("obs", "action", "reward", "next_obs", "in_state", "extras", "model_version")
+ENDS = ("final_obs", "final_obs_row", "final_obs_step")
+
+
+def bodies_of(fragments: Sequence[Fragment], codecs: Any = "raw") -> list[bytes]:
+    return [b"".join(encode_fragment(each, codecs=codecs)) for each in fragments]
+
+
+def riding(
+    fragments: Sequence[Fragment], bodies: Sequence[bytes]
+) -> tuple[RidingStore, list[FragmentReference]]:
+    """A store of payloads that came along, and what refers to them."""
+    payloads = [PayloadReference(f"{k:032x}", len(each)) for k, each in enumerate(bodies)]
+    found = {each.payload_id: body for each, body in zip(payloads, bodies, strict=True)}
+    references = [reference_to(*pair) for pair in zip(fragments, payloads, strict=True)]
+    return RidingStore(found, FakeStore()), references
+
+
+def one_by_one(store: RidingStore, references: Sequence[FragmentReference]) -> Batch:
+    """The same, each read by itself."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("breadbox.batches.gather", lambda payloads: None)
+        return load_batch(store, references)
+
+
+def test_payloads_of_several_layouts_are_stacked_as_one_by_one() -> None:
+    """Final observations are as many as episodes end, so layouts differ within a batch."""
+    several = np.arange(2, dtype=np.int32)
+    one = np.zeros(1, np.int32)
+    pictures = np.random.default_rng(0).integers(0, 255, (2, 64, 64, 3), np.uint8)
+    fragments = [
+        rich_fragment(0, final_obs_step=several, final_obs={"image": pictures}),
+        rich_fragment(1, final_obs_step=one, final_obs={"image": pictures[:1]}),
+        rich_fragment(2, final_obs_step=None, final_obs=None),
+        rich_fragment(1000, final_obs_step=several, final_obs={"image": pictures[::-1]}),
+    ]
+    bodies = bodies_of(fragments)
+    groups = gather(bodies)
+    assert groups is not None
+    assert [[0, 3], [1], [2]] == [each.positions for each in groups]
+    store, references = riding(fragments, bodies)
+    together, apart = load_batch(store, references), one_by_one(store, references)
+    for name in (*FIELDS, *ENDS):
+        assert same(getattr(apart, name), getattr(together, name)), name
+
+
+def test_lengths_of_attributes_differ_and_layouts_do_not() -> None:
+    bodies = bodies_of([plain_fragment(index) for index in (9, 10, 10**9, 3)])
+    (group,) = gather(bodies) or []
+    assert [0, 1, 2, 3] == group.positions
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_damage_anywhere_is_told_as_one_by_one(is_alone: bool) -> None:
+    fragments = [
+        plain_fragment(index, obs=np.zeros((STEPS, 3))) for index in range(1 if is_alone else 3)
+    ]
+    sound = bodies_of(fragments)
+    damaged = sound[-1]
+    for position in range(0, len(damaged), 1 + len(damaged) // 400):
+        for changed in (
+            damaged[:position] + bytes([damaged[position] ^ 4]) + damaged[position + 1 :],
+            damaged[:position],
+        ):
+            store, references = riding(fragments, [*sound[:-1], changed])
+            assert told(load_batch, store, references) == told(one_by_one, store, references)
+
+
+def told(load: Any, store: RidingStore, references: Sequence[FragmentReference]) -> object:
+    """What came of loading: an error, or the rewards."""
+    try:
+        return load(store, references).reward.tolist()
+    except ReplayBufferError as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("codecs", ["zstd", {"obs.image": "lz4"}], ids=str)
+def test_encoded_arrays_are_read_one_by_one(codecs: Any) -> None:
+    fragments = [rich_fragment(index) for index in range(2)]
+    bodies = bodies_of(fragments, codecs)
+    assert gather(bodies) is None
+    store, references = riding(fragments, bodies)
+    assert same(fragments[1].obs["image"], load_batch(store, references).obs["image"][1])
+
+
+def test_payloads_are_at_hand_where_all_are_and_of_the_size_that_is_said() -> None:
+    fragments = [plain_fragment(index) for index in range(2)]
+    store, references = riding(fragments, bodies_of(fragments))
+    payloads = [each.metadata.payload for each in references]
+    assert list(store.bodies.values()) == bodies_at_hand(store, payloads)
+    longer = replace(payloads[1], size_bytes=payloads[1].size_bytes + 1)
+    elsewhere = replace(payloads[1], payload_id="f" * 32)
+    for other in (longer, elsewhere):
+        assert bodies_at_hand(store, [payloads[0], other]) is None
+    assert bodies_at_hand(FakeStore(), payloads) is None
