@@ -163,7 +163,10 @@ def announce_fragments(
         tells_schemas: Whether their schemas go with them.
         max_wait_s: How long the server may wait for room, within the deadline of any call.
     """
-    schemas = {each.schema.hash: each.schema.message for each in written if each.schema}
+    schemas = {}
+    if tells_schemas:
+        schemas = {each.schema.hash: each.schema.message for each in written if each.schema}
+    bodies = [each.body for each in written]
     request = wire.build(
         pb.AppendFragmentsRequest,
         buffer=buffer,
@@ -171,9 +174,9 @@ def announce_fragments(
             wire.announcement(fragment, each.payload, each.schema.hash if each.schema else 0)
             for fragment, each in zip(fragments, written, strict=True)
         ],
-        schemas=list(schemas.values())[:SCHEMAS_TOLD_MAX] if tells_schemas else (),
+        schemas=list(schemas.values())[:SCHEMAS_TOLD_MAX],
         max_wait=wire.duration("max_wait_s", max_wait_s) if max_wait_s else None,
-        payloads=[each.body for each in written] if any(each.body for each in written) else (),
+        payloads=bodies if any(bodies) else None,
     )
     return Call("AppendFragments", request, wire.append_reply_from_wire)
 

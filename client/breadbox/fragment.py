@@ -5,6 +5,7 @@ and `truncated[t]` are the environment's answer to `action[t]`.
 """
 
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -120,11 +121,12 @@ class Fragment:
     def size_bytes(self) -> int:
         """Bytes of all arrays, before any codec: what holding it in memory costs."""
         total = 0
-        for name in _ARRAY_FIELDS:
-            value = getattr(self, name)
-            # Once per fragment and field on the way in, so arrays are not walked as trees.
-            is_array = type(value) is np.ndarray
-            total += value.nbytes if is_array else tree_size_bytes(value)
+        # Once per fragment on the way in, so arrays are not walked as trees.
+        for value in _arrays_of(self):
+            if type(value) is np.ndarray:
+                total += value.nbytes
+            elif value is not None:
+                total += tree_size_bytes(value)
         return total
 
     @property
@@ -148,3 +150,4 @@ _ARRAY_FIELDS = tuple(
         "priority",
     )
 )
+_arrays_of = attrgetter(*_ARRAY_FIELDS)

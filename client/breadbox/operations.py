@@ -71,6 +71,8 @@ APPEND_COUNT_MAX = 256
 first group and the judging of the last, which overlap with nothing, are a small part of a batch."""
 APPEND_BYTES_MAX = 64 * 2**20
 """Payload bytes written before they are announced; a larger group is cut."""
+AT_ONCE_COUNT_MAX = 4
+"""Small fragments that are encoded where the call is made, which takes them some 20 µs each."""
 INLINE_REQUEST_BYTES_MAX = 768 * 2**10
 """Payload bytes that ride along with one call: with all schemas it is under the 2 MiB that the
 server takes."""
@@ -197,23 +199,27 @@ class Context:
     slot: StoreSlot = field(default_factory=StoreSlot)
     contact: Contact = field(default_factory=Contact)
     route: Route = field(init=False)
+    policy: RetryPolicy = field(init=False)
+    """How long to try again."""
+    append_policy: RetryPolicy = field(init=False)
+    """The same, for what may wait while buffer or store is full."""
 
     def __post_init__(self) -> None:
         """Begin with the first address."""
-        object.__setattr__(self, "route", Route(self.address))
-
-    @property
-    def policy(self) -> RetryPolicy:
-        """How long to try again."""
+        route = Route(self.address)
         reconnect_s = self.options.reconnect_s
-        places = len(self.route.addresses)
-        return RetryPolicy(
+        places = len(route.addresses)
+        policy = RetryPolicy(
             places=places,
             backoff_s_max=BACKOFF_S_MAX if places == 1 else TAKEOVER_BACKOFF_S_MAX,
             elapsed_s_max=reconnect_s,
             answer_s_max=self.options.deadline_s,
             backpressure_s_max=reconnect_s,
         )
+        patient = replace(policy, backpressure_s_max=self.options.append_wait_s)
+        object.__setattr__(self, "route", route)
+        object.__setattr__(self, "policy", policy)
+        object.__setattr__(self, "append_policy", patient)
 
     def deadline(self, budget: RetryBudget | None = None) -> Deadline:
         """For an attempt at the store that begins now."""
@@ -243,11 +249,6 @@ class Context:
     def silence(self, place: int) -> errors.DeadlineExceededError:
         """What somebody meets whom one of the addresses does not answer."""
         return errors.DeadlineExceededError(f"{self.route.addresses[place]} did not answer in time")
-
-    @property
-    def append_policy(self) -> RetryPolicy:
-        """The same, for what may wait while buffer or store is full."""
-        return replace(self.policy, backpressure_s_max=self.options.append_wait_s)
 
 
 def repeat(
@@ -778,6 +779,9 @@ def _run_in_order(
 
 def _groups(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
     """Cut into groups of bounded count and bytes, in order; a large fragment is its own group."""
+    if len(fragments) == 1:
+        yield fragments
+        return
     start, size_bytes = 0, 0
     for position, fragment in enumerate(fragments):
         fragment_bytes = fragment.size_bytes
@@ -821,8 +825,8 @@ class _Appending:
         """Whether the server asked for them."""
         self._doubtful: set[int] = set()
         """Positions announced by a call that was sent more than once (O3)."""
-        self._losses = RetryBudget(context.policy, context.rng)
-        """Of payloads that were written, since one of them was last there."""
+        self._losses: RetryBudget | None = None
+        """Of payloads that were written, since one of them was last there; None: none was lost."""
         self._progress_at: float | None = None
         """When some were last admitted, or first announced; None: they were not yet."""
 
@@ -849,6 +853,9 @@ class _Appending:
 
     def _write_or_halve(self) -> Operation[list["_Appending"]]:
         """Write everything, or give halves to run instead: both may never fit at a time."""
+        self._written = self._encoded_at_once()
+        if self._written:
+            return []
         if len(self._fragments) > 1 and self._failed is None:
             try:
                 yield Do(self._write_now, self._context.deadline())
@@ -863,6 +870,21 @@ class _Appending:
         if not self._written:
             self._written = yield from self._write(range(len(self._fragments)))
         return []
+
+    def _encoded_at_once(self) -> list[payload.Written]:
+        """Encode few small fragments, all of which ride along; empty: it is to be done by a `Do`.
+
+        That costs less than to hand it to a thread does.
+        """
+        config = self._context.slot.config
+        if config is None or len(self._fragments) > AT_ONCE_COUNT_MAX:
+            return []
+        inline_size_bytes_max = config.inline_size_bytes_max
+        if any(each.size_bytes > inline_size_bytes_max for each in self._fragments):
+            return []
+        return payload.encode_riding(
+            self._fragments, codecs=self._codecs, inline_size_bytes_max=inline_size_bytes_max
+        )
 
     def _write_now(self, deadline: Deadline) -> None:
         """Write everything. That the store was away is remembered: it is part of the outage."""
@@ -902,6 +924,8 @@ class _Appending:
 
     def _count_in_a_call(self, pending: Sequence[int]) -> int:
         """How many of these, from the first on, one call may announce; at least one."""
+        if len(pending) == 1:
+            return 1
         left = INLINE_REQUEST_BYTES_MAX
         for count, position in enumerate(pending):
             left -= len(self._written[position].body)
@@ -948,11 +972,14 @@ class _Appending:
             self._doubtful.update(pending)
         told = self._tells_schemas
         left, missing, refused = self._sort(pending, reply.results)
-        yield from _discard(context, self._store, refused)
+        if refused:
+            yield from _discard(context, self._store, refused)
         if missing:
             yield from self._rewrite(missing)
         if len(missing) < len(pending):
-            self._losses = RetryBudget(context.policy, context.rng)
+            self._losses = None
+        if not left:
+            return None, left
         outcomes = {self._results[position].outcome for position in left}
         waits = any(each.asks_to_wait for each in outcomes)
         # Told, and not known all the same: a session began meanwhile, again and again.
@@ -969,6 +996,8 @@ class _Appending:
         refused: list[PayloadReference] = []
         for position, result in zip(pending, results, strict=True):
             self._results[position] = result
+            if result.outcome is AdmissionOutcome.ADMITTED:  # First, because nearly all are.
+                continue
             if result.outcome.asks_to_wait:
                 left.append(position)
             elif result.outcome is AdmissionOutcome.SCHEMA_UNKNOWN:
@@ -984,6 +1013,8 @@ class _Appending:
     def _rewrite(self, missing: Sequence[int]) -> Operation[None]:
         stored = self._stored(missing)
         lost = errors.PayloadMissingError(stored[0].payload_id if stored else "that rode along")
+        if self._losses is None:
+            self._losses = RetryBudget(self._context.policy, self._context.rng)
         yield from _wait_after_loss(self._context, self._losses, lost)
         if len(stored) < len(missing):
             # Most likely the server takes less along than it did: after a restart, with other

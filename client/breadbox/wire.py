@@ -10,6 +10,7 @@ Invariants:
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -99,11 +100,10 @@ def build(message_type: type[MessageT], **fields: Any) -> MessageT:
     Raises:
         InvalidRequestError: A value does not fit its field; names the field.
     """
-    present = {name: value for name, value in fields.items() if value is not None}
     try:
-        return message_type(**present)
+        return message_type(**fields)
     except (TypeError, ValueError):
-        for name, value in present.items():
+        for name, value in fields.items():
             try:
                 message_type(**{name: value})
             except (TypeError, ValueError) as error:
@@ -112,13 +112,17 @@ def build(message_type: type[MessageT], **fields: Any) -> MessageT:
 
 
 def duration(name: str, seconds: float | None) -> Duration | None:
-    """Say a span on the wire; None stays None.
+    """Say a span on the wire, for a message to copy; None stays None.
 
     Raises:
         InvalidRequestError: It is negative, NaN, infinite or not a number.
     """
     if seconds is None:
         return None
+    return _usual_duration(name, seconds) if type(seconds) is float else _duration(name, seconds)
+
+
+def _duration(name: str, seconds: float) -> Duration:
     try:
         nanoseconds = round(seconds * 1e9) if math.isfinite(seconds) else -1
     except (TypeError, ValueError) as error:
@@ -126,6 +130,10 @@ def duration(name: str, seconds: float | None) -> Duration | None:
     if not 0 <= nanoseconds < 10**18:
         raise InvalidRequestError(name, f"must be a finite span of at least 0 s, got {seconds!r}")
     return Duration(seconds=nanoseconds // 10**9, nanos=nanoseconds % 10**9)
+
+
+_usual_duration = lru_cache(maxsize=64)(_duration)
+"""Nearly all are of a few lengths, those of each append."""
 
 
 def seconds(span: Duration) -> float:
@@ -468,10 +476,7 @@ def append_reply_from_wire(
     """Read the answer to a batch of appends."""
     return types.AppendReply(
         results=tuple(
-            types.AppendResult(
-                outcome_from_wire(result.outcome), outcome_from_wire(result.first_outcome)
-            )
-            for result in message.results
+            [_append_result(result.outcome, result.first_outcome) for result in message.results]
         ),
         session_id=message.session_id,
         model_version=message.model_version if message.HasField("model_version") else None,
@@ -479,6 +484,11 @@ def append_reply_from_wire(
         append_credit_bytes=message.append_credit_bytes,
         retry_delay_s=(seconds(message.retry_delay) if message.HasField("retry_delay") else None),
     )
+
+
+@lru_cache(maxsize=256)
+def _append_result(outcome: int, first_outcome: int) -> types.AppendResult:
+    return types.AppendResult(outcome_from_wire(outcome), outcome_from_wire(first_outcome))
 
 
 def grant_from_wire(

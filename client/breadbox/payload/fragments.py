@@ -190,19 +190,42 @@ def write_and_describe(
     Payloads of at most `inline_size_bytes_max` are not written, but are to ride along.
     """
     encoded = [_encode(each, codecs) for each in fragments]
-    written: list[Written | None] = []
-    to_store: list[list[memoryview]] = []
-    for layout, buffers in encoded:
-        if sum(map(len, buffers)) <= inline_size_bytes_max:
-            written.append(Written(None, schema_of(layout), b"".join(buffers)))
-        else:
-            written.append(None)
-            to_store.append(buffers)
+    written = [_riding(*each, inline_size_bytes_max) for each in encoded]
+    to_store = [
+        buffers for each, (_, buffers) in zip(written, encoded, strict=True) if each is None
+    ]
     payloads = iter(store.write_many(to_store) if to_store else ())
     return [
         each or Written(next(payloads), schema_of(layout))
         for each, (layout, _) in zip(written, encoded, strict=True)
     ]
+
+
+def encode_riding(
+    fragments: Sequence[Fragment], *, codecs: Codecs, inline_size_bytes_max: int
+) -> list[Written]:
+    """Do as `write_and_describe` where all ride along, without a store; empty: one does not.
+
+    Raises:
+        TreeMismatchError: A leaf does not have one row per step.
+        UnsupportedArrayError: A leaf cannot be stored.
+    """
+    written: list[Written] = []
+    for fragment in fragments:
+        riding = _riding(*_encode(fragment, codecs), inline_size_bytes_max)
+        if riding is None:
+            return []
+        written.append(riding)
+    return written
+
+
+def _riding(
+    layout: Layout, buffers: Sequence[memoryview], inline_size_bytes_max: int
+) -> Written | None:
+    """A payload as it rides along; None: it is too large."""
+    if sum(map(len, buffers)) > inline_size_bytes_max:
+        return None
+    return Written(None, schema_of(layout), b"".join(buffers))
 
 
 @lru_cache(maxsize=64)
