@@ -161,7 +161,9 @@ def map_present(change: Callable[[int], Any], structure: Structure) -> Tree:
     A tree that never had a leaf, such as an empty tuple, stays.
     """
     tree = map_structure(change, structure)
-    is_absent = not flatten(tree)[1] and next(leaf_numbers(structure), None) is not None
+    if not isinstance(structure, (dict, list, tuple)):
+        return tree
+    is_absent = not flatten_leaves(tree)[1] and next(leaf_numbers(structure), None) is not None
     return None if is_absent else tree
 
 

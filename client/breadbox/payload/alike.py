@@ -6,6 +6,8 @@ fails a check, is for `breadbox.payload.receive`, which says what is wrong with 
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
+from struct import Struct
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,7 +21,11 @@ from breadbox.payload.format import (
     Head,
     parse_head,
 )
-from breadbox.payload.layout import Layout, pack_figures
+from breadbox.payload.layout import Layout
+
+_CHECKSUM: Final = slice(CHECKSUMMED_PRELUDE_BYTES, PRELUDE_BYTES)
+_packed: Final = Struct("<Q").pack
+_digest: Final = xxhash.xxh3_64_intdigest
 
 
 class Alike(NamedTuple):
@@ -39,18 +45,31 @@ class Alike(NamedTuple):
 
 
 class _Kind:
-    """What payloads have in common that begin with the same bytes and have the same layout."""
+    """What payloads have in common that begin with the same bytes and have the same layout.
+
+    Attributes:
+        head: Of the first of them.
+        layout: Where its bytes are.
+        own: Where what each has for itself is, checksums and attributes.
+        figures: Where its checksums are, and
+        pack_figures: how they are written.
+        blocks: Gives what each of them is of; None where arrays are encoded.
+    """
 
     def __init__(self, payload: bytes) -> None:
-        head = parse_head(memoryview(payload), len(payload))
-        layout = head.layout
-        self.head = head
+        self.head = head = parse_head(memoryview(payload), len(payload))
         self.size_bytes = len(payload)
-        self.is_raw = not layout.encoded and head.places.body_bytes > 0
-        self.figures_end = PRELUDE_BYTES + len(pack_figures(head.figures))
-        self.layout_at = self.figures_end + len(head.raw_attributes)
-        self.layout_end = self.layout_at + len(layout.raw)
-        self.blocks = _blocks(head)
+        self.body_offset = head.body_offset
+        figures = Struct(f"<{len(head.figures)}Q")
+        own_end = PRELUDE_BYTES + figures.size + len(head.raw_attributes)
+        self.own = slice(PRELUDE_BYTES, own_end)
+        self.layout = slice(own_end, own_end + len(head.layout.raw))
+        self.raw_layout = head.layout.raw
+        self.figures = slice(PRELUDE_BYTES, PRELUDE_BYTES + figures.size)
+        self.pack_figures = figures.pack
+        blocks = _blocks(head)
+        # Two at least: of one, the getter would give no tuple.
+        self.blocks = itemgetter(*blocks) if len(blocks) > 1 and not head.layout.encoded else None
 
 
 def gather(payloads: Sequence[bytes]) -> list[Alike] | None:
@@ -67,11 +86,16 @@ def gather(payloads: Sequence[bytes]) -> list[Alike] | None:
             kind = kinds.get(beginning)
             if kind is None:
                 kind = kinds[beginning] = _Kind(payload)
-            if not kind.is_raw or not _is_whole(payload, beginning, kind):
+            if kind.blocks is None or not (
+                len(payload) == kind.size_bytes
+                and payload[_CHECKSUM] == _packed(_digest(beginning + payload[kind.own]))
+                and payload[kind.layout] == kind.raw_layout
+                and payload[kind.figures] == kind.pack_figures(*map(_digest, kind.blocks(payload)))
+            ):
                 return None
             _, positions, bodies = groups.setdefault(kind.head.layout, (kind.head, [], []))
             positions.append(position)
-            bodies.append(payload[kind.head.body_offset :])
+            bodies.append(payload[kind.body_offset :])
     except (PayloadCorruptError, PayloadFormatError):
         return None
     return [
@@ -80,22 +104,6 @@ def gather(payloads: Sequence[bytes]) -> list[Alike] | None:
         )
         for head, positions, bodies in groups.values()
     ]
-
-
-_digest: Final = xxhash.xxh3_64_intdigest
-
-
-def _is_whole(payload: bytes, beginning: bytes, kind: _Kind) -> bool:
-    """Whether a payload is of a kind, and none of its checksums fails."""
-    layout_at = kind.layout_at
-    checksum = payload[CHECKSUMMED_PRELUDE_BYTES:PRELUDE_BYTES]
-    return (
-        len(payload) == kind.size_bytes
-        and _digest(beginning + payload[PRELUDE_BYTES:layout_at]).to_bytes(8, "little") == checksum
-        and payload[layout_at : kind.layout_end] == kind.head.layout.raw
-        and pack_figures([_digest(payload[each]) for each in kind.blocks])
-        == payload[PRELUDE_BYTES : kind.figures_end]
-    )
 
 
 def _blocks(head: Head) -> list[slice]:
