@@ -243,15 +243,14 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         except asyncio.CancelledError:
             self._driver.take_back(outcome)
             raise
-        response = pb.FetchFragmentsResponse(
-            grant=pb.FetchGrant(
-                lease=self._lease(outcome.lease_id, outcome.expires_at),
-                session_id=outcome.session_id,
-                model_version=outcome.model_version,
-                payloads=bodies,
-            )
-        )
-        convert.add_references(outcome.fragments, response.grant.fragments)
+        response = pb.FetchFragmentsResponse()
+        # In place: what is handed to a constructor is copied, payloads and all.
+        grant = response.grant
+        grant.lease.CopyFrom(self._lease(outcome.lease_id, outcome.expires_at))
+        grant.session_id = outcome.session_id
+        grant.model_version = outcome.model_version
+        grant.payloads.extend(bodies)
+        convert.add_references(outcome.fragments, grant.fragments)
         return response
 
     async def GetPreparedFragments(

@@ -32,8 +32,9 @@ WALK_LENGTH = 1000
 class ForgetfulHoldings(Holdings):
     """A broken variant: what is given back never returns to the table."""
 
-    def end_lease(self, chunk: Any, uses_max: int, obstacle: Any) -> None:
-        super().end_lease(chunk, chunk.use_count, obstacle)
+    def end_leases(self, chunks: Any, uses_max: int, obstacle: Any) -> None:
+        for chunk in chunks:
+            super().end_leases([chunk], chunk.use_count, obstacle)
 
 
 @pytest.fixture

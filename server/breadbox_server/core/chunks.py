@@ -187,21 +187,28 @@ class ChunkTable:
             chunk: One that is held.
             state: What it is from now on: USED_UP or GONE.
         """
-        chunk.state = state
-        del self._chunks[chunk.chunk_id]
-        self._sampler.remove(chunk)
-        if self._remover is not None:
-            self._remover.remove(chunk)
-        count = self._count_by_version[chunk.version] - 1
-        if count == 0:
-            del self._count_by_version[chunk.version]
-        else:
-            self._count_by_version[chunk.version] = count
-        self._arrived.remove(chunk)
-        self._by_age.compact(len(self._chunks))
-        self._by_version.compact(len(self._chunks))
-        if chunk.lease_count == 0:
-            self._remove_unleased(chunk)
+        self.remove_many((chunk,), state)
+
+    def remove_many(self, chunks: Iterable[Chunk], state: ChunkState) -> None:
+        """Let several held chunks go, at less than the cost of removing each."""
+        held, counts, remove = self._chunks, self._count_by_version, self._sampler.remove
+        for chunk in chunks:
+            version = chunk.version
+            chunk.state = state
+            del held[chunk.chunk_id]
+            remove(chunk)
+            if self._remover is not None:
+                self._remover.remove(chunk)
+            count = counts[version] - 1
+            if count == 0:
+                del counts[version]
+            else:
+                counts[version] = count
+            self._arrived.remove(chunk)
+            if chunk.lease_count == 0:
+                self._remove_unleased(chunk)
+        self._by_age.compact(len(held))
+        self._by_version.compact(len(held))
 
     def clear(self) -> list[Chunk]:
         """Let all chunks go, GONE, at a fraction of the cost of removing each; by age."""

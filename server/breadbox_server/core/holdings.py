@@ -10,7 +10,7 @@ H3  A chunk is evicted at most once, with one reason: when it leaves the table f
 """
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from breadbox_server.core.chunks import Chunk, ChunkState, ChunkTable
 from breadbox_server.core.counters import CHUNKS_EVICTED, Counters
@@ -139,12 +139,15 @@ class Holdings:
         self.table.add_leases(chunks)
         self._counters.add("uses", len(chunks))
         use_counts = []
+        used_up = []
         for chunk in chunks:
             chunk.use_count += 1
             use_counts.append(chunk.use_count)
             if chunk.use_count >= uses_max:
-                self.table.remove(chunk, ChunkState.USED_UP)
-                self.subscriptions.hold_used_up(chunk)
+                used_up.append(chunk)
+        self.table.remove_many(used_up, ChunkState.USED_UP)
+        for chunk in used_up:
+            self.subscriptions.hold_used_up(chunk)
         return use_counts
 
     def give_back(self, chunk: Chunk) -> None:
@@ -152,30 +155,50 @@ class Holdings:
         chunk.use_count -= 1
         self._counters.add("chunks_returned")
 
-    def end_lease(self, chunk: Chunk, uses_max: int, obstacle: EvictionReason | None) -> None:
-        """End a lease on a chunk, and decide what becomes of the chunk.
+    def end_leases(
+        self,
+        chunks: Iterable[Chunk],
+        uses_max: int,
+        obstacle: Callable[[Chunk], EvictionReason | None],
+    ) -> None:
+        """End a lease on each of several chunks, and decide what becomes of them.
 
         A chunk that was used up and has a use left again returns to the table at its old age.
 
         Args:
-            chunk: One with a lease.
+            chunks: With a lease each, on one as often as it is given. May be an iterator that looks
+                for the next one when the last has its place.
             uses_max: Limit of uses.
-            obstacle: Why it could not return now; None when nothing stands in the way.
+            obstacle: Why a chunk could not return now; None when nothing stands in the way.
         """
+        given_up: dict[EvictionReason, list[int]] = {}
+        for chunk in chunks:
+            reason = self._end_lease(chunk, uses_max, obstacle)
+            if reason is not None:
+                self._leave(chunk, reason)
+                given_up.setdefault(reason, []).append(chunk.use_count)
+        for reason, use_counts in given_up.items():
+            self._tell(reason, use_counts)
+
+    def _end_lease(
+        self, chunk: Chunk, uses_max: int, obstacle: Callable[[Chunk], EvictionReason | None]
+    ) -> EvictionReason | None:
+        """End a lease on a chunk; why it is to be given up, used up as it is; None: it is not."""
         self.table.end_lease(chunk)
-        if chunk.state is ChunkState.USED_UP and chunk.use_count < uses_max:
-            if obstacle is None:
+        if chunk.state is ChunkState.USED_UP:
+            if chunk.use_count >= uses_max:
+                return None if chunk.lease_count else EvictionReason.USED_UP
+            reason = obstacle(chunk)
+            if reason is None:
                 self.subscriptions.take_back(chunk)
                 self.table.add(chunk)
-            else:
-                self._give_up(chunk, obstacle)
-        elif chunk.lease_count == 0:
-            if chunk.state is ChunkState.USED_UP:
-                self._give_up(chunk, EvictionReason.USED_UP)
-            elif chunk.state is ChunkState.RETAINED:
+            return reason
+        if chunk.lease_count == 0:
+            if chunk.state is ChunkState.RETAINED:
                 self.subscriptions.add_unleased(chunk)
             elif chunk.state is ChunkState.GONE:
                 self._payloads.dispose(chunk.fragments)
+        return None
 
     def evict(self, chunks: Iterable[Chunk], reason: EvictionReason) -> int:
         """Evict held chunks.
@@ -258,7 +281,8 @@ class Holdings:
             self.evict([chunk], reason)
             return True
         if chunk.state is ChunkState.USED_UP:
-            self._give_up(chunk, reason)
+            self._leave(chunk, reason)
+            self._tell(reason, [chunk.use_count])
             return True
         if chunk.state is ChunkState.RETAINED:
             self._miss_retained(chunk)
@@ -319,12 +343,11 @@ class Holdings:
             self._rng.seed((self._removal_seed << 64) + (1 << 63) + evicted_count)
         return self._rng
 
-    def _give_up(self, chunk: Chunk, reason: EvictionReason) -> None:
-        """Evict a used-up chunk, which is out of the table already."""
+    def _leave(self, chunk: Chunk, reason: EvictionReason) -> None:
+        """Evict a used-up chunk, which is out of the table already; `_tell` is the caller's."""
         chunk.state = ChunkState.GONE
         could_be_read = self.subscriptions.take_back(chunk)
         self._let_go(chunk, reason, could_be_read=could_be_read)
-        self._tell(reason, [chunk.use_count])
 
     def _let_go(self, chunk: Chunk, reason: EvictionReason, *, could_be_read: bool = True) -> None:
         """Retain a chunk that is gone from the table, if somebody wants it and may have it.

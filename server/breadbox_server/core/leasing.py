@@ -1,7 +1,9 @@
 """Leases: what a grant does to a buffer, and how its leases are renewed and ended (B10 to B12)."""
 
+from collections.abc import Iterator
+
 from breadbox_server.core import inputs
-from breadbox_server.core.chunks import ChunkState
+from breadbox_server.core.chunks import Chunk, ChunkState
 from breadbox_server.core.config import LeaseExpiryPolicy, check_duration
 from breadbox_server.core.counters import LEASES_ENDED
 from breadbox_server.core.entries import GrantMade, ReplayError
@@ -174,18 +176,25 @@ class Leasing:
         """End a lease's hold on each chunk of its share, and give the uses back if asked to."""
         state = self._state
         session_id = lease.grant.session_id
+        chunks = self._giving_back(lease) if gives_back else [each.chunk for each in lease.share]
+        state.holdings.end_leases(
+            chunks,
+            state.config.uses_max,
+            lambda chunk: state.return_obstacle(chunk.version, session_id),
+        )
+
+    def _giving_back(self, lease: Lease) -> Iterator[Chunk]:
+        """Give back the use of each chunk of a lease's share, as somebody goes through them."""
+        state = self._state
+        is_current = lease.grant.session_id == state.model.session_id
         for granted in lease.share:
             chunk = granted.chunk
-            if gives_back:
-                state.holdings.give_back(chunk)
-                if session_id == state.model.session_id:
-                    state.meter.take_back()
-                    if chunk.state in _LEFT and chunk.use_count == 0:
-                        state.meter.drop()
-            obstacle = None
-            if chunk.state is ChunkState.USED_UP:
-                obstacle = state.return_obstacle(chunk.version, session_id)
-            state.holdings.end_lease(chunk, state.config.uses_max, obstacle)
+            state.holdings.give_back(chunk)
+            if is_current:
+                state.meter.take_back()
+                if chunk.state in _LEFT and chunk.use_count == 0:
+                    state.meter.drop()
+            yield chunk
 
     def _tell_ended(self, lease: Lease, end: LeaseEnd) -> None:
         self._state.counters.add(LEASES_ENDED[end])

@@ -63,15 +63,17 @@ class PayloadLedger:
 
     def dispose(self, fragments: Iterable[Fragment]) -> None:
         """Let go of fragments' payloads, all referred to."""
+        counts = self._counts
         for fragment in fragments:
-            del self._owners[fragment.payload.payload_id]
-            self.referred_bytes -= fragment.payload.size_bytes
-            self._disposable.append(fragment.payload)
-            left = self._counts[fragment.worker_id] - 1
+            payload, worker_id = fragment.payload, fragment.worker_id
+            del self._owners[payload.payload_id]
+            self.referred_bytes -= payload.size_bytes
+            self._disposable.append(payload)
+            left = counts[worker_id] - 1
             if left:
-                self._counts[fragment.worker_id] = left
+                counts[worker_id] = left
             else:
-                del self._counts[fragment.worker_id]
+                del counts[worker_id]
 
     def _count(self, fragment: Fragment) -> None:
         self._counts[fragment.worker_id] = self._counts.get(fragment.worker_id, 0) + 1
