@@ -8,13 +8,11 @@ takes no streams, appends go by calls.
 What is appended while a message is on its way to the wire leaves in the next one, together.
 """
 
-import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
@@ -118,8 +116,18 @@ class Bundle:
         return True
 
 
-Promise = Future[Any] | asyncio.Future[Any]
-"""What waits for the answer to an append; None: the stream ended before the server took it."""
+class Promise(Protocol):
+    """What waits for the answer to an append; None: the stream ended before the server took it."""
+
+    def done(self) -> bool:
+        """Whether it was told, or nobody waits any more."""
+        ...
+
+    def set_result(self, response: Any, /) -> None:
+        """Tell a response."""
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Tell an error."""
 
 
 @dataclass(slots=True, eq=False)

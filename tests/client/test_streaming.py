@@ -160,6 +160,7 @@ def messages(stream: Stream) -> list[tuple[list[int], list[int]]]:
 
 def outcome(each: Sent) -> Any:
     """What an append was told."""
+    assert isinstance(each.promise, Future)
     assert each.promise.done()
     return each.promise.exception() or each.promise.result()
 

@@ -18,7 +18,7 @@ import pytest
 from google.rpc import status_pb2
 
 import breadbox
-from breadbox import streaming
+from breadbox import direct_stream, streaming
 from breadbox.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -345,6 +345,19 @@ async def test_a_server_without_streams_is_asked_for_one_once(kind: str) -> None
             for _ in range(COUNT):
                 await caller.call("append_fragments", [METADATA])
     assert (COUNT, 1) == (len(fake.requests("AppendFragments")), fake.stream_count)
+
+
+async def test_with_a_grpcio_that_has_changed_appends_go_by_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(direct_stream, "import_module", lambda _: object())
+    fake = FakeService()
+    fake.will("AppendFragments", *[admit] * (2 * COUNT))
+    with serving(fake) as address, breadbox.connect(address, reconnect_s=0.0) as client:
+        for _ in range(COUNT):
+            client.append_fragments([METADATA])
+        assert not is_open(client)
+    assert COUNT == len(fake.requests("AppendFragments"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
