@@ -98,12 +98,13 @@ class Carrier(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
-    """One AppendFragments on its way."""
+class Job:
+    """Fragments that came together, on their way."""
 
     buffer: BufferName
     fragments: list[Fragment]
     done: "asyncio.Future[list[Appended | None]]"
+    """What became of each."""
     charge: Charge
     bodies: Sequence[bytes] = ()
     """Payloads that ride along: none, or one for each fragment, empty where it does not."""
@@ -146,6 +147,7 @@ class _Job:
 
     @property
     def is_decided(self) -> bool:
+        """Whether nothing more can become of it."""
         return self.error is not None or len(self.results) == len(self.fragments)
 
     def fill(self, result: Appended) -> None:
@@ -166,7 +168,7 @@ class _Job:
 class _Item:
     """One fragment of a slice."""
 
-    job: _Job
+    job: Job
     fragment: Fragment
     judged: Appended | None
     wants_confirmation: bool
@@ -213,13 +215,13 @@ class AppendQueue:
         self._metrics = metrics
         self._fragments_max = fragments_max
         self._unowned = unowned
-        self._jobs: OrderedDict[_Job, None] = OrderedDict()
+        self._jobs: OrderedDict[Job, None] = OrderedDict()
         """Those being decided, in order of arrival; before them those whose turn has come."""
-        self._lines: dict[BufferName, Line[_Job]] = {}
+        self._lines: dict[BufferName, Line[Job]] = {}
         """Of buffers where somebody waits, or a place is kept."""
         self._looks_again = False
         """Whether there may be room for somebody who waits."""
-        self._doubtful: deque[_Job] = deque()
+        self._doubtful: deque[Job] = deque()
         """Who waits, and may not have to any more whether there is room or not."""
         self._hold_timer: TimerHandle | None = None
         self._admitter: Admitter | None = None
@@ -240,7 +242,7 @@ class AppendQueue:
         """How long a full slice takes, of late."""
         self._wake = asyncio.Event()
 
-    async def append(
+    def submit(
         self,
         buffer: BufferName,
         fragments: list[Fragment],
@@ -248,12 +250,8 @@ class AppendQueue:
         bodies: Sequence[bytes] = (),
         *,
         wait_s: float = 0.0,
-    ) -> list[Appended | None]:
-        """Queue fragments and wait for what becomes of them.
-
-        A caller that goes away before its turn takes its fragments with it; one that goes away
-        later leaves them decided, and its retry is answered DUPLICATE. The place in line of one
-        that waited for room is kept for `PLACE_KEPT_S`.
+    ) -> Job:
+        """Queue fragments. `withdraw` is the caller's to call, whatever becomes of them.
 
         Args:
             buffer: Where they go.
@@ -264,15 +262,15 @@ class AppendQueue:
             wait_s: How long to wait for room, at most; once some were admitted `PROGRESS_S`.
 
         Returns:
-            What became of each; None: its payload is not there, or too large to ride along.
+            Whose `done` gives what became of each; None: its payload is not there, or too large to
+            ride along. It fails with PayloadSizeError where a payload in the store has another size
+            than its fragment says, and with StoreUnavailableError where payloads could not be
+            confirmed: fragments before that may have been admitted, and are answered DUPLICATE when
+            sent again.
 
         Raises:
             AppendsFullError: Too many fragments wait already, or too many bytes that ride along,
                 or so many that these would wait for longer than `WAIT_S_MAX`; nothing was queued.
-            PayloadSizeError: A payload in the store has another size than its fragment says; those
-                before it may have been admitted.
-            StoreUnavailableError: The payloads could not be confirmed; fragments of earlier slices
-                may have been admitted, and are answered DUPLICATE when sent again.
         """
         expected_s = self._slice_s * self.pending_count / SLICE_FRAGMENTS
         inline_bytes = sum(map(len, bodies))
@@ -283,25 +281,32 @@ class AppendQueue:
         if is_full or expected_s > WAIT_S_MAX:
             raise AppendsFullError(self.pending_count, expected_s)
         done: asyncio.Future[list[Appended | None]] = asyncio.get_running_loop().create_future()
-        job = _Job(buffer, fragments, done, charge, bodies, inline_bytes)
+        job = Job(buffer, fragments, done, charge, bodies, inline_bytes)
         job.wait_until = self._clock.now() + wait_s
         self._jobs[job] = None
         self.inline_bytes += inline_bytes
         self._count_pending(job, is_pending=True)
         self._wake.set()
-        try:
-            return await job.done
-        finally:
-            # Of a caller that went away: while the store hangs nothing else would take it out.
-            self._jobs.pop(job, None)
-            job.is_over = True
-            if not job.is_in_slice:
-                self._let_go(job)
-            self._leave_line(job, keeps_place=not job.is_decided)
-            self._count_pending(job, is_pending=False)
-            self.inline_bytes -= inline_bytes
+        return job
 
-    def _count_pending(self, job: _Job, *, is_pending: bool) -> None:
+    def withdraw(self, job: Job) -> None:
+        """Forget a job, which is answered, or whose caller has gone away; once.
+
+        Who goes away before its turn takes its fragments with it; one that goes away later leaves
+        them decided, and its retry is answered DUPLICATE. The place in line of one that waited for
+        room is kept for `PLACE_KEPT_S`.
+        """
+        # Of a caller that went away: while the store hangs nothing else would take it out.
+        self._jobs.pop(job, None)
+        job.done.cancel()
+        job.is_over = True
+        if not job.is_in_slice:
+            self._let_go(job)
+        self._leave_line(job, keeps_place=not job.is_decided)
+        self._count_pending(job, is_pending=False)
+        self.inline_bytes -= job.inline_bytes
+
+    def _count_pending(self, job: Job, *, is_pending: bool) -> None:
         if job.is_pending != is_pending:
             job.is_pending = is_pending
             self.pending_count += len(job.fragments) if is_pending else -len(job.fragments)
@@ -379,7 +384,7 @@ class AppendQueue:
             self._look_later()
             return
         now = self._clock.now()
-        called: list[_Job] = []
+        called: list[Job] = []
         for _ in range(min(len(self._doubtful), SLICE_FRAGMENTS)):
             job = self._doubtful.popleft()
             if job.is_waiting:
@@ -412,14 +417,14 @@ class AppendQueue:
             self._jobs[job] = None
             self._jobs.move_to_end(job, last=False)
 
-    def _outlook(self, job: _Job, admitter: Admitter) -> Appended | None:
+    def _outlook(self, job: Job, admitter: Admitter) -> Appended | None:
         """How the next fragment of somebody who waits would be answered; None: it has room."""
         try:
             return admitter.judge(job.buffer, job.next_fragment)
         except DomainError:
             return _REFUSED
 
-    def _call(self, job: _Job, called: list[_Job]) -> None:
+    def _call(self, job: Job, called: list[Job]) -> None:
         job.is_called = True
         self._count_pending(job, is_pending=True)
         called.append(job)
@@ -434,7 +439,7 @@ class AppendQueue:
 
             self._hold_timer = self._clock.call_at(self._clock.now() + HOLD_S, look)
 
-    def _wait(self, job: _Job, outcome: AdmissionOutcome) -> bool:
+    def _wait(self, job: Job, outcome: AdmissionOutcome) -> bool:
         """Let a job wait for room; False: it must be answered now."""
         now = self._clock.now()
         if job.done.done() or now >= job.wait_until:
@@ -470,7 +475,7 @@ class AppendQueue:
         self._count_pending(job, is_pending=False)
         return True
 
-    def _end_turn(self, job: _Job) -> None:
+    def _end_turn(self, job: Job) -> None:
         """Take a job that is decided out of the line, if it stands there."""
         line = self._lines.get(job.buffer)
         if job.place is not None and line is not None:
@@ -480,26 +485,26 @@ class AppendQueue:
             self._leave_line(job, keeps_place=must_come_again)
             self._looks_again = True
 
-    def _supersede(self, former: _Job) -> None:
+    def _supersede(self, former: Job) -> None:
         """Answer the earlier attempt of somebody who has come again; most likely nobody listens."""
         self._end_wait(former)
         former.fill(Appended(former.waits_for))
         self._answer(former)
 
-    def _give_up(self, job: _Job) -> None:
+    def _give_up(self, job: Job) -> None:
         """End a wait that has lasted long enough; not while its turn has come."""
         if job.is_waiting:
             job.fill(Appended(job.waits_for))
             self._leave_line(job, keeps_place=True)
             self._answer(job)
 
-    def _answer(self, job: _Job) -> None:
+    def _answer(self, job: Job) -> None:
         """Tell what became of a job that is in no slice."""
         self._jobs.pop(job, None)
         assert self._admitter is not None
         self._admitter.when_settled(job.reply)
 
-    def _leave_line(self, job: _Job, *, keeps_place: bool = False) -> None:
+    def _leave_line(self, job: Job, *, keeps_place: bool = False) -> None:
         """Take a job out of the line, if it stands there."""
         line = self._lines.get(job.buffer)
         if job.place is None or line is None:
@@ -509,18 +514,18 @@ class AppendQueue:
             del self._lines[job.buffer]
         self._end_wait(job)
 
-    def _count_waiting(self, job: _Job, change: int) -> None:
+    def _count_waiting(self, job: Job, change: int) -> None:
         self.waiting_count += change
         self._waiting_fragments += change * len(job.fragments)
         self._waiting_inline_bytes += change * job.inline_bytes
         self._metrics.waiting_appends.set(self.waiting_count)
 
-    def _end_wait(self, job: _Job) -> None:
+    def _end_wait(self, job: Job) -> None:
         self._count_waiting(job, -1)
         if job.timer is not None:
             job.timer.cancel()
 
-    def _comes_too_early(self, job: _Job, fragment: Fragment, admitter: Admitter) -> bool:
+    def _comes_too_early(self, job: Job, fragment: Fragment, admitter: Admitter) -> bool:
         """Whether a fragment that there is room for would take it from who came before.
 
         The job then waits, or is told to.
@@ -586,7 +591,7 @@ class AppendQueue:
 
     def _judge(
         self,
-        job: _Job,
+        job: Job,
         fragment: Fragment,
         body: bytes,
         identities: set[tuple[str, str, str, int]],
@@ -735,7 +740,7 @@ class AppendQueue:
         if is_written and item.fragment.payload.payload_id not in item.job.kept:
             self._unowned.add(item.fragment.payload, item.job.buffer, self._clock.now())
 
-    def _let_go(self, job: _Job) -> None:
+    def _let_go(self, job: Job) -> None:
         """Delete what rode along and was not admitted: if it comes again, it has another id."""
         if job.kept:
             self._deletions.put(job.kept.values())

@@ -18,7 +18,7 @@ from typing import Final
 from breadbox.errors import PayloadMissingError, StoreError, StoreFullError
 from breadbox.stores.base import Confirmation, PayloadCustodian
 from breadbox.types import PayloadReference
-from breadbox_server.appends import AppendQueue
+from breadbox_server.appends import AppendQueue, Job
 from breadbox_server.authorization import ANONYMOUS, Caller
 from breadbox_server.clock import Clock, TimerHandle
 from breadbox_server.convert import payload_reference
@@ -80,7 +80,13 @@ from breadbox_server.core.reading import Cursor
 from breadbox_server.core.schemas import Schema
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.deletions import DeletionQueue, UnownedPayloads
-from breadbox_server.errors import AppendsFullError, OutageError, PayloadSizeError
+from breadbox_server.errors import (
+    AppendsFullError,
+    OutageError,
+    PayloadSizeError,
+    QuotaExceededError,
+    QuotaFullError,
+)
 from breadbox_server.housekeeping import Housekeeping
 from breadbox_server.jobs import Jobs
 from breadbox_server.lags import Arrivals
@@ -96,7 +102,7 @@ from breadbox_server.limits import (
 )
 from breadbox_server.metrics import Metrics
 from breadbox_server.passages import Passage, Reading, Reply
-from breadbox_server.quotas import Quotas
+from breadbox_server.quotas import UNCHARGED, Quotas
 from breadbox_server.read_leases import ReadLeases
 from breadbox_server.recent import RecentPayloads
 from breadbox_server.turns import OUTAGE_S, Journal, Turns
@@ -137,6 +143,46 @@ class DriverLimits:
     """Leases whose readers could not read a chunk, after which it is quarantined; at least 1."""
     unowned_s: float = 600.0
     """Seconds for which a confirmed payload that was not admitted may be sent again."""
+
+
+class Appending:
+    """Fragments that are being appended; see `Driver.begin_append`.
+
+    Args:
+        done: Gives what became of each, once that is durable.
+        on_end: Called when they are answered, or nobody waits for them any more.
+    """
+
+    def __init__(
+        self,
+        done: "asyncio.Future[list[Appended | None]]",
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.done = done
+        """What became of each, once that is durable."""
+        self._on_end: Callable[[], None] | None = on_end
+
+    @classmethod
+    def refused(cls, error: DomainError) -> "Appending":
+        """Some that were refused together."""
+        done: asyncio.Future[list[Appended | None]] = asyncio.get_running_loop().create_future()
+        done.set_exception(error)
+        return cls(done)
+
+    def may_be_told(self) -> bool:
+        """Whether what they came to is told at once; else not before `Turns.known`."""
+        error = self.done.exception()
+        if error is not None:
+            return isinstance(error, _TOLD_AT_ONCE) or not isinstance(error, DomainError)
+        return not any(
+            each is not None and each.outcome in _OF_UNKNOWN for each in self.done.result()
+        )
+
+    def end(self) -> None:
+        """Let go of them, whatever became of them; idempotent."""
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
 
 
 class Driver:
@@ -248,7 +294,7 @@ class Driver:
         """
         try:
             yield
-        except (AppendsFullError, DrainingError, WaitersFullError):
+        except _TOLD_AT_ONCE:
             raise
         except DomainError:
             await self.turns.known()
@@ -331,34 +377,67 @@ class Driver:
         *,
         wait_s: float = 0.0,
     ) -> list[Appended | None]:
-        """Append fragments in order; see `AppendQueue.append`. None: the payload is not there.
+        """Append fragments in order; see `AppendQueue.submit`. None: the payload is not there.
 
         Raises:
             BufferNotFoundError: No buffer has this name.
             SchemaMismatchError: One of the schemas is not the buffer's.
             QuotaFullError, QuotaExceededError: The caller's token may have no more.
+            AppendsFullError: Too much waits already.
             DrainingError: The server is shutting down.
+            PayloadSizeError, StoreUnavailableError: See `AppendQueue.submit`.
+        """
+        appending = self.begin_append(buffer, fragments, caller, schemas, bodies, wait_s=wait_s)
+        try:
+            with contextlib.suppress(DomainError):  # It is told once it may be.
+                await appending.done
+        finally:
+            appending.end()
+        if not appending.may_be_told():
+            await self.turns.known()
+        return appending.done.result()
+
+    def begin_append(
+        self,
+        buffer: BufferName,
+        fragments: list[Fragment],
+        caller: Caller = ANONYMOUS,
+        schemas: Mapping[int, Schema] | None = None,
+        bodies: Sequence[bytes] = (),
+        *,
+        wait_s: float = 0.0,
+    ) -> Appending:
+        """As `append`, for who goes on meanwhile. `end` of what it gives is the caller's to call.
+
+        Raises:
+            DomainError: One of those that `durable_refusals` lets pass.
+            StoreUnavailableError: The journal has not kept up for long.
         """
         self.check_serving()
         self.turns.check_room()
-        async with self.durable_refusals():
+        charge = UNCHARGED
+        try:
             session = self._buffers.model(buffer).session_id
-        with self._quotas.charged(caller, buffer, session, fragments) as charge:
+            charge = self._quotas.charge(caller, buffer, session, fragments)
             if schemas:
-                await self._tell_schemas(buffer, session, fragments, schemas)
-            async with self.durable_refusals():
-                answers = await self.appends.append(
-                    buffer, fragments, charge, bodies, wait_s=wait_s
-                )
-        if any(each is not None and each.outcome in _OF_UNKNOWN for each in answers):
-            await self.turns.known()
-        return answers
+                self._tell_schemas(buffer, session, fragments, schemas)
+            job = self.appends.submit(buffer, fragments, charge, bodies, wait_s=wait_s)
+        except DomainError as error:
+            charge.end()
+            if isinstance(error, _TOLD_AT_ONCE):
+                raise
+            return Appending.refused(error)
+        return Appending(job.done, partial(self._end_append, job))
+
+    def _end_append(self, job: Job) -> None:
+        self.appends.withdraw(job)
+        job.charge.end()
 
     def charge_report(self, caller: Caller, episode_count: int) -> None:
         """Let a report of episodes pass; see `Quotas.charge_report`."""
         self._quotas.charge_report(caller, episode_count)
 
-    async def _tell_schemas(
+    def _tell_schemas(
         self,
         buffer: BufferName,
         session: SessionId,
@@ -367,10 +446,9 @@ class Driver:
     ) -> None:
         """Let the core know what the fragments of the session are."""
         wanted = {each.schema_hash for each in fragments if each.session_id == session}
-        async with self.durable_refusals():
-            for schema_hash, schema in schemas.items():
-                if schema_hash in wanted:
-                    self._apply_now(TellSchema(buffer, session, schema_hash, schema))
+        for schema_hash, schema in schemas.items():
+            if schema_hash in wanted:
+                self._apply_now(TellSchema(buffer, session, schema_hash, schema))
 
     async def fetch(
         self,
@@ -630,6 +708,11 @@ class Driver:
     def model(self, buffer: BufferName) -> ModelState:
         """The current session, version and weights; see `BufferSet.model`."""
         return self._buffers.model(buffer)
+
+    @property
+    def is_model_settled(self) -> bool:
+        """Whether what `model` gives is durable."""
+        return not self._model_changes
 
     async def durable_model(self, buffer: BufferName) -> ModelState:
         """As `model`, once it is durable; it waits only right after a change of a model."""
@@ -1056,6 +1139,14 @@ class Driver:
         self.pump()
 
 
+_TOLD_AT_ONCE: Final = (
+    AppendsFullError,
+    DrainingError,
+    QuotaExceededError,
+    QuotaFullError,
+    WaitersFullError,
+)
+"""Refusals that rest on nothing but what this server has room for, and that it ends."""
 _OF_UNKNOWN: Final = frozenset((AdmissionOutcome.WRONG_SESSION,))
-"""Outcomes that rest on what the core does not know, as refusals do."""
+"""Outcomes that rest on what the core does not know, as other refusals do."""
 _EFFECTFUL: Final = frozenset((FetchGranted, WaitElapsed, FetchRefused, ModelChanged))

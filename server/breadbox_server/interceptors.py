@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 import logging
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -13,12 +13,10 @@ from typing import Any, Final, NoReturn, TypeAlias
 import grpc
 from google.protobuf import descriptor_pool
 from google.protobuf.message import DecodeError
-from google.rpc import code_pb2, status_pb2
 from grpc_status import rpc_status
 
 from breadbox.message_parts import require_few_parts
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server import status
 from breadbox_server.authorization import (
     HEALTH,
     SERVICE,
@@ -31,11 +29,13 @@ from breadbox_server.authorization import (
 )
 from breadbox_server.clients import ClientCensus, role_of_method
 from breadbox_server.core.errors import DomainError, InvalidArgumentError
-from breadbox_server.errors import InternalError, PermissionDeniedError, StandbyError
+from breadbox_server.errors import PermissionDeniedError, StandbyError
 from breadbox_server.gateway import READERS
+from breadbox_server.item_calls import Begun, House, ItemCalls
 from breadbox_server.items import ItemContext, ItemStream
 from breadbox_server.limits import PARTS_MAX
 from breadbox_server.metrics import Metrics
+from breadbox_server.telling import NOT_DONE, NotDoneError, answer_s, told
 from breadbox_server.traffic import Call, Traffic
 
 log = logging.getLogger(__name__)
@@ -45,10 +45,6 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 Answer = Callable[[Call, Context], Awaitable[Any]]
 
-REQUEST_ID_BYTES: Final = 8
-ANSWER_MARGIN_S: Final = 0.15
-"""Kept free before a call's deadline, so that the reason for no answer still reaches the caller;
-less than what a wait that was asked for keeps free."""
 _METHODS: Final = frozenset(
     SERVICE + method.name
     for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods
@@ -89,10 +85,6 @@ def _sendable(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes
     return write
 
 
-class _NotDoneError(Exception):
-    """The caller's time is almost up, and nothing else is the matter."""
-
-
 @dataclass(eq=False, slots=True)
 class _Running:
     """A call in progress."""
@@ -113,8 +105,7 @@ class _Running:
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """The outermost interceptor: nothing that a handler raises passes it untold.
 
-    An exception without a row in `status` is our bug. The caller gets INTERNAL with a request id,
-    never the exception's text; the log has both.
+    See `telling.told` for what the caller gets.
 
     Args:
         metrics: Takes count and latency of calls, by method and code.
@@ -141,7 +132,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._held: Callable[[], DomainError] | None = None
         """What refuses every call of the service; None: nothing does."""
         self._known: dict[str, MaybeHandler] = {}
-        self._running: set[_Running] = set()
+        self._running: set[Any] = set()
+        """What `_Running` is, and `item_calls` has for appends of streams."""
 
     def hold(self, refusal: Callable[[], DomainError]) -> None:
         """Refuse the calls of the service from now on, though not those that ask for health.
@@ -260,10 +252,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return on_messages
 
-    def _on_items(self, method: str, item_method: str, behaviour: Behaviour) -> Answer:
+    def _on_items(
+        self, method: str, item_method: str, behaviour: Callable[[Any, ItemContext], Begun]
+    ) -> Answer:
         """Answers the messages of a stream, each as a call of its own would be."""
-        path = item_method.rpartition("/")[2]
-        seconds, role = self._metrics.rpc_seconds.labels(path), role_of_method(item_method)
+        role = role_of_method(item_method)
 
         async def on_items(call: Call, context: Context) -> None:
             async def receive() -> Any:
@@ -272,28 +265,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     self._traffic.admit(call, caller_name() or "")
                 return message
 
-            async def reply(request: Any, item: ItemContext) -> Any:
-                started = perf_counter()
-                if role is not None:
-                    self._census.seen(call.peer, role)
-                code = grpc.StatusCode.CANCELLED
-                try:
-                    code, answer = await self._told_item(
-                        item_method, behaviour, request, item, call
-                    )
-                finally:
-                    seconds.observe(perf_counter() - started)
-                    self._metrics.rpcs.labels(path, code.name).inc()
-                    if (name := caller_name()) is not None:
-                        self._metrics.count_token_call(name, code.name)
-                return answer
-
-            with self._metrics.append_streams.track_inprogress():
-                untaken = partial(self._traffic.note_untaken, call)
-                stream = ItemStream(context, receive, reply, untaken)
+            metadata = context.invocation_metadata() or ()
+            calls = ItemCalls(item_method, role, behaviour, metadata, call, self._house())
+            untaken = partial(self._traffic.note_untaken, call)
+            with self._metrics.append_streams.track_inprogress(), closing(calls):
+                stream = ItemStream(context, receive, calls.start, untaken)
                 await self._while_admitted(method, context, stream.run())
 
         return on_items
+
+    def _house(self) -> House:
+        return House(
+            self._gate, self._traffic, self._census, self._metrics, self._running, self._outage
+        )
 
     async def _while_admitted(
         self, method: str, context: Context, running: Coroutine[Any, Any, None]
@@ -312,30 +296,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise call.refusal from None
         finally:
             self._running.discard(call)
-
-    async def _told_item(
-        self, method: str, behaviour: Behaviour, request: Any, item: ItemContext, stream: Call
-    ) -> tuple[grpc.StatusCode, Any]:
-        """Answer a message, or tell why there is no answer; see `_told`."""
-        call = self._traffic.begin(stream.peer)
-        try:
-            self._traffic.admit(call, caller_name() or "")
-            answer = await self._in_time(method, behaviour, request, item)
-        except _NotDoneError:
-            late = grpc.StatusCode.DEADLINE_EXCEEDED
-            return late, status_pb2.Status(
-                code=code_pb2.DEADLINE_EXCEEDED, message="the server was not done in time"
-            )
-        except status.TELLABLE as error:
-            return status.code_of(error), status.to_status(error)
-        except Exception:
-            told = InternalError(secrets.token_hex(REQUEST_ID_BYTES))
-            log.exception("%s failed; told as request id %s", method, told.request_id)
-            return grpc.StatusCode.INTERNAL, status.to_status(told)
-        else:
-            return grpc.StatusCode.OK, answer
-        finally:
-            self._traffic.answered(call)
 
     async def _receive(self, method: str, call: Call, context: Context) -> Any:
         """The next message of a call, which has a place then."""
@@ -360,10 +320,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         For the handler it is the end that the deadline itself would bring a moment later. So is
         that of a call whose token is taken back while it waits.
         """
-        left_s = context.time_remaining()
-        if left_s is not None:
-            left_s -= min(ANSWER_MARGIN_S, left_s / 4)
-        limit = asyncio.timeout(left_s)
+        limit = asyncio.timeout(answer_s(context.time_remaining()))
         call = _Running(method, request, (), limit)
         if self._gate.asks_for_tokens:
             call.metadata = context.invocation_metadata() or ()
@@ -380,7 +337,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 raise
             if call.refusal is not None:
                 raise call.refusal from None
-            raise self._outage() or _NotDoneError from None
+            raise self._outage() or NotDoneError from None
         finally:
             self._running.discard(call)
 
@@ -409,22 +366,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except grpc.aio.AbortError:
                 code = context.code() or grpc.StatusCode.UNKNOWN
                 raise
-            except _NotDoneError:
+            except NotDoneError:
                 code = grpc.StatusCode.CANCELLED
                 late = grpc.StatusCode.DEADLINE_EXCEEDED
                 try:
-                    await _end(context.abort(late, "the server was not done in time"))
+                    await _end(context.abort(late, NOT_DONE))
                 except grpc.aio.AbortError:
                     code = late
                     raise
-            except status.TELLABLE as error:
-                code = status.code_of(error)
-                await _end(context.abort_with_status(rpc_status.to_status(status.to_status(error))))
-            except Exception:
-                code = grpc.StatusCode.INTERNAL
-                told = InternalError(secrets.token_hex(REQUEST_ID_BYTES))
-                log.exception("%s failed; told as request id %s", method, told.request_id)
-                await _end(context.abort_with_status(rpc_status.to_status(status.to_status(told))))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
+                code, refusal = told(error, method)
+                await _end(context.abort_with_status(rpc_status.to_status(refusal)))
             finally:
                 # gRPC keeps the error that ended a call beside its context: a cycle, which would
                 # keep the request as well until somebody looks for cycles.

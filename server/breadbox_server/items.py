@@ -9,7 +9,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -51,8 +53,16 @@ class ItemContext:
         return self._context.invocation_metadata()
 
 
-Reply = Callable[[Any, ItemContext], Awaitable[Any]]
-"""Answers an AppendFragments, with its response or a Status; never raises but when cancelled."""
+class ItemCall(Protocol):
+    """An append that is being answered."""
+
+    def cancel(self) -> None:
+        """Nobody waits for its answer any more. Idempotent, also once it is answered."""
+
+
+Begin = Callable[[Any, ItemContext, Callable[[Any], None]], ItemCall]
+"""Begins to answer an AppendFragments, and calls back once, maybe at once: with its response, a
+Status, or None where it was cancelled."""
 
 
 class ItemStream:
@@ -61,7 +71,7 @@ class ItemStream:
     Args:
         context: Of the stream.
         receive: Gives the next message, or EOF; None: the stream has to end.
-        reply: Answers an append.
+        begin: Answers an append.
         on_untaken: Called when the caller has not taken an answer for `ANSWER_TAKEN_S`.
     """
 
@@ -69,16 +79,16 @@ class ItemStream:
         self,
         context: Any,
         receive: Callable[[], Awaitable[Any]],
-        reply: Reply,
+        begin: Begin,
         on_untaken: Callable[[], None],
     ) -> None:
         self._context = context
         self._receive = receive
-        self._reply = reply
+        self._begin_call = begin
         self._on_untaken = on_untaken
-        self._running: dict[asyncio.Task[None], int] = {}
-        """Appends that are not answered, with their sizes in bytes."""
-        self._by_id: dict[int, asyncio.Task[None]] = {}
+        self._running: dict[_Item, None] = {}
+        """Appends that are not answered."""
+        self._by_id: dict[int, _Item] = {}
         self._bytes = 0
         """Of all of them."""
         self._answers: deque[pb.StreamedAnswer] = deque()
@@ -112,8 +122,8 @@ class ItemStream:
                 self._cancel(message.cancelled_call_ids)
             await self._until(lambda: self._done_count == self._taken_count)
         finally:
-            for task in self._running:
-                task.cancel()
+            for item in tuple(self._running):
+                item.cancel()
             await self._end(writer)
         self._context.set_trailing_metadata(((TAKEN, str(self._taken_count)),))
 
@@ -123,34 +133,34 @@ class ItemStream:
 
     def _cancel(self, call_ids: Iterable[int]) -> None:
         for call_id in call_ids:
-            if (task := self._by_id.get(call_id)) is not None:
-                task.cancel()
+            if (item := self._by_id.get(call_id)) is not None:
+                item.cancel()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             self._has_more_room.clear()
             await self._has_more_room.wait()
 
-    def _begin(self, item: pb.StreamedAppend) -> None:
-        size, call_id = item.append.ByteSize(), item.call_id
-        task = asyncio.get_running_loop().create_task(self._answer(item))
-        self._running[task] = size
-        self._by_id[call_id] = task
-        self._bytes += size
+    def _begin(self, told: pb.StreamedAppend) -> None:
+        item = _Item(told.call_id, told.append.ByteSize())
+        self._running[item] = None
+        self._by_id[item.call_id] = item
+        self._bytes += item.size_bytes
         self._taken_count += 1
+        timeout = told.timeout if told.HasField("timeout") else None
+        context = ItemContext(self._context, timeout)
+        item.call = self._begin_call(told.append, context, partial(self._answer, item))
 
-        def end(ended: asyncio.Task[None]) -> None:
-            self._bytes -= self._running.pop(ended)
-            if self._by_id.get(call_id) is ended:
-                del self._by_id[call_id]
-            self._done_count += ended.cancelled()
-            self._has_more_room.set()
-
-        task.add_done_callback(end)
-
-    async def _answer(self, item: pb.StreamedAppend) -> None:
-        timeout = item.timeout if item.HasField("timeout") else None
-        answer = await self._reply(item.append, ItemContext(self._context, timeout))
+    def _answer(self, item: "_Item", answer: Any) -> None:
+        """Let an answer leave; None: nobody waits for it."""
+        del self._running[item]
+        self._bytes -= item.size_bytes
+        if self._by_id.get(item.call_id) is item:
+            del self._by_id[item.call_id]
+        self._has_more_room.set()
+        if answer is None:
+            self._done_count += 1
+            return
         told = pb.StreamedAnswer(call_id=item.call_id)
         if isinstance(answer, status_pb2.Status):
             told.error = answer.SerializeToString()
@@ -195,6 +205,19 @@ class ItemStream:
             await asyncio.wait((writer,), timeout=END_S_MAX)
         finally:
             writer.cancel()
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """An append that is not answered."""
+
+    call_id: int
+    size_bytes: int
+    call: ItemCall | None = None
+
+    def cancel(self) -> None:
+        if self.call is not None:
+            self.call.cancel()
 
 
 def _check(message: pb.AppendStreamRequest) -> None:

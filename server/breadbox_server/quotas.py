@@ -6,8 +6,7 @@ given later, for a token that is bound to workers: fragments of theirs are its o
 are counted from then on.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil, inf
 from typing import Final
 
@@ -50,7 +49,7 @@ class Charge:
             self._hold(account, payload)
 
     def end(self) -> None:
-        """The append is answered; what is admitted of it later still counts."""
+        """The append is answered; what is admitted of it later still counts. Idempotent."""
         if self._account is not None:
             self._account.pending_bytes -= self._pending_bytes
             self._pending_bytes = 0
@@ -123,11 +122,10 @@ class Quotas:
         self._accounts: dict[str, _Account] = {}
         self._owners: dict[PayloadId, tuple[_Account, int]] = {}
 
-    @contextmanager
-    def charged(
+    def charge(
         self, caller: Caller, buffer: BufferName, session: SessionId, fragments: Sequence[Fragment]
-    ) -> Iterator[Charge]:
-        """Charge an append inside the block; nothing where no token was asked for.
+    ) -> Charge:
+        """Charge an append until the charge is ended; nothing where no token was asked for.
 
         Args:
             caller: Whose it is.
@@ -140,8 +138,7 @@ class Quotas:
             QuotaExceededError: No waiting helps: too many workers, or larger than all bytes.
         """
         if not caller.name:
-            yield UNCHARGED
-            return
+            return UNCHARGED
         account = self._account_of(caller)
         try:
             self._check_workers(account, caller, buffer, session, fragments)
@@ -150,14 +147,10 @@ class Quotas:
         except (QuotaFullError, QuotaExceededError) as error:
             self._metrics.quota_refusals.labels(caller.name, error.quota).inc()
             raise
-        charge = UNCHARGED
-        if pending_bytes is not None:
-            account.pending_bytes += pending_bytes
-            charge = Charge(self._charge_with, account, pending_bytes)
-        try:
-            yield charge
-        finally:
-            charge.end()
+        if pending_bytes is None:
+            return UNCHARGED
+        account.pending_bytes += pending_bytes
+        return Charge(self._charge_with, account, pending_bytes)
 
     def charge_report(self, caller: Caller, episode_count: int) -> None:
         """Charge a report of episodes; nothing where no token was asked for.

@@ -5,7 +5,7 @@ Whatever a method raises is told to the caller by `breadbox_server.interceptors`
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
@@ -16,7 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from breadbox.stores.frames import pack
 from breadbox.v1 import buffer_pb2, replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server import convert
-from breadbox_server.authorization import Role, current_caller
+from breadbox_server.authorization import Caller, Role, current_caller
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import BufferDescription
 from breadbox_server.core.errors import InvalidArgumentError
@@ -32,10 +32,13 @@ from breadbox_server.core.ids import (
 from breadbox_server.core.inputs import (
     Acknowledge,
     AdmissionOutcome,
+    Appended,
     CreateBuffer,
     DeleteBuffer,
     EndSession,
+    Fragment,
     GrantedFragment,
+    ModelState,
     PublishModel,
     ReleaseLease,
     RenewLease,
@@ -44,11 +47,13 @@ from breadbox_server.core.inputs import (
     Unsubscribe,
     UpdateBuffer,
 )
+from breadbox_server.core.schemas import Schema
 from breadbox_server.core.validation import check_buffer_name, check_int
 from breadbox_server.driver import Driver
 from breadbox_server.episodes import totals_of
 from breadbox_server.errors import GatewayOffError
 from breadbox_server.gateway import Gateway, Incoming, Message, first_message
+from breadbox_server.items import ItemContext
 from breadbox_server.limits import (
     EPISODES_MAX,
     GATEWAY_PAYLOADS_MAX,
@@ -183,26 +188,32 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.AppendFragmentsRequest, context: Context
     ) -> pb.AppendFragmentsResponse:
         """Admit fragments, one result each."""
-        buffer = convert.buffer_name(request.buffer)
-        bodies = list(request.payloads)
-        fragments = convert.fragments(request.fragments, bodies)
-        schemas = convert.schemas(request.schemas)
-        began_at = perf_counter()
-        wait_s = _wait_s(request, context)
-        results = await self._driver.append(
-            buffer, fragments, current_caller(), schemas, bodies, wait_s=wait_s
+        wanted = _WantedAppend(request, context)
+        results = await self._driver.append(*wanted.arguments, wait_s=wanted.wait_s)
+        return self._append_response(
+            wanted, results, await self._driver.durable_model(wanted.buffer)
         )
+
+    def AppendStream(
+        self, request: pb.AppendFragmentsRequest, context: ItemContext
+    ) -> "_StreamedAppend":
+        """Begin to answer one append of a stream; the interceptor takes them one by one."""
+        return _StreamedAppend(self._driver, _WantedAppend(request, context), self._append_response)
+
+    def _append_response(
+        self, wanted: "_WantedAppend", results: Sequence[Appended | None], state: ModelState
+    ) -> pb.AppendFragmentsResponse:
+        buffer = wanted.buffer
         if self._gateway is not None:
-            for fragment, result in zip(fragments, results, strict=True):
+            for fragment, result in zip(wanted.fragments, results, strict=True):
                 if result is not None and result.outcome is AdmissionOutcome.ADMITTED:
                     self._gateway.unannounced.forget(fragment.payload.payload_id)
-        state = await self._driver.durable_model(buffer)
-        credit = self._driver.append_credit(buffer, current_caller())
+        credit = self._driver.append_credit(buffer, wanted.caller)
         retry_delay = None
         if any(result is not None and result.outcome.asks_to_wait for result in results):
             delay_s = self._driver.describe(buffer).config.retry_delay_s
             # Who has waited here need not do so again.
-            waited_s = min(perf_counter() - began_at, wait_s)
+            waited_s = min(perf_counter() - wanted.began_at, wanted.wait_s)
             retry_delay = convert.to_duration(max(0.0, delay_s - waited_s))
         response = pb.AppendFragmentsResponse(
             session_id=state.session_id,
@@ -213,12 +224,6 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         )
         convert.add_append_results(results, response.results)
         return response
-
-    async def AppendStream(
-        self, request: pb.AppendFragmentsRequest, context: Context
-    ) -> pb.AppendFragmentsResponse:
-        """Answer a message of the stream; the interceptor takes them one by one."""
-        return await self.AppendFragments(request, context)
 
     async def FetchFragments(
         self, request: pb.FetchFragmentsRequest, context: Context
@@ -555,7 +560,72 @@ def to_buffer(seen: BufferDescription) -> buffer_pb2.Buffer:
     )
 
 
-def _wait_s(request: convert.WaitingRequest, context: Context) -> float:
+class _WantedAppend:
+    """What an AppendFragmentsRequest asks for.
+
+    Raises:
+        InvalidArgumentError: Something in it is malformed.
+    """
+
+    __slots__ = ("began_at", "bodies", "buffer", "caller", "fragments", "schemas", "wait_s")
+
+    def __init__(self, request: pb.AppendFragmentsRequest, context: Context | ItemContext) -> None:
+        self.buffer = convert.buffer_name(request.buffer)
+        self.bodies = list(request.payloads)
+        self.fragments = convert.fragments(request.fragments, self.bodies)
+        self.schemas = convert.schemas(request.schemas) if request.schemas else {}
+        self.began_at = perf_counter()
+        self.wait_s = _wait_s(request, context)
+        self.caller = current_caller()
+
+    @property
+    def arguments(
+        self,
+    ) -> tuple[BufferName, list[Fragment], Caller, Mapping[int, Schema], Sequence[bytes]]:
+        """Of `Driver.append`, but for how long to wait."""
+        return self.buffer, self.fragments, self.caller, self.schemas, self.bodies
+
+
+class _StreamedAppend:
+    """An append of a stream, which needs a task only for what is out of the ordinary."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        wanted: _WantedAppend,
+        respond: Callable[
+            [_WantedAppend, Sequence[Appended | None], ModelState], pb.AppendFragmentsResponse
+        ],
+    ) -> None:
+        self._driver = driver
+        self._wanted = wanted
+        self._respond = respond
+        self._appending = driver.begin_append(*wanted.arguments, wait_s=wanted.wait_s)
+        self._state: ModelState | None = None
+        self.done: asyncio.Future[Any] = self._appending.done
+        """See `items.Begun`."""
+        self.end = self._appending.end
+        """See `items.Begun`."""
+
+    def is_settled(self) -> bool:
+        """See `items.Begun`."""
+        return self._appending.may_be_told() and self._driver.is_model_settled
+
+    async def settle(self) -> None:
+        """See `items.Begun`."""
+        if not self._appending.may_be_told():
+            await self._driver.turns.known()
+        if self.done.exception() is None:
+            self._state = await self._driver.durable_model(self._wanted.buffer)
+
+    def answer(self) -> pb.AppendFragmentsResponse:
+        """See `items.Begun`."""
+        results = self._appending.done.result()
+        state = self._state or self._driver.model(self._wanted.buffer)
+        return self._respond(self._wanted, results, state)
+
+
+def _wait_s(request: convert.WaitingRequest, context: Context | ItemContext) -> float:
     """Least of what the caller wants, our cap, and the call's deadline less a margin."""
     wait_s = convert.wait_s(request, WAIT_S_MAX)
     remaining_s = context.time_remaining()

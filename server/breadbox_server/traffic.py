@@ -217,15 +217,19 @@ class Traffic:
         """Take note that all that is left of a call is to send its answer."""
         if not call.was_admitted:
             self._note_fruitless(call.peer, SLOW_WEIGHT if call.is_slow else call.weight)
+        self.leave(call)
+        call.since = self._loop.time()
+        self._answered[call] = None
+        if not len(self._answered) % ANSWERED_LOOKED_THROUGH:
+            self._forget_sent()
+
+    def leave(self, call: Call) -> None:
+        """Give the place of a call back whose answer goes the way of others."""
         self._admitted.pop(call, None)
         if call.token:
             self._of_token[call.token] -= 1
             if not self._of_token[call.token]:
                 del self._of_token[call.token]
-        call.since = self._loop.time()
-        self._answered[call] = None
-        if not len(self._answered) % ANSWERED_LOOKED_THROUGH:
-            self._forget_sent()
 
     def note_untaken(self, call: Call) -> None:
         """Take note that a caller does not take what it is told while its call goes on."""

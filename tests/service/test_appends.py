@@ -355,6 +355,15 @@ class Refuser:
         callback()
 
 
+async def appended(queue: AppendQueue, fragments: list[Fragment]) -> list[Appended | None]:
+    """Append fragments, and wait for what becomes of them."""
+    job = queue.submit(DEFAULT_BUFFER, fragments)
+    try:
+        return await job.done
+    finally:
+        queue.withdraw(job)
+
+
 async def test_a_long_queue_of_refusals_lets_others_have_the_loop() -> None:
     custodian, metrics = FakeCustodian(), Metrics(CollectorRegistry())
     deletions, unowned = unowned_payloads(custodian)
@@ -369,7 +378,7 @@ async def test_a_long_queue_of_refusals_lets_others_have_the_loop() -> None:
     turns_of_others = 0
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(Refuser()))
-        appending = group.create_task(queue.append(DEFAULT_BUFFER, fragments))
+        appending = group.create_task(appended(queue, fragments))
         while not appending.done():
             turns_of_others += 1
             await asyncio.sleep(0)
@@ -429,19 +438,18 @@ async def test_an_append_that_would_wait_longer_than_callers_do_is_refused_at_on
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(Taker()))
         for number in range(40):
-            await queue.append(DEFAULT_BUFFER, slice_of(f"earlier-{number}"))
+            await appended(queue, slice_of(f"earlier-{number}"))
         custodian.may_confirm.clear()
         # One after another takes a second: the last of four waits for three.
         waiting = [
-            group.create_task(queue.append(DEFAULT_BUFFER, slice_of(f"w-{number}")))
-            for number in range(4)
+            group.create_task(appended(queue, slice_of(f"w-{number}"))) for number in range(4)
         ]
         await eventually(lambda: queue.pending_count == 4 * SLICE_FRAGMENTS)
         with pytest.raises(AppendsFullError):
-            await queue.append(DEFAULT_BUFFER, slice_of("one too many"))
+            await appended(queue, slice_of("one too many"))
         custodian.may_confirm.set()
         results = [await task for task in waiting]
-        later = await queue.append(DEFAULT_BUFFER, slice_of("later"))
+        later = await appended(queue, slice_of("later"))
         running.cancel()
     assert 4 * [SLICE_FRAGMENTS] == [len(each) for each in results]
     assert SLICE_FRAGMENTS == len(later)
@@ -454,12 +462,12 @@ async def test_a_crowd_before_the_first_slice_is_not_all_let_in() -> None:
     room = round(WAIT_S_MAX / SLICE_S_ASSUMED)
     async with asyncio.TaskGroup() as group:
         crowd = [
-            group.create_task(queue.append(DEFAULT_BUFFER, slice_of(f"w-{number}")))
+            group.create_task(appended(queue, slice_of(f"w-{number}")))
             for number in range(room + 1)
         ]
         await eventually(lambda: queue.pending_count == (room + 1) * SLICE_FRAGMENTS)
         with pytest.raises(AppendsFullError):
-            await queue.append(DEFAULT_BUFFER, slice_of("one too many"))
+            await appended(queue, slice_of("one too many"))
         for task in crowd:
             task.cancel()
 
@@ -479,9 +487,7 @@ async def test_a_queue_that_was_slow_once_is_not_held_short_for_ever() -> None:
         async def append(number: int) -> None:
             nonlocal refused
             try:
-                await queue.append(
-                    DEFAULT_BUFFER, [replace(first, worker_id=WorkerId(f"small-{number}"))]
-                )
+                await appended(queue, [replace(first, worker_id=WorkerId(f"small-{number}"))])
             except AppendsFullError:
                 refused += 1
 
@@ -496,7 +502,7 @@ async def test_a_queue_that_was_slow_once_is_not_held_short_for_ever() -> None:
         running = group.create_task(queue.run(Taker()))
         custodian.slice_s = 60.0
         for number in range(5):
-            await queue.append(DEFAULT_BUFFER, slice_of(f"outage-{number}"))
+            await appended(queue, slice_of(f"outage-{number}"))
         custodian.slice_s = 0.001
         counts = [await refused_count() for _ in range(40)]
         running.cancel()
@@ -511,8 +517,8 @@ async def test_an_append_to_an_empty_queue_is_taken_however_slow_the_server_is()
     large = [fragment for number in range(16) for fragment in slice_of(f"w-{number}")]
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(Taker()))
-        first = await queue.append(DEFAULT_BUFFER, large)
-        second = await queue.append(DEFAULT_BUFFER, large)
+        first = await appended(queue, large)
+        second = await appended(queue, large)
         running.cancel()
     assert [len(large)] * 2 == [len(first), len(second)]
 
@@ -566,17 +572,17 @@ async def test_callers_that_went_away_leave_nothing_in_the_queue_while_the_store
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(Taker()))
-        first = group.create_task(queue.append(DEFAULT_BUFFER, slice_of("first")))
+        first = group.create_task(appended(queue, slice_of("first")))
         await eventually(lambda: queue.pending_count == SLICE_FRAGMENTS)
         for number in range(10):
-            gone = group.create_task(queue.append(DEFAULT_BUFFER, slice_of(f"gone-{number}")))
+            gone = group.create_task(appended(queue, slice_of(f"gone-{number}")))
             await eventually(lambda: queue.pending_count == 2 * SLICE_FRAGMENTS)
             gone.cancel()
             await eventually(lambda: queue.pending_count == SLICE_FRAGMENTS)
         waiting = len(queue._jobs)  # noqa: SLF001 - what is left of a job shows nowhere
         custodian.may_confirm.set()
         results = await first
-        last = await queue.append(DEFAULT_BUFFER, slice_of("last"))
+        last = await appended(queue, slice_of("last"))
         running.cancel()
     assert 1 == waiting
     assert [SLICE_FRAGMENTS] * 2 == [len(results), len(last)]

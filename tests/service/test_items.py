@@ -27,7 +27,7 @@ class SlowContext:
         raise AssertionError("it has not ended well")
 
 
-async def never(*_: Any) -> Any:
+def never(*_: Any) -> Any:
     raise AssertionError("there was no append")
 
 
