@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from breadbox.errors import StoreError
@@ -19,6 +19,10 @@ log = logging.getLogger(__name__)
 
 BATCH_PAYLOADS: Final = 256
 """Payloads deleted in one round trip; so many that the trip is cheap, so few that it is short."""
+GATHER_S: Final = 0.05
+"""After a trip, as long as less than a batch waits: what comes meanwhile shares the next one."""
+GATHER_BYTES_MAX: Final = 8 * 2**20
+"""Bytes of what may wait for that: the store needs the room."""
 RETRY_DELAY_S: Final = 0.5
 """Seconds between attempts while the store cannot be reached."""
 
@@ -65,10 +69,16 @@ class DeletionQueue:
         self._metrics = metrics
         self._limit = limit
         self._payloads: deque[Payload] = deque()
+        self._bytes = 0
+        """Of all of them."""
         self._leaving: set[PayloadId] = set()
         self._confirming: set[PayloadId] = set()
         self._outage = OutageLog(log, "deleting payloads")
         self._wake = asyncio.Event()
+        self._is_urgent = asyncio.Event()
+        """A batch is full, or somebody waits until nothing is left."""
+        self._awaiting_count = 0
+        """Of these."""
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -90,10 +100,14 @@ class DeletionQueue:
         """Queue payloads that nothing refers to any more, which is durable."""
         payloads = list(payloads)
         self.announce(payloads)
-        self._payloads.extend(self._hold_back(payloads))
+        going = self._hold_back(payloads)
+        self._payloads.extend(going)
+        self._bytes += sum([each.size_bytes for each in going])
         if self._payloads:
             self._empty.clear()
             self._wake.set()
+            if not self._may_gather():
+                self._is_urgent.set()
             self._metrics.pending_deletions.set(len(self._payloads))
 
     def is_leaving(self, payload_id: PayloadId) -> bool:
@@ -136,7 +150,12 @@ class DeletionQueue:
 
     async def wait_empty(self) -> None:
         """Return when everything that was queued has been deleted."""
-        await self._empty.wait()
+        self._awaiting_count += 1
+        self._is_urgent.set()
+        try:
+            await self._empty.wait()
+        finally:
+            self._awaiting_count -= 1
 
     async def run(self) -> None:
         """Delete what is queued, for ever. A store that cannot be reached is tried again."""
@@ -146,6 +165,21 @@ class DeletionQueue:
             while self._payloads:
                 await self._delete_batch()
             self._empty.set()
+            await self._gather()
+
+    def _may_gather(self) -> bool:
+        """Whether what is queued may wait for more."""
+        return (
+            len(self._payloads) < BATCH_PAYLOADS
+            and self._bytes < GATHER_BYTES_MAX
+            and not self._awaiting_count
+        )
+
+    async def _gather(self) -> None:
+        self._is_urgent.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_S):
+                await self._is_urgent.wait()
 
     async def _delete_batch(self) -> None:
         count = min(BATCH_PAYLOADS, len(self._payloads))
@@ -161,7 +195,9 @@ class DeletionQueue:
         self._outage.succeeded()
         # Only now: a batch whose deletion failed stays at the head, and is tried again whole.
         for _ in range(count):
-            self._leaving.discard(self._payloads.popleft().payload_id)
+            payload = self._payloads.popleft()
+            self._leaving.discard(payload.payload_id)
+            self._bytes -= payload.size_bytes
         self._metrics.deleted.inc(count)
         self._metrics.pending_deletions.set(len(self._payloads))
 
