@@ -24,6 +24,7 @@ from typing import Any, Final
 from breadbox.stores.cancellation import kept_cancellation
 from breadbox.stores.keys import JOURNALS_KEY, piece_key
 from breadbox.stores.redis_factory import open_redis, open_redis_async
+from breadbox.stores.redis_scripts import ScriptLine
 from breadbox.stores.redis_wire import REDIS_ERRORS
 from breadbox.stores.urls import redact
 from breadbox_server.core.ids import PayloadId
@@ -386,6 +387,7 @@ class RedisWriter:
         self.carries_payloads = carries_payloads
         """See JournalWriter."""
         self._client: Any = open_redis_async(url, answer_s=answer_s)
+        self._scripts = ScriptLine(self._client, answer_s)
 
     @property
     def claim(self) -> Claim:
@@ -447,7 +449,7 @@ class RedisWriter:
 
     async def _eval(self, call: "_Call") -> Any:
         with kept_cancellation(), _translated_errors():
-            answer = await self._client.eval(*call.arguments(self._claim.to_text()))
+            answer = await self._scripts.eval(*call.arguments(self._claim.to_text()))
         return _checked(answer)
 
     async def trim(self, up_to: int) -> bool:
