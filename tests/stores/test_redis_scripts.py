@@ -39,10 +39,11 @@ async def test_arguments_of_every_kind_arrive_as_they_are() -> None:
 async def test_redis_that_forgets_scripts_or_connections_carries_them_out_once() -> None:
     with RedisServer() as server, server.client() as other:
         async with line_to(server) as line:
+            other.script_load(COUNT)
             assert 1 == await line.eval(COUNT, 1, "n", 1)
-            other.script_flush()
-            assert 2 == await line.eval(COUNT, 1, "n", 1)
             other.client_kill_filter(_type="normal", skipme=True)
+            assert 2 == await line.eval(COUNT, 1, "n", 1)
+            other.script_flush()
             assert 3 == await line.eval(COUNT, 1, "n", 1)
             assert 4 == await line.eval(COUNT, 1, "n", 1)
 
