@@ -36,6 +36,20 @@ async def test_arguments_of_every_kind_arrive_as_they_are() -> None:
                 )
 
 
+async def test_scripts_that_come_at_once_each_get_their_own_answer() -> None:
+    with RedisServer() as server:
+        async with line_to(server) as line:
+            assert 1 == await line.eval(COUNT, 1, "n", 1)
+            async with asyncio.TaskGroup() as group:
+                calls = [
+                    group.create_task(line.eval(ECHO, 1, f"k{number}", number, "x"))
+                    for number in range(8)
+                ]
+    assert [[b"k%d" % number, b"%d" % number, b"x"] for number in range(8)] == [
+        each.result() for each in calls
+    ]
+
+
 async def test_redis_that_forgets_scripts_or_connections_carries_them_out_once() -> None:
     with RedisServer() as server, server.client() as other:
         async with line_to(server) as line:

@@ -1,4 +1,4 @@
-"""Scripts that run one after the other on a connection of their own, with little around each."""
+"""Scripts on a connection of their own, with little around each."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,15 +12,16 @@ Word = str | bytes | int
 
 
 class ScriptLine:
-    """Runs scripts of a plain asyncio client of redis-py, one at a time.
+    """Runs scripts of somebody who mostly runs one at a time.
 
     redis-py borrows a connection for each command, looks whether it is fresh, and puts two time
     limits around it; all of that takes longer than to send a script's arguments and to read the
-    answer. So one connection is kept here, and what fails on it goes redis-py's way once more:
-    scripts have to bear being repeated.
+    answer. So one connection is kept here. A script that comes while another is on it goes
+    redis-py's way at once, and one that fails on it once more: scripts have to bear being repeated.
 
     Args:
-        client: Of a single Redis or of Sentinels; one of a cluster runs scripts its own way.
+        client: An asyncio client of redis-py, of a single Redis or of Sentinels; one of a cluster
+            runs all scripts its own way.
         answer_s: Seconds that Redis may take for one answer.
     """
 
@@ -29,6 +30,7 @@ class ScriptLine:
         self._answer_s = answer_s
         self._pool: Any = getattr(client, "connection_pool", None)
         self._connection: Any = None
+        self._is_busy = False
 
     async def eval(self, script: str, *arguments: Word) -> Any:
         """Run a script; the arguments are those of EVAL behind it.
@@ -36,12 +38,15 @@ class ScriptLine:
         Raises:
             redis.RedisError, OSError: It failed, or Redis did not answer in time.
         """
-        if self._pool is not None:
+        if self._pool is not None and not self._is_busy:
+            self._is_busy = True
             try:
                 return await self._ask(["EVALSHA", _digest(script), *arguments])
             except (redis.ConnectionError, redis.exceptions.NoScriptError):
                 # Redis was started again, say. Silence is not waited for twice.
                 pass
+            finally:
+                self._is_busy = False
         return await self._client.eval(script, *arguments)
 
     async def _ask(self, words: list[Word]) -> Any:
