@@ -22,10 +22,16 @@ from google.protobuf.message import Message
 from breadbox import types
 from breadbox.errors import InternalError, InvalidRequestError
 from breadbox.fragment import Fragment
+from breadbox.frozen import maker
 from breadbox.schemas import NO_SCHEMA
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2
 
 MessageT = TypeVar("MessageT", bound=Message)
+
+# A batch has many of each.
+_payload_reference = maker(types.PayloadReference)
+_fragment_metadata = maker(types.FragmentMetadata)
+_reference = maker(types.FragmentReference)
 
 _OUTCOMES: dict[int, types.AdmissionOutcome] = {
     fragment_pb2.ADMISSION_OUTCOME_ADMITTED: types.AdmissionOutcome.ADMITTED,
@@ -156,7 +162,7 @@ def payload_to_wire(payload: types.PayloadReference) -> fragment_pb2.PayloadRefe
 
 def payload_from_wire(message: fragment_pb2.PayloadReference) -> types.PayloadReference:
     """Read where a payload is."""
-    return types.PayloadReference(message.payload_id, message.size_bytes, message.piece_size_bytes)
+    return _payload_reference(message.payload_id, message.size_bytes, message.piece_size_bytes)
 
 
 def metadata_of(
@@ -244,7 +250,7 @@ def _checked_metadata(metadata: types.FragmentMetadata) -> fragment_pb2.Fragment
 
 def metadata_from_wire(message: fragment_pb2.FragmentMetadata) -> types.FragmentMetadata:
     """Read what the service knows of a fragment."""
-    return types.FragmentMetadata(
+    return _fragment_metadata(
         worker_id=message.worker_id,
         fragment_index=message.fragment_index,
         session_id=message.session_id,
@@ -270,7 +276,7 @@ def references_from_wire(
         raise InternalError(f"{len(bodies)} payloads came along with {len(messages)} fragments")
     return tuple(
         [
-            types.FragmentReference(
+            _reference(
                 metadata_from_wire(message.metadata),
                 message.chunk_id,
                 message.staleness,
