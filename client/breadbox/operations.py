@@ -752,7 +752,8 @@ def append_many(
         PayloadMissingError: The store lost a payload between writing and announcing, again and
             again for `reconnect_s`.
     """
-    if not context.slot.is_given:
+    slot = context.slot
+    if slot.config is None and not slot.is_given:
         yield from _store_config(context)
     store = yield from _store_on_use(context)
     chosen = codecs or context.options.codecs
@@ -837,6 +838,8 @@ class _Appending:
     def run(self, following: "_Appending | None") -> Operation[list[AppendResult]]:
         pending: Sequence[int] = range(len(self._fragments))
         if not self._written:
+            self._written = self._encoded_at_once()
+        if not self._written:
             halves = yield from self._write_or_halve()
             if halves:
                 return (yield from _run_in_order(halves, len(self._fragments)))
@@ -857,9 +860,6 @@ class _Appending:
 
     def _write_or_halve(self) -> Operation[list["_Appending"]]:
         """Write everything, or give halves to run instead: both may never fit at a time."""
-        self._written = self._encoded_at_once()
-        if self._written:
-            return []
         if len(self._fragments) > 1 and self._failed is None:
             try:
                 yield Do(self._write_now, self._context.deadline())

@@ -39,6 +39,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -296,11 +297,16 @@ def _recognise(tree: Tree) -> tuple[Layout, Sequence[NDArray[Any]]]:
     if known is not None:
         return known, leaves
     layout, arrays = _examine(tree)
+    if any(each.dtype.kind not in "buif" for each in leaves):
+        return layout, arrays
     with _layouts_lock:
         _recognised[signature] = layout
         while len(_recognised) > LAYOUTS_MAX:
             del _recognised[next(iter(_recognised))]
     return layout, arrays
+
+
+_ndarray = np.ndarray
 
 
 def _sign(
@@ -313,13 +319,9 @@ def _sign(
     """
     for node in nodes:
         kind = type(node)
-        if kind is np.ndarray:  # First, because most are.
-            dtype = node.dtype
-            if dtype.kind not in "buif":
-                raise _UnusualTreeError
+        if kind is _ndarray:  # First, because most are.
             leaves.append(node)
-            parts.append(dtype)
-            parts.append(node.shape)
+            parts += (node.dtype, node.shape)
         elif node is None:
             parts.append(None)
         elif depth_left <= 0:
@@ -460,13 +462,12 @@ def _assemble(
 
 def _small_payload(layout: Layout, raws: Sequence[bytes], raw_attributes: bytes) -> memoryview:
     """Return a payload of raw arrays that have one checksum block each, or are empty."""
-    digest = xxhash.xxh3_64_intdigest
-    figures = [digest(raw) for raw in raws if raw]
-    body: list[bytes] = list(layout.gaps_between)
+    figures = map(xxhash.xxh3_64_intdigest, filter(None, raws))
+    parts = _head(layout, layout.raw_places.body_bytes, [*figures], raw_attributes)
+    body = [*layout.gaps_between]
     body[1::2] = raws
-    return memoryview(
-        b"".join(_head(layout, layout.raw_places.body_bytes, figures, raw_attributes) + body)
-    )
+    parts += body
+    return memoryview(b"".join(parts))
 
 
 def _head(
@@ -474,8 +475,18 @@ def _head(
 ) -> list[bytes]:
     """Return the parts of a head, padding included."""
     own = pack_figures(figures) + raw_attributes
-    figure_bytes = len(figures) * _CHECKSUM.size
-    head_bytes = PRELUDE_BYTES + len(own) + len(layout.raw)
+    prelude, padding = _frame(layout, len(figures), len(raw_attributes), body_bytes)
+    checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(prelude + own))
+    return [prelude, checksum, own, layout.raw, padding]
+
+
+@lru_cache(maxsize=64)
+def _frame(
+    layout: Layout, figure_count: int, attribute_bytes: int, body_bytes: int
+) -> tuple[bytes, bytes]:
+    """Return what a head begins with, checksum not included, and its padding."""
+    figure_bytes = figure_count * _CHECKSUM.size
+    head_bytes = PRELUDE_BYTES + figure_bytes + attribute_bytes + len(layout.raw)
     if head_bytes > HEAD_BYTES_MAX:
         raise UnsupportedArrayError("", f"the head has {head_bytes} bytes")
     body_offset = aligned(head_bytes)
@@ -488,11 +499,10 @@ def _head(
         len(layout.raw),
         layout.hash,
         figure_bytes,
-        len(raw_attributes),
+        attribute_bytes,
         body_bytes,
     )
-    checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(prelude + own))
-    return [prelude, checksum, own, layout.raw, bytes(body_offset - head_bytes)]
+    return prelude, bytes(body_offset - head_bytes)
 
 
 class _Prelude(NamedTuple):
