@@ -185,6 +185,25 @@ class Appending:
             on_end()
 
 
+class _DurableRefusals:
+    """See `Driver.durable_refusals`. A class: every call goes through some, and few are refused."""
+
+    __slots__ = ("_turns",)
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        is_told_at_once = isinstance(error, AppendsFullError | DrainingError | WaitersFullError)
+        if isinstance(error, DomainError) and not is_told_at_once:
+            await self._turns.known()
+
+
 class Driver:
     """Runs a `BufferSet`. Not thread-safe: call it from the loop's thread only.
 
@@ -498,10 +517,10 @@ class Driver:
             elif future.exception() is None:
                 # The outcome landed in the tick that cancelled us: nobody else will hold it.
                 self._give_back(future.result())
+            self.pump()
             raise
         finally:
             del self._callers[caller_id]
-            self.pump()
 
     async def bodies(self, payloads: Sequence[Payload], bytes_max: int) -> list[bytes]:
         """Read small payloads that may ride along with a reply, the first of them first.
