@@ -21,6 +21,7 @@ from breadbox.payload.fragments import (
     decode_fragment,
 )
 from breadbox.payload.layout import Layout, StoredArray
+from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.riding import bodies_at_hand
@@ -368,7 +369,7 @@ class _Builder:
         for index, shape in wanted.items():
             stored = head.layout.arrays[index]
             array = offered.pop((stored.name, shape, stored.dtype.str), None)
-            stack.arrays[index] = np.empty(shape, dtype=stored.dtype) if array is None else array
+            stack.arrays[index] = empty(shape, stored.dtype) if array is None else array
         return stack
 
     def _offered(self) -> dict[tuple[str, tuple[int, ...], str], NDArray[Any]]:

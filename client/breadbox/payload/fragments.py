@@ -16,6 +16,7 @@ from breadbox.payload.codecs import Codecs
 from breadbox.payload.dtypes import BFLOAT16, as_leaf
 from breadbox.payload.format import Head, decode_tree, encode_with_layout
 from breadbox.payload.layout import Layout, StoredArray
+from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
 from breadbox.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, hash_of, message_of
 from breadbox.stores.base import PayloadStore
@@ -285,7 +286,7 @@ def read_fragments(
 
     def place(position: int, head: Head) -> list[Placement]:
         placements = [
-            Placement(index, np.empty(shape, dtype=head.layout.arrays[index].dtype), rows)
+            Placement(index, empty(shape, head.layout.arrays[index].dtype), rows)
             for index, shape, rows in selection.of(head, references[position])
         ]
         read[position] = (head, {each.array_index: each.destination for each in placements})

@@ -39,8 +39,8 @@ from breadbox.types import PayloadReference
 
 _log = logging.getLogger(__name__)
 
-PIECE_SIZE_BYTES_DEFAULT: Final = 512 * 1024
-"""Measured best on unix sockets; see ARCHITECTURE."""
+PIECE_SIZE_BYTES_DEFAULT: Final = 1024 * 1024
+"""Measured best on unix sockets; see docs/performance.md."""
 
 _ATTEMPTS_MAX: Final = 3
 """Tries of one call on fresh connections, where one breaks. Writes and reads repeat without harm.
