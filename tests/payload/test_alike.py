@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from breadbox.batches import Batch, load_batch
-from breadbox.errors import ReplayBufferError
+from breadbox.errors import PayloadCorruptError, ReplayBufferError
 from breadbox.fragment import Fragment
-from breadbox.payload import encode_fragment
+from breadbox.payload import encode_fragment, read_fragments
 from breadbox.payload.alike import gather
 from breadbox.stores.riding import RidingStore, bodies_at_hand
 from breadbox.types import FragmentReference, PayloadReference
 from support.fake_store import FakeStore
 from support.payload_trees import same
-from support.rich_fragments import STEPS, plain_fragment, reference_to, rich_fragment
+from support.rich_fragments import STEPS, arrays_of, plain_fragment, reference_to, rich_fragment
 
 FIELDS = ("obs", "action", "reward", "next_obs", "in_state", "extras", "model_version")
 ENDS = ("final_obs", "final_obs_row", "final_obs_step")
@@ -113,3 +113,27 @@ def test_payloads_are_at_hand_where_all_are_and_of_the_size_that_is_said() -> No
     for other in (longer, elsewhere):
         assert bodies_at_hand(store, [payloads[0], other]) is None
     assert bodies_at_hand(FakeStore(), payloads) is None
+
+
+def test_fragments_of_several_layouts_are_read_as_one_by_one() -> None:
+    fragments = [rich_fragment(0), plain_fragment(1), rich_fragment(2), plain_fragment(10)]
+    store, references = riding(fragments, bodies_of(fragments))
+    together = read_fragments(store, references)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("breadbox.payload.fragments.gather", lambda payloads: None)
+        apart = read_fragments(store, references)
+    for expected, actual in zip(apart, together, strict=True):
+        assert expected.worker_id == actual.worker_id
+        for name, value in arrays_of(expected).items():
+            assert same(value, arrays_of(actual)[name]), name
+    together[0].reward[:] = 7.0
+    assert same(apart[2].reward, together[2].reward)
+    assert together[1].reward.flags.writeable
+
+
+def test_a_fragment_of_other_steps_than_its_reference_says_is_corrupt() -> None:
+    fragments = [plain_fragment(index) for index in range(2)]
+    store, references = riding(fragments, bodies_of(fragments))
+    metadata = replace(references[1].metadata, step_count=STEPS + 1)
+    with pytest.raises(PayloadCorruptError, match="rows"):
+        read_fragments(store, [references[0], replace(references[1], metadata=metadata)])

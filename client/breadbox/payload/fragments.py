@@ -11,6 +11,7 @@ import numpy as np
 
 from breadbox.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
 from breadbox.fragment import Fragment
+from breadbox.payload.alike import gather
 from breadbox.payload.attributes import serialize_attributes
 from breadbox.payload.codecs import Codecs
 from breadbox.payload.dtypes import BFLOAT16, as_leaf
@@ -20,6 +21,7 @@ from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
 from breadbox.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, hash_of, message_of
 from breadbox.stores.base import PayloadStore
+from breadbox.stores.riding import bodies_at_hand
 from breadbox.trees import Structure, field_of, is_within, map_present, map_tree, rows
 from breadbox.types import ArrayType, FragmentReference, PayloadReference
 from breadbox.v1 import schema_pb2
@@ -292,12 +294,22 @@ def read_fragments(
         read[position] = (head, {each.array_index: each.destination for each in placements})
         return placements
 
-    receive(
-        store,
-        [each.metadata.payload for each in references],
-        place,
-        wants_whole=columns is None and steps is None,
-    )
+    payloads = [each.metadata.payload for each in references]
+    wants_whole = columns is None and steps is None
+    at_hand = bodies_at_hand(store, payloads) if wants_whole else None
+    groups = None if at_hand is None else gather(at_hand)
+    if groups is None:
+        receive(store, payloads, place, wants_whole=wants_whole)
+    else:
+        for group in groups:
+            head = group.head
+            places = list(zip(head.layout.arrays, head.places.offsets, strict=True))
+            for position, body in zip(group.positions, group.bodies, strict=True):
+                require_fragment(head.layout, references[position].metadata.step_count)
+                # Each fragment's own, so that one does not keep the others in memory.
+                own = body.copy()
+                arrays = [np.ndarray(at.shape, at.dtype, own, offset) for at, offset in places]
+                read[position] = (head, dict(enumerate(arrays)))
     return [
         _fragment_of(reference, selection.tree(*read[position], reference))
         for position, reference in enumerate(references)
