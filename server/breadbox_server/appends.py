@@ -241,6 +241,8 @@ class AppendQueue:
         self._slice_s = SLICE_S_ASSUMED
         """How long a full slice takes, of late."""
         self._wake = asyncio.Event()
+        metrics.pending_appends.set_function(lambda: self.pending_count)
+        metrics.waiting_appends.set_function(lambda: self.waiting_count)
 
     def submit(
         self,
@@ -310,7 +312,6 @@ class AppendQueue:
         if job.is_pending != is_pending:
             job.is_pending = is_pending
             self.pending_count += len(job.fragments) if is_pending else -len(job.fragments)
-            self._metrics.pending_appends.set(self.pending_count)
 
     def look_again(self) -> None:
         """See whether there is room for somebody who waits, once there is time for it."""
@@ -518,7 +519,6 @@ class AppendQueue:
         self.waiting_count += change
         self._waiting_fragments += change * len(job.fragments)
         self._waiting_inline_bytes += change * job.inline_bytes
-        self._metrics.waiting_appends.set(self.waiting_count)
 
     def _end_wait(self, job: Job) -> None:
         self._count_waiting(job, -1)

@@ -81,6 +81,7 @@ class DeletionQueue:
         """Of these."""
         self._empty = asyncio.Event()
         self._empty.set()
+        metrics.pending_deletions.set_function(lambda: len(self._payloads))
 
     @property
     def is_full(self) -> bool:
@@ -108,7 +109,6 @@ class DeletionQueue:
             self._wake.set()
             if not self._may_gather():
                 self._is_urgent.set()
-            self._metrics.pending_deletions.set(len(self._payloads))
 
     def is_leaving(self, payload_id: PayloadId) -> bool:
         """Whether a payload's end was decided, and it has not been deleted yet."""
@@ -199,7 +199,6 @@ class DeletionQueue:
             self._leaving.discard(payload.payload_id)
             self._bytes -= payload.size_bytes
         self._metrics.deleted.inc(count)
-        self._metrics.pending_deletions.set(len(self._payloads))
 
 
 class UnownedPayloads:

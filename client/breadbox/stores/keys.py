@@ -10,8 +10,8 @@ slot that payloads live in has such a hash, since a script sees one slot.
 """
 
 import binascii
+import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
@@ -32,7 +32,7 @@ PIECE_SIZE_BYTES_MIN = 1 << 16
 
 def new_payload_id() -> str:
     """Return a fresh id: 128 random bits."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def is_payload_id(text: str) -> bool:
