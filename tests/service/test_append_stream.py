@@ -12,7 +12,10 @@ from google.rpc import status_pb2
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import items, traffic
+from breadbox_server.core.buffers import DEFAULT_BUFFER
 from breadbox_server.core.config import BufferConfig, FullPolicy
+from breadbox_server.core.ids import SessionId
+from breadbox_server.core.inputs import StartSession
 from breadbox_server.limits import STREAM_APPENDS_MAX, STREAM_BYTES_MAX
 from support.eventually import eventually
 from support.served import Served, info_in, reason_of, served, span
@@ -321,6 +324,29 @@ async def test_a_token_that_is_taken_back_ends_its_streams(tmp_path: Path) -> No
         kept.cancel()
     assert "UNAUTHENTICATED" == reason_of(refused.value)
     assert "ARGUMENT_INVALID" == reason(answer)
+
+
+async def test_an_append_that_waits_ends_when_its_worker_is_its_tokens_no_more(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tokens"
+    (token,) = write_tokens(path, "producer a buffers=default workers=w*")
+    config = BufferConfig(capacity_chunks=1, uses_max=1, full_policy=FullPolicy.BLOCK)
+    async with served(config, tokens=path) as it:
+        await it.server.driver.apply(StartSession(DEFAULT_BUFFER, SessionId("run")))
+        stream = await opened(it, metadata=bearer(token))
+        await stream.write(message(it, 3))
+        await answer_of(stream)
+        await stream.write(message(it, 1, 2, wait_s=5.0))
+        await eventually(lambda: it.server.driver.appends.waiting_count == 2)
+        path.write_text(line_of("producer a buffers=default workers=w2", token))
+        refused = await answer_of(stream)
+        assert 1 == it.server.driver.appends.waiting_count
+        it.clock.advance(6.0)
+        other = await answer_of(stream)
+        stream.cancel()
+    assert (1, "PERMISSION_DENIED") == (refused.call_id, reason(refused))
+    assert (2, BUFFER_FULL) == (other.call_id, outcome(other))
 
 
 async def test_each_append_of_a_stream_is_held_against_the_tokens_bounds(tmp_path: Path) -> None:

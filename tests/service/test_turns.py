@@ -13,8 +13,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from breadbox.errors import PayloadMissingError, StoreUnavailableError
+from breadbox.v1 import fragment_pb2
+from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import turns
-from breadbox_server.convert import payload_reference
+from breadbox_server.authorization import ANONYMOUS, SERVICE, Gate, calls_as
+from breadbox_server.clients import ClientCensus
+from breadbox_server.convert import payload_reference, put_metadata
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.errors import (
@@ -45,15 +49,19 @@ from breadbox_server.core.inputs import (
 )
 from breadbox_server.core.reading import Cursor
 from breadbox_server.driver import Driver, DriverLimits
+from breadbox_server.item_calls import House, ItemCalls
 from breadbox_server.journal.storage import JournalTakenError
 from breadbox_server.metrics import Metrics
 from breadbox_server.reconciliation import Reconciler
+from breadbox_server.service import ReplayBufferService, StoreAdvice
+from breadbox_server.traffic import Call, Traffic
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
 from support.fake_journal import FakeJournal
 from support.inputs import named_payload, publish_model
 from support.manual_timers import ManualTimers
 from support.metadata import make_fragment, written_fragment
+from support.served import info_in
 
 BUFFER = BufferName("default")
 RUN = SessionId("run")
@@ -809,6 +817,101 @@ async def test_nothing_is_refused_before_the_journal_was_asked_whose_it_is(asked
         assert [AdmissionOutcome.WRONG_SESSION] == [each.outcome for each in outcome]
     else:
         assert isinstance(outcome, DomainError)
+
+
+class OfStream:
+    """What an append of a stream has of a context."""
+
+    def time_remaining(self) -> float | None:
+        return 30.0
+
+    def invocation_metadata(self) -> Any:
+        return ()
+
+
+async def streamed(it: Journalled, **fields: Any) -> Any:
+    """The answer to an append of a stream: a response, or a status."""
+    metrics = Metrics(CollectorRegistry())
+    advice = StoreAdvice(
+        url="",
+        producers_url="",
+        unannounced_s=1.0,
+        piece_size_bytes=1,
+        inline_size_bytes_max=0,
+        producers_inline_size_bytes_max=0,
+        server_version="",
+    )
+    service = ReplayBufferService(
+        it.driver, metrics=metrics, store_advice=advice, default_config=BufferConfig()
+    )
+    task = asyncio.current_task()
+    assert task is not None
+    house = House(
+        Gate(None), Traffic(metrics), ClientCensus(lambda: 0.0), metrics, set(), lambda: None
+    )
+    calls = ItemCalls(
+        SERVICE + "AppendFragments", None, service.AppendStream, (), Call("peer", task), house
+    )
+    calls_as(ANONYMOUS)
+    told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    message = pb.AppendFragmentsRequest(**fields)
+    calls.start(message, OfStream(), told.set_result)  # type: ignore[arg-type]  # as much of one
+    with contextlib.closing(calls):
+        return await told
+
+
+def metadata_of(fragment: Fragment) -> fragment_pb2.FragmentMetadata:
+    message = fragment_pb2.FragmentMetadata()
+    put_metadata(fragment, message)
+    return message
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("wrong", ["buffer", "session"])
+async def test_nothing_is_refused_on_a_stream_before_the_journal_was_asked_whose_it_is(
+    wrong: str,
+) -> None:
+    async with journalled() as it:
+        await first_sign_of_life(it)
+        hold_renewals(it)
+        session = SessionId("next") if wrong == "session" else RUN
+        metadata = metadata_of(written_fragment(it.custodian, 0, session))
+        buffer = "none" if wrong == "buffer" else "default"
+        calling = it.group.create_task(streamed(it, buffer=buffer, fragments=[metadata]))
+        await eventually(it.journal.renewing.is_set, "the journal being asked")
+        await turn_the_loop()
+        assert not calling.done()
+        it.journal.may_renew.set()
+        answer = await calling
+    if wrong == "session":
+        (result,) = answer.results
+        assert fragment_pb2.ADMISSION_OUTCOME_WRONG_SESSION == result.outcome
+    else:
+        assert "BUFFER_NOT_FOUND" == info_in(answer).reason
+
+
+async def test_an_answer_on_a_stream_tells_of_no_version_that_is_not_durable() -> None:
+    async with journalled() as it:
+        metadata = metadata_of(fragment(it, 0))
+        hold(it)
+        calling = it.group.create_task(streamed(it, fragments=[metadata]))
+        await it.journal.writing.wait()
+        published = asyncio.Event()
+
+        def publish_behind() -> None:
+            """After the append has become durable, and before it is answered."""
+            hold(it)
+            it.driver._apply_now(publish(7))  # noqa: SLF001 - as `apply`, without waiting
+            published.set()
+
+        it.driver.turns.when_settled(publish_behind)
+        it.journal.may_write.set()
+        await published.wait()
+        await turn_the_loop()
+        assert not calling.done()
+        it.journal.may_write.set()
+        answer = await calling
+    assert 7 == answer.model_version
 
 
 @pytest.mark.usefixtures("unhurried")
