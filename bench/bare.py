@@ -15,6 +15,9 @@ import redis
 
 from breadbox.fragment import Fragment
 
+_PIECES_AHEAD = 2
+"""With more, Redis pays for fresh memory to keep its answers in, and is no limit of anything."""
+
 
 class BareSocket:
     """One blocking connection to Redis."""
@@ -42,15 +45,16 @@ class BareSocket:
             raise RuntimeError(f"Redis refused: {bytes(replies[:100])!r}")
 
     def get_pieces(self, keys: Sequence[bytes], destinations: Sequence[memoryview]) -> None:
-        """GET every piece into its destination, with all requests sent at once."""
-        self._socket.sendall(
-            b"".join(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key) for key in keys)
-        )
-        for destination in destinations:
+        """GET every piece into its destination; the next two are asked for before one is read."""
+        commands = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key) for key in keys]
+        self._socket.sendall(b"".join(commands[:_PIECES_AHEAD]))
+        for number, destination in enumerate(destinations, _PIECES_AHEAD):
             header = bytearray(len(b"$%d\r\n" % len(destination)))
             self._receive(memoryview(header))
             self._receive(destination)
             self._receive(memoryview(bytearray(2)))
+            if number < len(commands):
+                self._socket.sendall(commands[number])
 
     def unlink(self, keys: Sequence[bytes]) -> None:
         """Delete keys, in the background of Redis."""
