@@ -24,6 +24,7 @@ from breadbox.stores.keys import (
     piece_key,
     piece_keys,
 )
+from breadbox.stores.redis_scripts import ScriptLine
 from breadbox.stores.redis_wire import translated_errors
 from breadbox.types import PayloadReference
 
@@ -156,14 +157,16 @@ being written, and for what the allocator loses."""
 class RedisCustodian:
     """A `PayloadCustodian` in Redis. See `breadbox.stores.base` for the contract."""
 
-    def __init__(self, client: Any, *, is_cluster: bool = False) -> None:
+    def __init__(self, client: Any, *, is_cluster: bool = False, answer_s: float = 5.0) -> None:
         """Use an asyncio redis-py client; it is closed with this.
 
         Args:
             client: Redis or RedisCluster.
             is_cluster: Keys may live on different nodes: one script call per payload, not for all.
+            answer_s: Seconds that Redis may take for one answer.
         """
         self._client = client
+        self._scripts = ScriptLine(client, answer_s)
         self._is_cluster = is_cluster
         self._custody: Custody | None = None
 
@@ -222,7 +225,7 @@ class RedisCustodian:
         bodies = [body for _, body in payloads]
         with _answers():
             if len(keys) <= (1 if self._is_cluster else _KEYS_PER_SCRIPT):
-                answers = [await self._eval(self._client, _KEEP, keys, bodies)] if keys else []
+                answers = [await self._eval(self._scripts, _KEEP, keys, bodies)] if keys else []
             else:
                 count = 1 if self._is_cluster else _KEYS_PER_SCRIPT
                 pipeline = self._pipeline()
@@ -388,7 +391,7 @@ class RedisCustodian:
             for at in range(0, len(keys), _KEYS_PER_SCRIPT)
         ]
         if len(calls) <= 1:
-            flags = _checked(await self._eval(self._client, script, *calls[0])) if calls else b""
+            flags = _checked(await self._eval(self._scripts, script, *calls[0])) if calls else b""
         else:
             pipeline = self._client.pipeline(transaction=False)
             for each in calls:

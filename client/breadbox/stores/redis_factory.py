@@ -53,7 +53,8 @@ def open_redis_store(
 def open_redis_custodian(url: str, *, answer_s: float) -> PayloadCustodian:
     """Open a custodian of a store in Redis; see `breadbox.stores.open_custodian`."""
     client = open_redis_async(url, answer_s=answer_s)
-    return RedisCustodian(client, is_cluster=parse_store_url(url).kind == "cluster")
+    is_cluster = parse_store_url(url).kind == "cluster"
+    return RedisCustodian(client, is_cluster=is_cluster, answer_s=answer_s)
 
 
 def open_redis(url: str) -> Any:
