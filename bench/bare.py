@@ -15,8 +15,9 @@ import redis
 
 from breadbox.fragment import Fragment
 
-_PIECES_AHEAD = 2
-"""With more, Redis pays for fresh memory to keep its answers in, and is no limit of anything."""
+_AHEAD_BYTES = 2 * 2**20
+"""Of pieces that are asked for before they are read. With more, Redis pays for fresh memory to keep
+its answers in, and is no limit of anything."""
 
 
 class BareSocket:
@@ -45,16 +46,21 @@ class BareSocket:
             raise RuntimeError(f"Redis refused: {bytes(replies[:100])!r}")
 
     def get_pieces(self, keys: Sequence[bytes], destinations: Sequence[memoryview]) -> None:
-        """GET every piece into its destination; the next two are asked for before one is read."""
+        """GET every piece into its destination; some are asked for before the first is read."""
         commands = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key) for key in keys]
-        self._socket.sendall(b"".join(commands[:_PIECES_AHEAD]))
-        for number, destination in enumerate(destinations, _PIECES_AHEAD):
+        asked_count = asked_bytes = 0
+        for destination in destinations:
+            first = asked_count
+            while asked_count < len(commands) and asked_bytes < _AHEAD_BYTES:
+                asked_bytes += len(destinations[asked_count])
+                asked_count += 1
+            if first < asked_count:
+                self._socket.sendall(b"".join(commands[first:asked_count]))
             header = bytearray(len(b"$%d\r\n" % len(destination)))
             self._receive(memoryview(header))
             self._receive(destination)
             self._receive(memoryview(bytearray(2)))
-            if number < len(commands):
-                self._socket.sendall(commands[number])
+            asked_bytes -= len(destination)
 
     def unlink(self, keys: Sequence[bytes]) -> None:
         """Delete keys, in the background of Redis."""

@@ -40,8 +40,10 @@ class _Caller:
 
     def append(self, count: int) -> None:
         """UNLINK the oldest, SET all pieces of all fragments, then read the replies."""
-        while len(self._held) + count > self._held_max:
-            self._socket.unlink(self._held.popleft())
+        excess_count = min(len(self._held), max(0, len(self._held) + count - self._held_max))
+        oldest = [key for _ in range(excess_count) for key in self._held.popleft()]
+        if oldest:
+            self._socket.unlink(oldest)
         keys = []
         for _ in range(count):
             self._made += 1
