@@ -17,7 +17,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_retries", 0),
     # A restarted server is found within about a second, not within gRPC's default of two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # An attempt may take so long: a connection is made in several trips over the link, with TLS in
+    # more, to a host that may be busy.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     # A cut cable becomes UNAVAILABLE after at most 40 s, also while a fetch blocks in silence.
     ("grpc.keepalive_time_ms", 30_000),
@@ -41,6 +43,7 @@ _STANDBY_OPTIONS: Final = (
     # There is another server to go to: one that is cut off, or stands still, is left within 15 s.
     ("grpc.keepalive_time_ms", 12_000),
     ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
 )
 _SEVERAL: Final = ("dns:", "ipv4:", "ipv6:")
 """Kinds of addresses that may stand for several servers."""

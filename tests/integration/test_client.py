@@ -15,6 +15,7 @@ from breadbox.testing import ServerProcess, start_server
 from breadbox.types import AdmissionOutcome, BufferConfig, FullPolicy
 from support.callers import KINDS, Caller, make_caller
 from support.fragments import vector_fragment
+from support.proxy import Proxy
 
 pytestmark = pytest.mark.integration
 
@@ -148,3 +149,15 @@ def test_the_appender_obeys_back_pressure_and_loses_nothing(server: ServerProces
                     seen += [fragment.fragment_index for fragment in lease.fragments()]
         assert 64 == appender.counts.admitted
         assert list(range(64)) == sorted(seen)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_behind_a_slow_link_is_reached_at_the_first_attempt(
+    kind: str, server: ServerProcess
+) -> None:
+    """A connection takes several times as long as the link: no attempt may be shorter than that."""
+    host, _, port = server.address.rpartition(":")
+    with Proxy((host, int(port))) as link:
+        link.pass_after(0.8)
+        async with make_caller(kind, link.address, reconnect_s=0.0) as caller:
+            assert "default" == (await caller.call("get_buffer")).name

@@ -30,6 +30,7 @@ class Proxy:
         self._left: dict[bool, int | None] = {True: None, False: None}
         """Bytes still to pass on to the target (True) and from it (False); None: no bound."""
         self._bytes_per_s = 0.0
+        self._latency_s = 0.0
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._threads: set[threading.Thread] = set()
         self._queue: list[socket.socket] = []
@@ -73,6 +74,10 @@ class Proxy:
     def pass_at_most(self, bytes_per_s: float) -> None:
         """Pass bytes on no faster than this from now on, each way."""
         self._bytes_per_s = bytes_per_s
+
+    def pass_after(self, latency_s: float) -> None:
+        """Pass on what comes from now on so much later, each way."""
+        self._latency_s = latency_s
 
     @property
     def is_silent(self) -> bool:
@@ -153,6 +158,7 @@ class Proxy:
     def _pass_on(self, source: socket.socket, sink: socket.socket, to_target: bool) -> None:
         with contextlib.suppress(OSError):
             while received := source.recv(_CHUNK_BYTES):
+                self._has_ended.wait(self._latency_s)
                 self._speaks.wait()
                 allowed = self._allowed(len(received), to_target)
                 sink.sendall(received[:allowed])
