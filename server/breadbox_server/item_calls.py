@@ -194,6 +194,8 @@ class _ItemCall:
 
     def _on_done(self, done: asyncio.Future[Any]) -> None:
         if self._is_over or self._begun is None:
+            if not done.cancelled():
+                done.exception()  # Nobody asks for it any more.
             return
         if self._begun.is_settled():
             self._tell(self._begun)

@@ -19,7 +19,7 @@ from breadbox_server import convert
 from breadbox_server.authorization import Caller, Role, current_caller
 from breadbox_server.core.config import BufferConfig
 from breadbox_server.core.description import BufferDescription
-from breadbox_server.core.errors import InvalidArgumentError
+from breadbox_server.core.errors import BufferNotFoundError, InvalidArgumentError
 from breadbox_server.core.events import FetchGranted
 from breadbox_server.core.ids import (
     BufferName,
@@ -603,26 +603,33 @@ class _StreamedAppend:
         self._appending = driver.begin_append(*wanted.arguments, wait_s=wanted.wait_s)
         self._state: ModelState | None = None
         self.done: asyncio.Future[Any] = self._appending.done
-        """See `items.Begun`."""
+        """See `item_calls.Begun`."""
         self.end = self._appending.end
-        """See `items.Begun`."""
+        """See `item_calls.Begun`."""
 
     def is_settled(self) -> bool:
-        """See `items.Begun`."""
-        return self._appending.may_be_told() and self._driver.is_model_settled
+        """See `item_calls.Begun`."""
+        if not self._appending.may_be_told() or not self._driver.is_model_settled:
+            return False
+        if self.done.exception() is None:
+            try:
+                self._state = self._driver.model(self._wanted.buffer)
+            except BufferNotFoundError:  # Which is told once that is durable.
+                return False
+        return True
 
     async def settle(self) -> None:
-        """See `items.Begun`."""
+        """See `item_calls.Begun`."""
         if not self._appending.may_be_told():
             await self._driver.turns.known()
         if self.done.exception() is None:
             self._state = await self._driver.durable_model(self._wanted.buffer)
 
     def answer(self) -> pb.AppendFragmentsResponse:
-        """See `items.Begun`."""
+        """See `item_calls.Begun`."""
         results = self._appending.done.result()
-        state = self._state or self._driver.model(self._wanted.buffer)
-        return self._respond(self._wanted, results, state)
+        assert self._state is not None
+        return self._respond(self._wanted, results, self._state)
 
 
 def _wait_s(request: convert.WaitingRequest, context: Context | ItemContext) -> float:

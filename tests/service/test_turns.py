@@ -890,28 +890,41 @@ async def test_nothing_is_refused_on_a_stream_before_the_journal_was_asked_whose
         assert "BUFFER_NOT_FOUND" == info_in(answer).reason
 
 
+async def answered_behind(it: Journalled, command: Any) -> Any:
+    """What an append of a stream is answered when something is decided meanwhile.
+
+    That is after the append has become durable, and before it is answered.
+    """
+    metadata = metadata_of(fragment(it, 0))
+    hold(it)
+    calling = it.group.create_task(streamed(it, fragments=[metadata]))
+    await it.journal.writing.wait()
+    decided = asyncio.Event()
+
+    def decide() -> None:
+        hold(it)
+        it.driver._apply_now(command)  # noqa: SLF001 - as `apply`, without waiting
+        decided.set()
+
+    it.driver.turns.when_settled(decide)
+    it.journal.may_write.set()
+    await decided.wait()
+    await turn_the_loop()
+    assert not calling.done()
+    it.journal.may_write.set()
+    return await calling
+
+
 async def test_an_answer_on_a_stream_tells_of_no_version_that_is_not_durable() -> None:
     async with journalled() as it:
-        metadata = metadata_of(fragment(it, 0))
-        hold(it)
-        calling = it.group.create_task(streamed(it, fragments=[metadata]))
-        await it.journal.writing.wait()
-        published = asyncio.Event()
-
-        def publish_behind() -> None:
-            """After the append has become durable, and before it is answered."""
-            hold(it)
-            it.driver._apply_now(publish(7))  # noqa: SLF001 - as `apply`, without waiting
-            published.set()
-
-        it.driver.turns.when_settled(publish_behind)
-        it.journal.may_write.set()
-        await published.wait()
-        await turn_the_loop()
-        assert not calling.done()
-        it.journal.may_write.set()
-        answer = await calling
+        answer = await answered_behind(it, publish(7))
     assert 7 == answer.model_version
+
+
+async def test_an_answer_on_a_stream_tells_of_no_deletion_that_is_not_durable() -> None:
+    async with journalled() as it:
+        answer = await answered_behind(it, DeleteBuffer(BUFFER))
+    assert "BUFFER_NOT_FOUND" == info_in(answer).reason
 
 
 @pytest.mark.usefixtures("unhurried")
