@@ -31,7 +31,7 @@ from breadbox_server.clients import ClientCensus, role_of_method
 from breadbox_server.core.errors import DomainError, InvalidArgumentError
 from breadbox_server.errors import PermissionDeniedError, StandbyError
 from breadbox_server.gateway import READERS
-from breadbox_server.item_calls import Begun, House, ItemCalls
+from breadbox_server.item_calls import Begun, House, ItemCalls, Running
 from breadbox_server.items import ItemContext, ItemStream
 from breadbox_server.limits import PARTS_MAX
 from breadbox_server.metrics import Metrics
@@ -132,8 +132,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._held: Callable[[], DomainError] | None = None
         """What refuses every call of the service; None: nothing does."""
         self._known: dict[str, MaybeHandler] = {}
-        self._running: set[Any] = set()
-        """What `_Running` is, and `item_calls` has for appends of streams."""
+        self._running: set[Running] = set()
 
     def hold(self, refusal: Callable[[], DomainError]) -> None:
         """Refuse the calls of the service from now on, though not those that ask for health.
@@ -157,7 +156,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 callers[key] = self._caller_of(call)
             call.refuse(_verdict(call, callers[key]))
 
-    def _caller_of(self, call: _Running) -> Caller | DomainError:
+    def _caller_of(self, call: Running) -> Caller | DomainError:
         try:
             return self._gate.admit(call.method, call.metadata)
         except DomainError as error:
@@ -256,7 +255,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self, method: str, item_method: str, behaviour: Callable[[Any, ItemContext], Begun]
     ) -> Answer:
         """Answers the messages of a stream, each as a call of its own would be."""
-        role = role_of_method(item_method)
 
         async def on_items(call: Call, context: Context) -> None:
             async def receive() -> Any:
@@ -266,7 +264,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 return message
 
             metadata = context.invocation_metadata() or ()
-            calls = ItemCalls(item_method, role, behaviour, metadata, call, self._house())
+            calls = ItemCalls(item_method, behaviour, metadata, call, self._house())
             untaken = partial(self._traffic.note_untaken, call)
             with self._metrics.append_streams.track_inprogress(), closing(calls):
                 stream = ItemStream(context, receive, calls.start, untaken)
@@ -423,7 +421,7 @@ def _writing(behaviour: Any) -> Behaviour:
     return write
 
 
-def _verdict(call: _Running, caller: Caller | DomainError) -> DomainError | None:
+def _verdict(call: Running, caller: Caller | DomainError) -> DomainError | None:
     """Why a call in progress would not be let in any more; None: it would."""
     if isinstance(caller, DomainError):
         return caller

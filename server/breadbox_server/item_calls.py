@@ -8,16 +8,19 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
-from breadbox_server.authorization import Gate, Role, caller_name, calls_as, check_request
-from breadbox_server.clients import ClientCensus
+from breadbox_server.authorization import Gate, caller_name, calls_as, check_request
+from breadbox_server.clients import ClientCensus, role_of_method
+from breadbox_server.core.errors import DomainError
 from breadbox_server.items import ItemContext
 from breadbox_server.metrics import Metrics
 from breadbox_server.telling import NotDoneError, answer_s, told
 from breadbox_server.traffic import Call, Traffic
+
+Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
 
 class Begun(Protocol):
@@ -39,6 +42,17 @@ class Begun(Protocol):
         """Let go of what was asked for, whatever became of it. Idempotent."""
 
 
+class Running(Protocol):
+    """A call in progress, which ends when its token is taken back."""
+
+    method: str
+    request: Any
+    metadata: Metadata
+
+    def refuse(self, error: DomainError | None) -> None:
+        """End it with an error; None: let it go on. Idempotent."""
+
+
 @dataclass(frozen=True, slots=True)
 class House:
     """What stands around every call."""
@@ -47,8 +61,7 @@ class House:
     traffic: Traffic
     census: ClientCensus
     metrics: Metrics
-    running: set[Any]
-    """Calls in progress that end when their token is taken back."""
+    running: set[Running]
     outage: Callable[[], Exception | None]
     """What does not answer the server, if anything."""
 
@@ -58,7 +71,6 @@ class ItemCalls:
 
     Args:
         method: Whose rules and counters are theirs.
-        role: What who calls it is here for.
         begin: Begins to answer a request.
         metadata: The stream's.
         stream: The stream's own call.
@@ -68,9 +80,8 @@ class ItemCalls:
     def __init__(
         self,
         method: str,
-        role: Role | None,
         begin: Callable[[Any, ItemContext], Begun],
-        metadata: Iterable[tuple[str, str | bytes]],
+        metadata: Metadata,
         stream: Call,
         house: House,
     ) -> None:
@@ -78,7 +89,7 @@ class ItemCalls:
         self.metadata = metadata
         self.stream = stream
         self.house = house
-        self.role = role
+        self.role = role_of_method(method)
         self.begin = begin
         path = method.rpartition("/")[2]
         self._path = path
@@ -130,7 +141,7 @@ class ItemCalls:
         now = self._loop.time()
         for call in tuple(self._running):
             if call.ends_at is not None and call.ends_at <= now:
-                call.refuse(self.house.outage() or NotDoneError())
+                call.fail(self.house.outage() or NotDoneError())
         left = [call.ends_at for call in self._running if call.ends_at is not None]
         if left:
             self._arm(min(left))
@@ -179,7 +190,7 @@ class _ItemCall:
                 house.running.add(self)
             self._begun = calls.begin(self.request, context)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
-            self._fail(error)
+            self.fail(error)
             return
         self._begun.done.add_done_callback(self._on_done)
 
@@ -187,10 +198,10 @@ class _ItemCall:
         """See `items.ItemCall`."""
         self._finish(grpc.StatusCode.CANCELLED, None)
 
-    def refuse(self, error: Exception | None) -> None:
-        """End it with an error; None: let it go on. Idempotent."""
+    def refuse(self, error: DomainError | None) -> None:
+        """See `Running`."""
         if error is not None:
-            self._fail(error)
+            self.fail(error)
 
     def _on_done(self, done: asyncio.Future[Any]) -> None:
         if self._is_over or self._begun is None:
@@ -207,7 +218,7 @@ class _ItemCall:
             await begun.settle()
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
             self._settling = None
-            self._fail(error)
+            self.fail(error)
         else:
             self._settling = None
             self._tell(begun)
@@ -216,11 +227,12 @@ class _ItemCall:
         try:
             answer = begun.answer()
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
-            self._fail(error)
+            self.fail(error)
         else:
             self._finish(grpc.StatusCode.OK, answer)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """End it with an error. Idempotent."""
         if not self._is_over:
             self._finish(*told(error, self.method))
 

@@ -850,7 +850,7 @@ async def streamed(it: Journalled, **fields: Any) -> Any:
         Gate(None), Traffic(metrics), ClientCensus(lambda: 0.0), metrics, set(), lambda: None
     )
     calls = ItemCalls(
-        SERVICE + "AppendFragments", None, service.AppendStream, (), Call("peer", task), house
+        SERVICE + "AppendFragments", service.AppendStream, (), Call("peer", task), house
     )
     calls_as(ANONYMOUS)
     told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
